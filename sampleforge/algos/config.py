@@ -1,0 +1,63 @@
+"""How the learner learns: optimiser and batch (LearnerConfig), the APPO loss (AppoLossConfig)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    batch_size: int | None = None
+    """Env steps per learner batch (none: one rollout of every row, 1024 at least)."""
+    minibatch_size: int | None = None
+    """Env steps per gradient step (none: the whole batch)."""
+    num_epochs: int = 1
+    """Passes over each batch."""
+    gamma: float = 0.99
+    """Discount per env step."""
+    learning_rate: float = 1e-4
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
+    """linear: to zero at the stop condition; kl_adaptive: holds the KL near --lr-target-kl."""
+    lr_target_kl: float = 0.008
+    """KL per batch that the kl_adaptive schedule aims at."""
+    adam_eps: float = 1e-6
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 4.0
+    """Gradients are clipped to this norm (0: never)."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this for learning; reported returns are not."""
+    reward_clip: float | None = None
+    """Scaled rewards are clipped to +- this for learning; reported returns are not."""
+    normalise_returns: bool = False
+    """The value head learns returns divided by their running standard deviation."""
+    max_policy_lag: int = 100
+    """Experience older than so many policy versions is masked out of the loss, and counted."""
+    async_rl: bool = True
+    """Sampling goes on while the learner trains; off: it waits, so that every batch is on-policy."""
+    num_batches_to_accumulate: int = 2
+    """Batches that may wait for the learner before sampling stops (back-pressure; async only)."""
+    learner_threads: int | None = None
+    """Threads of the learner on a CPU (none: one, or all cores in synchronous mode)."""
+
+
+@dataclass(frozen=True)
+class AppoLossConfig:
+    advantage: Literal["vtrace", "gae"] = "vtrace"
+    """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values at
+    sampling."""
+    vtrace_rho: float = 1.0
+    vtrace_c: float = 1.0
+    gae_lambda: float = 0.95
+    """Trace decay of GAE, and of V-trace's trace coefficients (1: the paper's V-trace)."""
+    normalise_advantages: bool = True
+    clip_ratio: float = 0.1
+    """The ratio to the behaviour policy is clipped to [1/(1+e), 1+e]."""
+    value_clip: float | None = 1.0
+    """Value predictions may move so far from those at sampling within one batch (none: freely)."""
+    value_coeff: float = 0.5
+    exploration: Literal["entropy", "symmetric_kl"] = "entropy"
+    exploration_coeff: float = 0.003
+    """Weight of the entropy bonus, or of the symmetric KL to the uniform policy."""
+    kl_coeff: float = 0.0
+    """Weight of a penalty on KL(behaviour, policy)."""

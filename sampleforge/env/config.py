@@ -1,0 +1,24 @@
+"""What environment to train on; knows no torch, so that flags parse fast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    env: str = ""
+    """A gymnasium id (CartPole-v1, ALE/Breakout-v5, ...) or package.module:factory."""
+    env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Keyword arguments for the environment's constructor or factory."""
+    env_backend: Literal["auto", "vector", "single"] = "auto"
+    """vector: the simulator's own vector env where it has one; single: one gymnasium env per row."""
+    env_timeout: float = 60.0
+    """Seconds that constructing, resetting or stepping an environment may take before it counts as
+    hung."""
+    max_episode_steps: int | None = None
+    """Cut episodes after so many env steps, as a truncation (none: the environment's own limit)."""
+    decorrelate: bool = True
+    """Spread the rows over the phases of an episode at the start, so that they do not all end
+    together."""

@@ -1,0 +1,33 @@
+"""The shape of the actor-critic network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    encoder: str = "auto"
+    """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, impala_resnet, a registered
+    name, or package.module:EncoderClass."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the MLP encoder's layers."""
+    cnn_features: int = 512
+    """Width of the layer after the convolutions of an image encoder."""
+    activation: Literal["auto", "tanh", "relu", "elu", "silu"] = "auto"
+    """auto: tanh for the MLP, relu for the CNNs."""
+    core: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent core between encoder and heads."""
+    core_size: int = 256
+    """Width of the recurrent core's state."""
+    separate_critic: bool = False
+    """An encoder and a core of its own for the value function."""
+    normalise_observations: bool = True
+    """Running mean and standard deviation for vector observations (images are divided by 255)."""
+    action_std: Literal["learned", "state"] = "learned"
+    """Box actions: one learned standard deviation per dimension, or a function of the state."""
+    squash_actions: bool = False
+    """Box actions: tanh-squashed into the bounds, instead of clipped by the environment."""
+    initial_log_std: float = 0.0
+    """Box actions: log of the standard deviation at the start."""

@@ -1,0 +1,176 @@
+"""What an environment takes and gives, as flat named arrays.
+
+Observations and actions of any nesting (Dict, Tuple, plain) are flat dicts from a dotted leaf name
+to an array everywhere in SampleForge: ``{"obs": [...]}`` for a plain observation space,
+``{"image": ..., "arm.position": ...}`` for a Dict, ``{"0": ..., "1": ...}`` for a Tuple. Nobody but
+this file walks a nested structure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+OBSERVATION = "obs"
+ACTION = "action"
+ACTION_MASK = "action_mask"
+"""The observation leaf that says which discrete actions are allowed: bool [sum of categories], in
+the order of the logits. It masks the logits and is not an input of the encoder."""
+
+ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
+Autoreset = Literal["next_step", "same_step"]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One observation leaf of one row: ``shape`` and numpy ``dtype`` name; ``categories`` is the
+    number of values of each element if they are categorical (to be one-hot encoded)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    categories: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def is_image(self) -> bool:
+        """uint8 of rank 3, at least 8 pixels high and wide, [C, H, W] or [H, W, C]."""
+        return self.dtype == "uint8" and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """One action leaf of one row.
+
+    ``shape`` is () for discrete. ``categories`` holds the number of values per element (discrete:
+    one number; multidiscrete: the flattened nvec; multibinary: 2 each; box: empty). ``start`` is
+    Discrete's offset, added when the action is handed to the environment. ``low`` and ``high`` are
+    the flattened bounds of a box.
+    """
+
+    kind: ActionKind
+    shape: tuple[int, ...]
+    dtype: str
+    categories: tuple[int, ...] = ()
+    start: int = 0
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """One env row as the slots see it.
+
+    ``autoreset``: "next_step": the step after an episode's end has an ignored action, reward 0 and
+    the reset observation, and is not valid experience (so ``obs[t+1]`` after an end at t is the
+    final observation); "same_step": ``obs[t+1]`` is already the reset observation and the final one
+    comes apart. ``frame_skip`` is env frames per env step. ``protocol`` says in one line what a
+    reader of the scores must know.
+    """
+
+    env_id: str
+    observations: Mapping[str, ArraySpec]
+    actions: Mapping[str, ActionSpec]
+    autoreset: Autoreset = "next_step"
+    frame_skip: int = 1
+    max_episode_steps: int | None = None
+    protocol: str = ""
+
+
+def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+    """Yield (dotted leaf name, leaf space) of a space; a plain space is one leaf called ``name``."""
+    yield from _leaves(space, "", name)
+
+
+def _leaves(space: gym.Space[Any], prefix: str, plain: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+    children: list[tuple[str, gym.Space[Any]]]
+    if isinstance(space, spaces.Dict):
+        children = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        children = [(str(i), child) for i, child in enumerate(space.spaces)]
+    else:
+        yield prefix or plain, space
+        return
+    for key, child in children:
+        yield from _leaves(child, f"{prefix}.{key}" if prefix else key, plain)
+
+
+def flatten(space: gym.Space[Any], value: Any, name: str) -> dict[str, Any]:
+    """Flat leaves of a value of ``space``; batched values (a leading row axis per leaf) work too."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return {name: value}
+    found: dict[str, Any] = {}
+    keys = space.spaces.keys() if isinstance(space, spaces.Dict) else range(len(space.spaces))
+    for key in keys:
+        child = flatten(space.spaces[key], value[key], "")
+        found.update({f"{key}.{sub}" if sub else str(key): leaf for sub, leaf in child.items()})
+    return found
+
+
+def unflatten(space: gym.Space[Any], found: Mapping[str, Any], name: str) -> Any:
+    """The value of ``space`` with these leaves: the inverse of `flatten`."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return found[name]
+    if isinstance(space, spaces.Dict):
+        return {k: unflatten(s, *_below(found, k)) for k, s in space.spaces.items()}
+    return tuple(unflatten(s, *_below(found, str(i))) for i, s in enumerate(space.spaces))
+
+
+def _below(found: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The leaves under ``key`` without their prefix, and the name of a plain leaf there."""
+    if key in found:
+        return {"": found[key]}, ""
+    prefix = key + "."
+    return {n[len(prefix) :]: leaf for n, leaf in found.items() if n.startswith(prefix)}, ""
+
+
+def observation_specs(space: gym.Space[Any]) -> dict[str, ArraySpec]:
+    """Specs of an observation space's leaves. Raises ValueError for a space that has no array."""
+    return {name: _observation_spec(name, leaf) for name, leaf in leaves(space, OBSERVATION)}
+
+
+def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
+    if isinstance(space, spaces.Box):
+        return ArraySpec(space.shape, np.dtype(space.dtype).name)
+    if isinstance(space, spaces.Discrete):
+        return ArraySpec((), "int64", (int(space.n),))
+    if isinstance(space, spaces.MultiDiscrete):
+        return ArraySpec(space.shape, "int64", tuple(int(n) for n in space.nvec.ravel()))
+    if isinstance(space, spaces.MultiBinary):
+        return ArraySpec(space.shape, "int8")
+    raise ValueError(
+        f"observation leaf {name!r} is a {type(space).__name__}, which has no fixed-size array; "
+        "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those; "
+        "wrap the environment to turn it into one of them"
+    )
+
+
+def action_specs(space: gym.Space[Any]) -> dict[str, ActionSpec]:
+    """Specs of an action space's leaves. Raises ValueError for a space nothing can sample from."""
+    return {name: _action_spec(name, leaf) for name, leaf in leaves(space, ACTION)}
+
+
+def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
+    if isinstance(space, spaces.Discrete):
+        return ActionSpec("discrete", (), "int64", (int(space.n),), start=int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        categories = tuple(int(n) for n in space.nvec.ravel())
+        return ActionSpec("multidiscrete", space.shape, "int64", categories)
+    if isinstance(space, spaces.MultiBinary):
+        return ActionSpec("multibinary", space.shape, "int8", (2,) * math.prod(space.shape))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low = tuple(float(x) for x in space.low.ravel())
+        high = tuple(float(x) for x in space.high.ravel())
+        return ActionSpec("box", space.shape, np.dtype(space.dtype).name, low=low, high=high)
+    raise ValueError(
+        f"action leaf {name!r} is {space}, which no policy head covers; supported are Discrete, "
+        "MultiDiscrete, MultiBinary, Box of floats, and Dict or Tuple of those"
+    )

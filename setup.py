@@ -1,0 +1,63 @@
+"""Packaging of SampleForge: the library, the bundled environment families, the `sampleforge` command."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = "0.1.0"
+
+EXTRAS = {
+    "atari": ["ale-py>=0.12", "opencv-python-headless>=4.10"],
+    "vizdoom": ["vizdoom>=1.3"],
+    "mujoco": ["gymnasium[mujoco]>=1.1"],
+    "minigrid": ["minigrid>=3.0"],
+    "minatar": ["minatar>=1.0.15"],
+    "envpool": ["envpool>=1.2"],
+    "plot": ["matplotlib>=3.8"],
+    "video": ["imageio[ffmpeg]>=2.34"],
+    "wandb": ["wandb>=0.17"],
+    "onnx": ["onnx>=1.16", "onnxscript>=0.1"],
+}
+EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name] if name != "envpool"})
+EXTRAS["test"] = ["pytest>=8.0"] + [
+    need for name in ("atari", "mujoco", "minatar", "plot") for need in EXTRAS[name]
+]
+EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-psutil"]
+
+setup(
+    name="sampleforge",
+    version=VERSION,
+    description="Reinforcement learning on one machine, as fast as the simulator allows",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["sampleforge", "sampleforge.*"]), "sampleforge_envs"],
+    package_dir={"sampleforge_envs": "envs"},
+    package_data={"sampleforge": ["presets/*/*.yaml", "py.typed"]},
+    install_requires=[
+        "torch>=2.5",
+        "faster-fifo>=1.4.7",
+        "numpy>=1.26",
+        "gymnasium>=1.1",
+        "tensorboardX>=2.6.2",
+        "threadpoolctl>=3.5",
+        "tyro>=0.9",
+        "PyYAML>=6.0",
+        "rich>=13.7",
+        "psutil>=5.9",
+        "safetensors>=0.4.3",
+        "setproctitle>=1.3",
+    ],
+    extras_require=EXTRAS,
+    entry_points={
+        "console_scripts": ["sampleforge = sampleforge.cli:main"],
+        "sampleforge.envs": [
+            "classic = sampleforge_envs.classic",
+            "atari = sampleforge_envs.atari",
+            "mujoco = sampleforge_envs.mujoco",
+            "minatar = sampleforge_envs.minatar",
+        ],
+    },
+)

@@ -1,0 +1,8 @@
+"""`python train.py ALGO [flags]` is `sampleforge train ALGO [flags]`."""
+
+import sys
+
+if __name__ == "__main__":
+    from sampleforge.cli import main
+
+    sys.exit(main(["train", *sys.argv[1:]]))
