@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,39 @@ C = TypeVar("C")
 
 class ConfigError(ValueError):
     """A command line or config that cannot run: the value, the reason and the remedy."""
+
+
+class Checked:
+    """Base of the config dataclasses that check their own fields as soon as they are made.
+
+    Each part calls ``super().__post_init__()`` first, so that a config which inherits several parts
+    has all of them checked; this one ends the chain.
+    """
+
+    def __post_init__(self) -> None:
+        """Nothing to check here."""
+
+
+def check_range(
+    config: Any, names: str, *, low: float = -math.inf, high: float = math.inf, above: bool = False
+) -> None:
+    """Raise ConfigError unless each of the named fields is finite and in [low, high], or in
+    (low, high] with ``above``; None passes. ``names`` are separated by spaces."""
+    for name in names.split():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        enough = value > low if above else value >= low
+        if not (math.isfinite(value) and enough and value <= high):
+            raise ConfigError(f"{name} is {value}, but must be {_range_text(low, high, above)}")
+
+
+def _range_text(low: float, high: float, above: bool) -> str:
+    """The range in words."""
+    if low == -math.inf:
+        return "a finite number" if high == math.inf else f"at most {high:g}"
+    words = f"more than {low:g}" if above else f"at least {low:g}"
+    return words if high == math.inf else f"{words} and at most {high:g}"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -38,10 +72,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") -> C:
-    """A config of type ``cls`` from nested plain values; fields that are missing keep their defaults.
+    """A config of type ``cls`` from nested plain values; missing fields keep their defaults.
 
-    Keys may use - for _. Raises ConfigError, naming ``source``, for an unknown key or a value of the
-    wrong type.
+    Keys may use - for _. Raises ConfigError, naming ``source``, for an unknown key or a value of
+    the wrong type.
     """
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sampleforge.config import Checked, ConfigError, check_range
+
 
 @dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(Checked):
     batch_size: int | None = None
     """Env steps per learner batch (none: one rollout of every row, 1024 at least)."""
     minibatch_size: int | None = None
@@ -34,18 +36,36 @@ class LearnerConfig:
     max_policy_lag: int = 100
     """Experience older than so many policy versions is masked out of the loss, and counted."""
     async_rl: bool = True
-    """Sampling goes on while the learner trains; off: it waits, so that every batch is on-policy."""
+    """Sampling goes on while the learner trains; off: it waits, and every batch is on-policy."""
     num_batches_to_accumulate: int = 2
     """Batches that may wait for the learner before sampling stops (back-pressure; async only)."""
     learner_threads: int | None = None
     """Threads of the learner on a CPU (none: one, or all cores in synchronous mode)."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "batch_size minibatch_size num_epochs learner_threads", low=1)
+        check_range(self, "num_batches_to_accumulate", low=1)
+        check_range(self, "gamma", low=0, high=1)
+        check_range(self, "learning_rate lr_target_kl adam_eps", low=0, above=True)
+        check_range(self, "reward_scale reward_clip", low=0, above=True)
+        check_range(self, "max_grad_norm max_policy_lag", low=0)
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise ConfigError(
+                f"adam_betas is {self.adam_betas}, but both must be at least 0 and less than 1"
+            )
+        if self.batch_size and self.minibatch_size and self.minibatch_size > self.batch_size:
+            raise ConfigError(
+                f"minibatch_size is {self.minibatch_size}, but a batch has only {self.batch_size} "
+                "env steps to take minibatches from; lower minibatch_size or raise batch_size"
+            )
+
 
 @dataclass(frozen=True)
-class AppoLossConfig:
+class AppoLossConfig(Checked):
     advantage: Literal["vtrace", "gae"] = "vtrace"
-    """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values at
-    sampling."""
+    """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values
+    at sampling."""
     vtrace_rho: float = 1.0
     vtrace_c: float = 1.0
     gae_lambda: float = 0.95
@@ -61,3 +81,9 @@ class AppoLossConfig:
     """Weight of the entropy bonus, or of the symmetric KL to the uniform policy."""
     kl_coeff: float = 0.0
     """Weight of a penalty on KL(behaviour, policy)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "vtrace_rho vtrace_c clip_ratio value_clip", low=0, above=True)
+        check_range(self, "gae_lambda", low=0, high=1)
+        check_range(self, "value_coeff exploration_coeff kl_coeff", low=0)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sampleforge.config import Checked, check_range
+
 
 @dataclass(frozen=True)
-class EnvConfig:
+class EnvConfig(Checked):
     env: str = ""
     """A gymnasium id (CartPole-v1, ALE/Breakout-v5, ...) or package.module:factory."""
     env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor or factory."""
     env_backend: Literal["auto", "vector", "single"] = "auto"
-    """vector: the simulator's own vector env where it has one; single: one gymnasium env per row."""
+    """vector: the simulator's own vector env, if it has one; single: one gymnasium env per row."""
     env_timeout: float = 60.0
     """Seconds that constructing, resetting or stepping an environment may take before it counts as
     hung."""
@@ -22,3 +24,8 @@ class EnvConfig:
     decorrelate: bool = True
     """Spread the rows over the phases of an episode at the start, so that they do not all end
     together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "env_timeout", low=0, above=True)
+        check_range(self, "max_episode_steps", low=1)

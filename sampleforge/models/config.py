@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sampleforge.config import Checked, ConfigError, check_range
+
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Checked):
     encoder: str = "auto"
     """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, impala_resnet, a registered
     name, or package.module:EncoderClass."""
@@ -31,3 +33,13 @@ class ModelConfig:
     """Box actions: tanh-squashed into the bounds, instead of clipped by the environment."""
     initial_log_std: float = 0.0
     """Box actions: log of the standard deviation at the start."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "cnn_features core_size", low=1)
+        check_range(self, "initial_log_std")
+        if any(width < 1 for width in self.hidden_sizes):
+            raise ConfigError(
+                f"hidden_sizes is {self.hidden_sizes}, but a layer has at least 1 unit; "
+                "for no hidden layers leave the list empty"
+            )

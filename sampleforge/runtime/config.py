@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
+from sampleforge.config import Checked, ConfigError, check_range
+
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     run_dir: str | None = None
     """Folder of the run (none: runs/<env>-<algo>-<date>); the same command resumes it."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: resume if there is a checkpoint; must: fail if there is none; never: refuse a folder that
-    has one."""
+    """auto: resume if there is a checkpoint; must: fail if there is none; never: refuse a folder
+    that has one."""
     seed: int | None = None
     """Seed of everything (none: a random one, recorded in the run folder)."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N, of the learner and the policy workers."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: autocast of forward and backward passes; weights and losses stay fp32. auto is fp32 on a
-    CPU and bf16 for images on CUDA."""
+    """bf16: autocast of forward and backward passes; weights and losses stay fp32. auto is fp32 on
+    a CPU and bf16 for images on CUDA."""
     train_for_env_steps: int | None = None
     """Stop after so many env steps."""
     train_for_seconds: float | None = None
@@ -44,3 +47,19 @@ class RunConfig:
     """Print nothing but errors and the last line."""
     debug: bool = False
     """Assert every hand-over, poison freed slots, log more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "seed", low=0)
+        check_range(self, "train_for_env_steps keep_checkpoints milestone_interval", low=1)
+        check_range(self, "train_for_seconds benchmark_seconds", low=0, above=True)
+        check_range(self, "report_interval checkpoint_interval", low=0, above=True)
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(
+                f"device is {self.device!r}, but must be auto, cpu, cuda or cuda:N (N from 0)"
+            )
+        if self.resume == "must" and self.run_dir is None:
+            raise ConfigError(
+                "resume is 'must', but there is no run_dir, and without one every run gets a new "
+                "folder; give the folder to resume"
+            )

@@ -1,5 +1,5 @@
-"""Everything one run is made from, per topology. Each part is typed by its owner's dataclass, and an
-object is given the whole under the type of its own part."""
+"""Everything one run is made from, per topology. Each part is typed by its owner's dataclass, and
+an object is given the whole under the type of its own part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, LearnerConfig
+from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.config import RunConfig
@@ -19,3 +20,12 @@ class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvCon
 
     algo: ClassVar[str] = "appo"
     model: ModelConfig = field(default_factory=ModelConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ends = self.train_for_env_steps or self.train_for_seconds or self.benchmark
+        if self.lr_schedule == "linear" and not ends:
+            raise ConfigError(
+                "lr_schedule is 'linear', which falls to zero at the stop condition, but there is "
+                "none; give train_for_env_steps or train_for_seconds, or use 'constant'"
+            )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sampleforge.config import Checked, ConfigError, check_range
+
 
 @dataclass(frozen=True)
-class SamplerConfig:
+class SamplerConfig(Checked):
     num_workers: int | None = None
     """Actor workers (none: fitted to the machine's cores)."""
     num_envs_per_worker: int | None = None
@@ -16,7 +18,7 @@ class SamplerConfig:
     """Parts of an actor's env vector; 2 is double buffering: one part steps while the other waits
     for actions."""
     inference: Literal["auto", "inline", "worker"] = "auto"
-    """inline: actors compute their own actions; worker: policy workers do, for all actors at once."""
+    """inline: actors compute their own actions; worker: policy workers do, for all at once."""
     num_policy_workers: int = 1
     """Policy workers (with worker inference)."""
     rollout: int = 32
@@ -25,3 +27,15 @@ class SamplerConfig:
     """Pin each actor worker to a core (only where there is a core for every actor)."""
     worker_niceness: int = 0
     """Niceness of actor workers, 0 to 19; higher gives the learner precedence."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "num_workers num_envs_per_worker num_splits", low=1)
+        check_range(self, "num_policy_workers rollout", low=1)
+        check_range(self, "worker_niceness", low=0, high=19)
+        rows = self.num_envs_per_worker
+        if rows is not None and rows < self.num_splits:
+            raise ConfigError(
+                f"num_envs_per_worker is {rows}, but every one of the {self.num_splits} splits "
+                f"needs an env row; raise it to {self.num_splits} or lower num_splits to {rows}"
+            )
