@@ -1,0 +1,85 @@
+"""The parts of PPO's loss. ``mask`` is bool of the same shape (None: every row counts).
+
+Rows that are masked out may hold anything, NaN and inf too: they reach neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the valid elements; 0 (with zero gradient) if there is none."""
+    if mask is None:
+        return x.mean()
+    _check(x, mask)
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def normalise(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / std over the valid elements; 0 where masked out, and where std is 0."""
+    centred = _valid(x - masked_mean(x, mask), mask)
+    return centred / (masked_mean(centred.square(), mask).sqrt() + eps)
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, clip_ratio: float, mask: Tensor | None = None
+) -> Tensor:
+    """PPO's policy loss, to be minimised: -mean min(r A, clip(r, 1/(1+e), 1+e) A).
+
+    arXiv 1707.06347, eq. 7, with a range that is symmetric in log r. ``log_ratio`` is
+    log pi - log mu, mu being the behaviour policy.
+    """
+    _check(log_ratio, advantages)
+    ratio = _valid(log_ratio, mask).exp()
+    clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)
+    return -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), mask)
+
+
+def clipped_value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    targets: Tensor,
+    clip: float | None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """mean max((v - R)^2, (clip(v, v_old +- clip) - R)^2); plain squared error if ``clip`` is None.
+
+    Without the customary factor 1/2: it is in the value coefficient.
+    """
+    _check(values, old_values, targets)
+    values = _valid(values, mask)
+    error = (values - targets).square()
+    if clip is not None:
+        near = old_values + (values - old_values).clamp(-clip, clip)
+        error = torch.maximum(error, (near - targets).square())
+    return masked_mean(error, mask)
+
+
+def approx_kl(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
+    """KL(mu, pi) estimated on actions of mu: mean (r - 1 - log r), never negative per sample.
+
+    The estimator k3 of http://joschu.net/blog/kl-approx.html.
+    """
+    log_ratio = _valid(log_ratio, mask)
+    return masked_mean(log_ratio.expm1() - log_ratio, mask)
+
+
+def clip_fraction(log_ratio: Tensor, clip_ratio: float, mask: Tensor | None = None) -> Tensor:
+    """The share of valid rows whose ratio lies outside [1/(1+e), 1+e]."""
+    edge = math.log1p(clip_ratio)
+    return masked_mean((log_ratio.abs() > edge).to(log_ratio.dtype), mask)
+
+
+def _valid(x: Tensor, mask: Tensor | None) -> Tensor:
+    """0 where masked out: a loss of NaN or inf that is masked *after* it was computed still sends
+    NaN back, because its zero gradient is multiplied by inf."""
+    return x if mask is None else torch.where(mask, x, 0.0)
+
+
+def _check(*tensors: Tensor) -> None:
+    for x in tensors:
+        assert x.shape == tensors[0].shape, [tuple(t.shape) for t in tensors]
