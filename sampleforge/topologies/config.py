@@ -29,3 +29,7 @@ class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvCon
                 "lr_schedule is 'linear', which falls to zero at the stop condition, but there is "
                 "none; give train_for_env_steps or train_for_seconds, or use 'constant'"
             )
+
+
+ALGOS = {"appo": AppoConfig}
+"""Config class per algorithm's name."""

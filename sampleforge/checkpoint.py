@@ -1,0 +1,224 @@
+"""The checkpoints of a run: written whole or not at all, refused when damaged, pruned.
+
+Every file is named after its own SHA-256, so that it can be verified without the manifest, and
+carries its entry of the manifest in its header: a lost manifest is rebuilt from the files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sampleforge.atomic_file import TEMPORARY_SUFFIX, to_json, write_atomically
+from sampleforge.checkpoint_file import Checkpoint, CheckpointError, decode, decode_about, encode
+from sampleforge.config import ConfigError, from_plain
+
+__all__ = ["Checkpoint", "CheckpointEntry", "CheckpointError", "CheckpointStore"]
+
+Log = Callable[[str], None]
+
+_FILE_NAME = re.compile(r"\d{12,}-([0-9a-f]{16})\.safetensors")
+
+
+@dataclass(frozen=True)
+class CheckpointEntry:
+    """One line of the manifest. ``number`` counts the checkpoints of the run, ``sha256`` and
+    ``size`` (bytes) are of the whole file, ``return_mean`` is None where no episode had ended,
+    ``kinds`` says why it is kept: latest, best, milestone."""
+
+    file: str
+    sha256: str
+    size: int
+    number: int
+    env_steps: int
+    version: int
+    return_mean: float | None
+    milestone: bool
+    kinds: tuple[str, ...] = ()
+
+
+class CheckpointStore:
+    """The checkpoints in ``folder``: the latest ``keep``, the best one, and milestones. Holds no
+    open file and can be pickled; one process at a time may save."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        assert keep >= 1
+        self.folder = folder
+        self.keep = keep
+        self._manifest = folder / "manifest.json"
+
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        env_steps: int,
+        version: int,
+        return_mean: float | None,
+        milestone: bool = False,
+    ) -> Path:
+        """Write a checkpoint, then remove those that are no longer wanted. Returns its file.
+
+        Raises OSError if it cannot be written; those before it are then as they were. Raises
+        TypeError for a state that is not plain.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
+            leftover.unlink()
+        entries, _ = self._entries(_nothing)
+        known = return_mean is not None and math.isfinite(return_mean)
+        about = {
+            "number": 1 + max((entry.number for entry in entries), default=0),
+            "env_steps": env_steps,
+            "version": version,
+            "return_mean": return_mean if known else None,
+            "milestone": milestone,
+        }
+        data = encode(checkpoint, about)
+        digest = hashlib.sha256(data).hexdigest()
+        path = self.folder / f"{env_steps:012d}-{digest[:16]}.safetensors"
+        write_atomically(path, data)
+        self._keep_wanted([*entries, _entry(path.name, data, about)])
+        return path
+
+    def _keep_wanted(self, entries: list[CheckpointEntry]) -> None:
+        """Announce the wanted ones of ``entries`` and remove the others, in this order: a kill in
+        between leaves files too many, never too few."""
+        kinds = _kinds(entries, self.keep)
+        wanted = [dataclasses.replace(e, kinds=kinds[e.file]) for e in entries if kinds[e.file]]
+        manifest = {"entries": [dataclasses.asdict(entry) for entry in wanted]}
+        write_atomically(self._manifest, (to_json(manifest, indent=1) + "\n").encode())
+        for entry in entries:
+            if not kinds[entry.file]:
+                (self.folder / entry.file).unlink(missing_ok=True)
+
+    def load(
+        self, which: Literal["latest", "best"] = "latest", *, log: Log
+    ) -> tuple[Checkpoint, CheckpointEntry] | None:
+        """The latest checkpoint, or that of the highest return; None if none was ever saved.
+
+        One that is damaged is refused, which ``log`` is told, and the one before it is taken.
+        Raises CheckpointError if there are checkpoints but no valid one: a run never starts again
+        from zero in silence.
+        """
+        problems: list[str] = []
+
+        def note(problem: str) -> None:
+            problems.append(problem)
+            log(problem)
+
+        entries, traces = self._entries(note)
+        for entry in sorted(entries, key=_by_return if which == "best" else _by_number)[::-1]:
+            try:
+                checkpoint = decode(self._verified(entry))
+            except (CheckpointError, OSError) as error:
+                note(f"checkpoint {entry.file} is refused: {error}")
+                continue
+            if problems:
+                log(f"using checkpoint {entry.file} of {entry.env_steps} env steps")
+            return checkpoint, entry
+        if not traces:
+            return None
+        raise CheckpointError(
+            f"there is no valid checkpoint in {self.folder} ({'; '.join(problems) or 'all lost'}); "
+            "restore one from a backup, or start anew in another run folder"
+        )
+
+    def _verified(self, entry: CheckpointEntry) -> bytes:
+        """An entry's bytes. Raises CheckpointError if they are not those that were written."""
+        data = (self.folder / entry.file).read_bytes()
+        if len(data) != entry.size:
+            raise CheckpointError(f"it has {len(data)} bytes of {entry.size}")
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise CheckpointError("its checksum is wrong")
+        return data
+
+    def _entries(self, note: Log) -> tuple[list[CheckpointEntry], bool]:
+        """All entries, oldest first, and whether anything was ever saved here.
+
+        Files that the manifest does not list (it is lost or damaged, or the run was killed before
+        it was written) speak for themselves.
+        """
+        try:
+            entries = self._listed()
+        except CheckpointError as error:
+            note(str(error))
+            entries = []
+        listed = {entry.file for entry in entries}
+        files = [path for path in self.folder.glob("*.safetensors") if path.name not in listed]
+        for path in sorted(files):
+            try:
+                entries.append(_read_entry(path))
+            except (CheckpointError, OSError) as error:
+                note(f"checkpoint {path.name} is refused: {error}")
+        traces = bool(entries or files) or self._manifest.exists()
+        return sorted(entries, key=_by_number), traces
+
+    def _listed(self) -> list[CheckpointEntry]:
+        """The manifest's entries. Raises CheckpointError if it is damaged."""
+        try:
+            lines = json.loads(self._manifest.read_bytes())["entries"]
+            entries = [from_plain(CheckpointEntry, line) for line in lines]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{self._manifest.name} is damaged ({error})") from error
+        if not all(_FILE_NAME.fullmatch(entry.file) for entry in entries):
+            raise CheckpointError(f"{self._manifest.name} names files that are no checkpoints")
+        return entries
+
+
+def _entry(name: str, data: bytes, about: dict[str, Any]) -> CheckpointEntry:
+    """The manifest's entry for a file. Raises ConfigError if ``about`` is not of its form."""
+    found = {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    return from_plain(CheckpointEntry, {**about, **found})
+
+
+def _read_entry(path: Path) -> CheckpointEntry:
+    """The entry of a file that the manifest does not list, by its own account; CheckpointError if
+    it is not what its name says."""
+    data = path.read_bytes()
+    name = _FILE_NAME.fullmatch(path.name)
+    if name is None or not hashlib.sha256(data).hexdigest().startswith(name[1]):
+        raise CheckpointError("its checksum is wrong")
+    try:
+        return _entry(path.name, data, decode_about(data))
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"it does not say what it is ({error})") from error
+
+
+def _kinds(entries: list[CheckpointEntry], keep: int) -> dict[str, tuple[str, ...]]:
+    """Why each entry is kept; nothing for those to be removed."""
+    by_number = sorted(entries, key=_by_number)
+    latest = {entry.file for entry in by_number[-keep:]}
+    best = max(entries, key=_by_return)
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        is_best = entry is best and entry.return_mean is not None
+        reasons = {
+            "latest": entry.file in latest,
+            "best": is_best,
+            "milestone": entry.milestone,
+        }
+        found[entry.file] = tuple(kind for kind, holds in reasons.items() if holds)
+    return found
+
+
+def _by_number(entry: CheckpointEntry) -> int:
+    return entry.number
+
+
+def _by_return(entry: CheckpointEntry) -> tuple[float, int]:
+    """Best last; without a return before all others; of equals, the later one is better."""
+    unknown = entry.return_mean is None
+    return (-math.inf if unknown else float(entry.return_mean or 0.0)), entry.number
+
+
+def _nothing(_: str) -> None:
+    """For a save, which has nobody to tell: the manifest is written anew anyway."""

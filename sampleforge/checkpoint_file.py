@@ -1,0 +1,104 @@
+"""One checkpoint as bytes: safetensors, whose header carries the plain values as JSON.
+
+No part of it can hold code: tensors are raw numbers, and the rest is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+FORMAT = "1"
+_MALFORMED = (
+    *(safetensors.SafetensorError, ValueError, KeyError, TypeError),
+    *(RuntimeError, RecursionError),  # of torch; of absurdly nested JSON
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, or none where there must be one."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors of any shape and dtype by name, and ``state``: JSON's plain values (str keys, lists
+    rather than tuples), with integers of any size and floats to the last bit."""
+
+    tensors: dict[str, torch.Tensor]
+    state: dict[str, Any]
+
+
+def encode(checkpoint: Checkpoint, about: dict[str, Any]) -> bytes:
+    """A checkpoint and plain values ``about`` it (its entry in the manifest) as one file's bytes.
+
+    Raises TypeError for a state that is not plain.
+    """
+    # Clones, because safetensors refuses views of one storage, and parameters often are.
+    tensors = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in checkpoint.tensors.items()
+    }
+    _assert_plain(checkpoint.state, "state")
+    header = {"format": FORMAT, "state": json.dumps(checkpoint.state), "about": json.dumps(about)}
+    return safetensors.torch.save(tensors, header)
+
+
+def decode(data: bytes) -> Checkpoint:
+    """The inverse of `encode`. Raises CheckpointError for anything that is not a checkpoint."""
+    header = _header(data)
+    try:
+        tensors = safetensors.torch.load(data)
+        state = json.loads(header["state"])
+    except _MALFORMED as error:
+        raise CheckpointError(f"no checkpoint in it ({error})") from error
+    if not isinstance(state, dict):
+        raise CheckpointError("its state is not a mapping")
+    return Checkpoint(tensors, state)
+
+
+def decode_about(data: bytes) -> dict[str, Any]:
+    """What `encode` was told about the checkpoint. Raises CheckpointError."""
+    try:
+        about = json.loads(_header(data)["about"])
+    except _MALFORMED as error:
+        raise CheckpointError(f"it does not say what it is ({error})") from error
+    if not isinstance(about, dict):
+        raise CheckpointError("it does not say what it is")
+    return about
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The text values of a safetensors header: 8 bytes of length (little endian), then JSON."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise CheckpointError("it is truncated or no safetensors file")
+    try:
+        header = json.loads(data[8 : 8 + length])["__metadata__"]
+    except _MALFORMED as error:
+        raise CheckpointError(f"its header is damaged ({type(error).__name__})") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise CheckpointError(f"it is no SampleForge checkpoint of format {FORMAT}")
+    return header
+
+
+def _assert_plain(value: Any, where: str) -> None:
+    """TypeError where JSON would change a value in silence (tuples, keys that are no strings) or
+    could not hold it."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}; keys must be strings")
+            _assert_plain(child, f"{where}.{key}")
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            _assert_plain(child, f"{where}[{index}]")
+    elif value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(
+            f"{where} is a {type(value).__name__}; a checkpoint's state holds only dict, list, "
+            "str, int, float, bool and None (arrays belong to its tensors)"
+        )

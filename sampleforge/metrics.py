@@ -1,0 +1,111 @@
+"""What a run reports, written in one place: metrics.jsonl, TensorBoard, log.txt, the screen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sampleforge.atomic_file import to_json
+from sampleforge.reporting.line_file import LineFile
+from sampleforge.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sampleforge.reporting.event_file import EventFile
+
+Level = Literal["debug", "info", "warning", "error", "result"]
+
+
+class Reporter:
+    """Takes the scalars and the messages of a run. Lives in the driver; starts no thread.
+
+    On the screen: a live display on a terminal, one line per report elsewhere; with ``quiet`` only
+    errors and results. Files of an earlier part of the run are continued.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        quiet: bool,
+        total_env_steps: int | None,
+        total_seconds: float | None,
+        title: str | None = None,
+        console: Console | None = None,
+    ) -> None:
+        from sampleforge.reporting.display import open_display
+        from sampleforge.reporting.progress import Goal
+
+        self._folder = folder
+        self._metrics = LineFile(folder.metrics_file)
+        self._log: LineFile | None = LineFile(folder.log_file)
+        self._events: EventFile | None = None
+        goal = Goal(total_env_steps, total_seconds)
+        self._display = open_display(title or folder.path.name, goal, quiet, console)
+
+    def report(self, scalars: Mapping[str, float], *, env_steps: int, wall_s: float) -> None:
+        """Write one report. Values that are not finite become null in metrics.jsonl.
+
+        Raises OSError, naming the file, if it cannot be written.
+        """
+        where = {"env_steps": env_steps, "wall_s": wall_s}
+        values = {**where, **scalars, **where}
+        self._metrics.write(to_json(values))
+        if self._events is None:
+            from sampleforge.reporting.event_file import EventFile
+
+            self._events = EventFile(self._folder.tensorboard, env_steps)
+        self._events.write(values, env_steps)
+        self._display.update(values)
+
+    def log(self, text: str, level: Level = "info", source: str = "driver") -> None:
+        """Write a message of process ``source`` to log.txt and to the screen (debug: only to
+        log.txt). Raises OSError, naming the file, the first time that log.txt cannot be written;
+        from then on messages go to the screen alone."""
+        if level != "debug":
+            self._display.message(text, level)
+        if self._log is None:
+            return
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            for line in text.splitlines() or [""]:
+                self._log.write(f"{stamp} {source:<16} {level:<7} {line}")
+        except OSError:
+            self._log.close()
+            self._log = None
+            raise
+
+    def close(self) -> None:
+        """Close all files and leave the screen in order, even where one of them fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._metrics.close)
+            if self._log is not None:
+                stack.callback(self._log.close)
+            if self._events is not None:
+                stack.callback(self._events.close)
+            stack.callback(self._display.close)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The reports in a metrics.jsonl, in order. Where a resumed run did steps again, the earlier
+    reports of those steps are left out; so is a last line that was cut off."""
+    reports: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break
+        report = json.loads(line)
+        while reports and reports[-1]["env_steps"] > report["env_steps"]:
+            reports.pop()
+        reports.append(report)
+    return reports

@@ -1,0 +1,38 @@
+"""Presets: ``<algo>/<name>.yaml`` in this folder, a config each, its first line a comment that says
+what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sampleforge.config import ConfigError, nearest
+from sampleforge.stored_config import config_values
+
+FOLDER = Path(__file__).parent
+
+
+def preset_names(algo: str) -> list[str]:
+    """Names of the presets of an algorithm."""
+    return sorted(path.stem for path in (FOLDER / algo).glob("*.yaml"))
+
+
+def preset_file(algo: str, name: str) -> Path:
+    """The file of a preset. Raises ConfigError, with the nearest names, if there is none."""
+    names = preset_names(algo)
+    if name in names:
+        return FOLDER / algo / f"{name}.yaml"
+    near = nearest(name, names)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
+    raise ConfigError(f"unknown {algo} preset {name!r}; {hint}")
+
+
+def preset_values(algo: str, name: str) -> dict[str, Any]:
+    """The config fields that a preset sets. Raises ConfigError."""
+    return config_values(preset_file(algo, name), algo)
+
+
+def description(path: Path) -> str:
+    """A preset's first line, without the comment sign."""
+    with path.open(encoding="utf-8") as file:
+        return file.readline().lstrip("#").strip()

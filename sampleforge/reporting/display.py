@@ -1,0 +1,120 @@
+"""What a run shows on the screen while it trains."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from sampleforge.reporting.live_panel import panel
+from sampleforge.reporting.progress import Goal, Values, duration, number, short
+
+STYLES = {"warning": "yellow", "error": "bold red", "result": "bold"}
+
+
+class QuietDisplay:
+    """Errors and results only."""
+
+    def __init__(self, console: Console, errors: Console) -> None:
+        self._console = console
+        self._errors = errors
+
+    def update(self, values: Values) -> None:
+        """Show a report."""
+
+    def message(self, text: str, level: str) -> None:
+        """Show a message."""
+        if level in ("error", "result"):
+            self._print(text, level)
+
+    def _print(self, text: str, level: str) -> None:
+        console = self._errors if level == "error" else self._console
+        console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the screen in order."""
+
+
+class LineDisplay(QuietDisplay):
+    """One aligned line per report, with a header now and then: for files and pipes."""
+
+    COLUMNS = (
+        *(("time", 8), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 9)),
+        *(("length", 8), ("lag", 6), ("updates", 9), ("loss", 10), ("left", 8)),
+    )
+    HEADER_EVERY = 20
+
+    def __init__(self, console: Console, errors: Console, goal: Goal) -> None:
+        super().__init__(console, errors)
+        self._goal = goal
+        self._lines = 0
+
+    def update(self, values: Values) -> None:
+        self._goal.observe(values)
+        if self._lines % self.HEADER_EVERY == 0:
+            self._line([name for name, _ in self.COLUMNS])
+        self._lines += 1
+        self._line(
+            [
+                duration(values["wall_s"]),
+                number(values["env_steps"]),
+                short(values.get("frames_per_s_10s", values.get("frames_per_s"))),
+                short(values.get("trained_per_s")),
+                number(values.get("return_mean"), ",.2f"),
+                number(values.get("length_mean"), ",.1f"),
+                number(values.get("policy_lag_mean"), ".1f"),
+                number(values.get("updates")),
+                number(values.get("loss"), ".4g"),
+                duration(self._goal.seconds_left()),
+            ]
+        )
+
+    def _line(self, cells: list[str]) -> None:
+        widths = [width for _, width in self.COLUMNS]
+        text = "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        self._print(text, "info")
+
+    def message(self, text: str, level: str) -> None:
+        self._print(text, level)
+
+
+class LiveDisplay(QuietDisplay):
+    """A panel that stays at the bottom of a terminal; messages scroll by above it.
+
+    It is drawn anew at each report, by the caller: there is no refreshing thread. The cursor stays
+    visible, so that a killed run leaves the terminal in order.
+    """
+
+    def __init__(self, console: Console, errors: Console, goal: Goal, title: str) -> None:
+        super().__init__(console, errors)
+        self._goal = goal
+        self._title = title
+        self._live = Live(console=console, auto_refresh=False)
+
+    def update(self, values: Values) -> None:
+        self._goal.observe(values)
+        if not self._live.is_started:
+            self._live.start()
+            self._console.show_cursor(True)
+        self._live.update(panel(self._title, values, self._goal), refresh=True)
+
+    def message(self, text: str, level: str) -> None:
+        if level == "result":  # the last line goes below the panel
+            self.close()
+        self._console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def open_display(
+    title: str, goal: Goal, quiet: bool, console: Console | None = None
+) -> QuietDisplay:
+    """The display for where the output goes (stdout, unless ``console`` is given)."""
+    errors = console or Console(stderr=True)
+    console = console or Console()
+    if quiet:
+        return QuietDisplay(console, errors)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console, errors, goal, title)
+    return LineDisplay(console, errors, goal)

@@ -1,0 +1,50 @@
+"""Scalars for TensorBoard.
+
+tensorboardX's own SummaryWriter hands events to a thread through a queue of bounded size: when the
+disk is full the thread dies and the next scalar waits for ever. So its event file is written here
+directly, and a full disk is an error where it happens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class EventFile:
+    """One TensorBoard event file in ``folder``. Imports tensorboardX, and with it torch (2 s)."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        """``first_step``: points of earlier files from there on are dropped by TensorBoard, because
+        this run does those steps again."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder = folder
+        self._events: Any = event_pb2
+        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(event_pb2.Event(step=first_step, wall_time=time.time(), session_log=start))
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        """Add one value per name at ``step``. Raises OSError that names the folder."""
+        event = self._events.Event(step=step, wall_time=time.time())
+        for name, value in scalars.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._write(event)
+
+    def _write(self, event: Any) -> None:
+        try:
+            self._writer.write_event(event)
+            self._writer.flush()
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{error.strerror}: cannot write TensorBoard events", str(self._folder)
+            ) from error
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,49 @@
+"""Text files that grow by whole lines, and go on after a kill."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class LineFile:
+    """Appends lines, each handed to the system at once: a killed process loses none that it wrote.
+
+    A last line left without its end by a kill is cut off when the file is opened again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.ftruncate(self._handle, _whole_lines(path))
+
+    def write(self, line: str) -> None:
+        """Append one line. Raises OSError that names the file, as on a full disk."""
+        left = line.encode() + b"\n"
+        try:
+            while left:  # a disk that fills up takes a part before it refuses the rest
+                left = left[os.write(self._handle, left) :]
+        except OSError as error:
+            reason = f"{error.strerror}: cannot write to the run folder; make room, then run the "
+            raise OSError(
+                error.errno,
+                f"{reason}same command to go on from the last checkpoint",
+                str(self.path),
+            ) from error
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _whole_lines(path: Path, block: int = 1 << 16) -> int:
+    """Bytes of ``path`` up to the end of its last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - block)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0

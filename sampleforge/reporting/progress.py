@@ -1,0 +1,66 @@
+"""How far a run is and when it will end; numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Values = Mapping[str, float]
+"""The scalars of one report by name; env_steps and wall_s (seconds) are always there."""
+
+
+@dataclass
+class Goal:
+    """When a run stops (after so many env steps or seconds, whichever is first), and how far it is.
+    Rates are those of the last minute."""
+
+    env_steps: int | None
+    seconds: float | None
+    _past: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def observe(self, values: Values) -> None:
+        """Take note of a report."""
+        self._past.append((values["wall_s"], values["env_steps"]))
+        while values["wall_s"] - self._past[0][0] > 60 and len(self._past) > 2:
+            self._past.popleft()
+
+    def fraction(self) -> float | None:
+        """Share of the run that is done, 0 to 1; None if it has no end."""
+        wall_s, env_steps = self._past[-1]
+        shares = [env_steps / self.env_steps] if self.env_steps else []
+        shares += [wall_s / self.seconds] if self.seconds else []
+        return min(1.0, max(shares)) if shares else None
+
+    def seconds_left(self) -> float | None:
+        """Seconds to the nearer stop condition; None if it has no end or no rate is known."""
+        (before_s, before), (wall_s, env_steps) = self._past[0], self._past[-1]
+        ends = [self.seconds - wall_s] if self.seconds else []
+        if self.env_steps and env_steps > before:
+            ends.append((self.env_steps - env_steps) * (wall_s - before_s) / (env_steps - before))
+        return max(0.0, min(ends)) if ends else None
+
+
+def number(value: float | None, form: str = ",.0f") -> str:
+    """A value in ``form``, or - if there is none."""
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def short(value: float | None) -> str:
+    """Three digits and a unit: 45.2k."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds: 1:02:03 or 2:03."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

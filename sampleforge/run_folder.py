@@ -1,0 +1,152 @@
+"""The folder of one run: what lies where, who may write there, whether a run goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sampleforge import stored_config
+from sampleforge.atomic_file import to_json, write_atomically
+from sampleforge.config import ConfigError, nearest
+
+C = TypeVar("C")
+
+
+def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
+    """``runs/<env>-<algo>-<date>-<time>`` that does not exist yet; what file names do not like
+    becomes a dash."""
+    env = re.sub(r"[^A-Za-z0-9._]+", "-", config.env).strip("-.") or "env"
+    name = f"{env}-{config.algo}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, count = root / name, 1
+    while path.exists():
+        count += 1
+        path = root / f"{name}-{count}"
+    return path
+
+
+class RunFolder:
+    """One run's files: all private to their owner, none naming an absolute path."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.benchmark_file = self.path / "benchmark.json"
+        self.log_file = self.path / "log.txt"
+        self.tensorboard = self.path / "tb"
+        self.checkpoints = self.path / "checkpoints"
+        self._lock: int | None = None
+
+    @classmethod
+    def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that was started, to read. Raises ConfigError if there is none."""
+        folder = cls(path)
+        if folder.config_file.is_file():
+            return folder
+        parent = folder.path.parent
+        runs = [found.parent.name for found in parent.glob("*/config.yaml")]
+        near = [str(parent / name) for name in nearest(folder.path.name, runs)]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"{path} is not a run folder: there is no config.yaml in it{hint}")
+
+    def create(self) -> None:
+        """Make the folder (mode 0700), or take an existing one, and lock it against another run.
+
+        The kernel drops the lock when this process ends, however it ends. Raises ConfigError if
+        another run has the folder, or it cannot be made.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = self._locked()
+            self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
+                "give another --run-dir"
+            ) from error
+
+    def _locked(self) -> int:
+        """File handle that holds the lock."""
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
+            raise ConfigError(
+                f"run folder {self.path} is in use by process {owner}; stop that run first, or "
+                "give another --run-dir"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        return handle
+
+    def close(self) -> None:
+        """Give up the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_config(self, resolved: Any, asked: Any) -> None:
+        """Write config.yaml: every field of the ``resolved`` config, the versions and the commit.
+
+        ``asked`` is the config as the user gave it, before open fields (a seed of None) were
+        resolved or adopted: without it the same command would not be known again.
+        """
+        stored_config.write_config(self.config_file, resolved, asked)
+
+    def read_config(self, cls: type[C]) -> C:
+        """The config of this run as ``cls``. Raises ConfigError if it does not fit."""
+        return stored_config.read_config(self.config_file, cls)[0]
+
+    @property
+    def algo(self) -> str:
+        """Name of the algorithm of this run. Raises ConfigError if config.yaml cannot be read."""
+        return str(stored_config.read_yaml(self.config_file).get("algo"))
+
+    def resumes(self, config: Any) -> bool:
+        """Whether a run with ``config`` goes on from a checkpoint in here. Raises ConfigError if
+        ``config.resume`` demands one that is not there, or forbids one that is."""
+        found = any(self.checkpoints.glob("*.safetensors"))
+        found = found or (self.checkpoints / "manifest.json").exists()
+        if config.resume == "must" and not found:
+            raise ConfigError(
+                f"resume is 'must', but there is no checkpoint in {self.path}; give the folder of "
+                "an earlier run, or --resume auto to start one here"
+            )
+        if config.resume == "never" and found:
+            raise ConfigError(
+                f"resume is 'never', but there are checkpoints in {self.path}; give another "
+                "--run-dir, or --resume auto to go on from them"
+            )
+        return found
+
+    def check_resume(self, config: C) -> C:
+        """The config to resume with: ``config``, in which what this run once resolved for itself
+        (seed, batch size) is filled in as it was. Raises ConfigError, listing the changes, if
+        ``config`` would alter what is learned."""
+        stored, left_open = stored_config.read_config(self.config_file, type(config))
+        changed = stored_config.changes(stored, left_open, config)
+        if changed:
+            lines = "\n  ".join(changed)
+            raise ConfigError(
+                f"the run in {self.path} has another config, and these changes (old -> new) would "
+                f"alter what it learns:\n  {lines}\nundo them to resume it, or start a new run "
+                "with another --run-dir"
+            )
+        return stored_config.adopt(stored, config)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        write_atomically(self.summary_file, (to_json(summary, indent=2) + "\n").encode())
+
+    def write_benchmark(self, result: Mapping[str, Any]) -> None:
+        """Write benchmark.json."""
+        write_atomically(self.benchmark_file, (to_json(result, indent=2) + "\n").encode())

@@ -1,0 +1,137 @@
+"""config.yaml of a run folder: how a config is stored, read, and compared when a run is resumed.
+
+Fields that the user left open (no seed, no batch size) are stored as they were resolved, and as
+``left_open`` besides: so the same command resumes the run, with the seed and the batch it had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from sampleforge.atomic_file import write_atomically
+from sampleforge.config import ConfigError, from_plain
+from sampleforge.versions import versions
+
+C = TypeVar("C")
+
+HEADER = ("algo", "versions", "left_open")
+"""Keys of config.yaml that are no fields of the config."""
+OF_THE_COMMAND = ("run_dir", "resume")
+"""Not stored: the folder may be moved."""
+_STOP = {"train_for_env_steps", "train_for_seconds"}
+_REPORTING = {
+    *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
+    *("quiet", "debug", "benchmark", "benchmark_seconds", "sampler_only"),
+}
+_MACHINE = {
+    *("serial", "device", "precision", "inference", "env_timeout", "decorrelate"),
+    *("num_workers", "num_envs_per_worker", "num_policy_workers", "learner_threads"),
+    *("set_workers_cpu_affinity", "worker_niceness"),
+}
+MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
+"""Fields that a resumed run may change: when to stop, what to report, how the work is spread over
+the machine. All others shape what is learned."""
+
+
+def write_config(path: Path, resolved: Any, asked: Any) -> None:
+    """Store the ``resolved`` config, with what ``asked`` had left open and the versions."""
+    fields, given = flat_fields(resolved), flat_fields(asked)
+    for name in OF_THE_COMMAND:
+        del fields[name]
+    left_open = {name: given[name] for name in fields if given[name] != fields[name]}
+    stored = {"algo": resolved.algo, "versions": versions(), **_nested(fields)}
+    text = yaml.safe_dump(
+        {**stored, "left_open": _plain(left_open)}, sort_keys=False, allow_unicode=True
+    )
+    write_atomically(path, f"# Written by SampleForge.\n{text}".encode())
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file of keys and values. Raises ConfigError if it is missing, damaged, or no such."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds a {type(found).__name__}, but must hold key: value lines")
+    return found
+
+
+def config_values(path: Path, algo: str) -> dict[str, Any]:
+    """The config fields in a YAML file of one's own or in a run's config.yaml, whose header is left
+    out. Raises ConfigError if the file is for another algorithm than ``algo``."""
+    found = read_yaml(path)
+    if found.get("algo", algo) != algo:
+        raise ConfigError(f"{path} is a config for {found['algo']}, not for {algo}")
+    return {key: value for key, value in found.items() if key not in HEADER}
+
+
+def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
+    """A stored config as ``cls``, and what the user had left open, by dotted name.
+
+    Raises ConfigError if the file is damaged, of another algorithm, or has fields unknown here.
+    """
+    algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
+    config = from_plain(cls, config_values(path, algo), str(path))
+    return config, read_yaml(path).get("left_open") or {}
+
+
+def changes(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
+    """Lines ``name: old -> new`` for every field of ``config`` that would alter the learning of a
+    run with the ``stored`` config."""
+    old, new = flat_fields(stored), flat_fields(config)
+    return [
+        f"{name}: {_plain(old[name])!r} -> {_plain(value)!r}"
+        for name, value in new.items()
+        if name not in MAY_CHANGE
+        and value != old[name]
+        and not (name in left_open and _plain(value) == left_open[name])
+    ]
+
+
+def adopt(stored: C, config: C) -> C:
+    """``config`` with every field that shapes the learning as it is in ``stored``."""
+    kept = {k: v for k, v in flat_fields(stored).items() if k not in MAY_CHANGE}
+    merged = _nested({**flat_fields(config), **kept})
+    return from_plain(type(config), merged, "resumed config")
+
+
+def flat_fields(config: Any) -> dict[str, Any]:
+    """Every field by dotted name (``model.core``)."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= {f"{field.name}.{name}": v for name, v in flat_fields(value).items()}
+        else:
+            found[field.name] = value
+    return found
+
+
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flat_fields`, in YAML's plain values."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        *parents, leaf = name.split(".")
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[leaf] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, also within mappings: YAML has no tuples."""
+    if isinstance(value, tuple | list):
+        return [_plain(child) for child in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    return value

@@ -1,0 +1,38 @@
+"""What ran: versions of the packages that shape a run, read without importing them."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of SampleForge, Python, torch, gymnasium and numpy, and the commit."""
+    packages = ("sampleforge", "torch", "gymnasium", "numpy")
+    found: dict[str, str | None] = {name: installed_version(name) for name in packages}
+    return {**found, "python": platform.python_version(), "git_commit": git_commit()}
+
+
+def git_commit(repository: Path = REPOSITORY) -> str | None:
+    """Commit of the checkout that SampleForge runs from, with -dirty if it was changed since; None
+    outside a checkout or without git."""
+    if not (repository / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=10)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
