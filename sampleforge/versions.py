@@ -7,6 +7,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from sampleforge import __version__
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -20,9 +22,9 @@ def installed_version(package: str) -> str | None:
 
 def versions() -> dict[str, str | None]:
     """Versions of SampleForge, Python, torch, gymnasium and numpy, and the commit."""
-    packages = ("sampleforge", "torch", "gymnasium", "numpy")
-    found: dict[str, str | None] = {name: installed_version(name) for name in packages}
-    return {**found, "python": platform.python_version(), "git_commit": git_commit()}
+    found: dict[str, str | None] = {"sampleforge": __version__, "git_commit": git_commit()}
+    found["python"] = platform.python_version()
+    return found | {name: installed_version(name) for name in ("torch", "gymnasium", "numpy")}
 
 
 def git_commit(repository: Path = REPOSITORY) -> str | None:

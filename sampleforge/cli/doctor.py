@@ -1,0 +1,163 @@
+"""`sampleforge doctor`: what this machine and this installation have and lack."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sampleforge import __version__
+from sampleforge.cli.flags import parse
+from sampleforge.versions import git_commit, installed_version
+
+GIB = 1 << 30
+PACKAGES = (
+    *("torch", "numpy", "gymnasium", "faster-fifo", "tensorboardX", "threadpoolctl", "tyro"),
+    *("PyYAML", "rich", "psutil", "safetensors", "setproctitle"),
+)
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Names in /proc/cpuinfo (the last one on ARM)."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``state``: "ok"; "lacks" for what only some runs need; "bad" for what none can do without."""
+
+    state: Literal["ok", "lacks", "bad"]
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DoctorFlags:
+    """No flags."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Print the findings. Returns 1 if one of them keeps every run from working."""
+    parse(DoctorFlags, args, "sampleforge doctor", "Check this machine and installation.")
+    failed = False
+    for finding in findings():
+        failed |= finding.state == "bad"
+        print(f"{finding.state:<6} {finding.name:<14} {finding.text}", flush=True)
+    return int(failed)
+
+
+def findings() -> Iterator[Finding]:
+    """All checks, those first that take no time."""
+    commit = git_commit()
+    yield Finding("ok", "SampleForge", __version__ + (f", commit {commit}" if commit else ""))
+    yield _python()
+    packages = list(_packages())
+    yield from packages
+    yield _cores()
+    yield _shared_memory()
+    if any(finding.state == "bad" for finding in packages):
+        return  # what follows needs them
+    yield _memory()
+    yield from _families()
+    yield _optional("plots", "matplotlib", "plot")
+    yield from _torch()
+
+
+def _python() -> Finding:
+    state: Literal["ok", "bad"] = "ok" if sys.version_info >= (3, 11) else "bad"
+    remedy = "" if state == "ok" else "; install Python 3.11 or newer"
+    return Finding(state, "Python", f"{platform.python_version()} on {platform.platform()}{remedy}")
+
+
+def _packages() -> Iterator[Finding]:
+    for package in PACKAGES:
+        version = installed_version(package)
+        if version is None:
+            yield Finding("bad", package, f"missing: pip install {package}")
+        else:
+            yield Finding("ok", package, version)
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cores() -> Finding:
+    count, usable = os.cpu_count() or 1, _usable_cores()
+    note = "" if usable == count else " (the others are not this process's: affinity or container)"
+    return Finding("ok", "cores", f"{usable} usable of {count}{note}")
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and limit.read_text().strip().isdigit():
+        text += f"; this container may use {int(limit.read_text()) / GIB:.1f} GiB"
+    return Finding("ok", "memory", text)
+
+
+def _shared_memory() -> Finding:
+    """Trajectories live there: 64 MiB, a container's default, is enough for small vectors only."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Finding("ok", "shared memory", f"no {folder} on this system")
+    usage = shutil.disk_usage(folder)
+    text = f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {folder}"
+    if usage.free >= GIB / 2:
+        return Finding("ok", "shared memory", text)
+    remedy = "; enlarge it (docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm)"
+    state: Literal["bad", "lacks"] = "bad" if usage.free < GIB / 64 else "lacks"
+    return Finding(state, "shared memory", text + remedy)
+
+
+def _families() -> Iterator[Finding]:
+    from sampleforge.env.registry import families
+
+    if not families():
+        text = "no environment families are registered: pip install -e ."
+        yield Finding("lacks", "environments", text)
+    for family in families():
+        if family.requires is None:
+            yield Finding("ok", family.name, "built in")
+        else:
+            yield _optional(family.name, family.requires, family.extra)
+
+
+def _optional(name: str, module: str, extra: str | None) -> Finding:
+    """A library that only some runs need."""
+    if importlib.util.find_spec(module) is None:
+        return Finding("lacks", name, f'{module} is missing: pip install "sampleforge[{extra}]"')
+    version = installed_version(module)
+    return Finding("ok", name, f"{module} {version}" if version else module)
+
+
+def _torch() -> Iterator[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        yield Finding("ok", "CUDA", f"{torch.version.cuda}: {', '.join(devices)}")
+    else:
+        built = torch.version.cuda is not None
+        why = "no usable GPU or driver" if built else "this build of torch has no CUDA"
+        yield Finding("ok", "CUDA", f"{why}; training runs on the CPU")
+    yield Finding("ok", "bf16", _bf16())
+
+
+def _bf16() -> str:
+    """Whether the CPU computes in bfloat16 itself: without, bf16 is slower than fp32 there."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        return "CPU support unknown on this system"
+    found = BF16_FLAGS & set(re.findall(r"\w+", cpuinfo.read_text()))
+    return f"CPU has {', '.join(sorted(found))}" if found else "not on this CPU; use fp32"

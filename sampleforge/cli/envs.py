@@ -1,0 +1,80 @@
+"""`sampleforge envs [PART]`: the environments that --env knows by name."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from sampleforge.cli.flags import parse
+from sampleforge.config import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from sampleforge.env.family import Family
+
+
+@dataclass(frozen=True)
+class EnvFlags:
+    parts: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PART ...]")
+    ] = ()
+    """List only ids with one of these in them, in any case."""
+
+
+def run(args: Sequence[str]) -> int:
+    """List the ids by family. Raises ConfigError if none fits."""
+    text = "List the environments, by the family of their simulator."
+    flags = parse(EnvFlags, args, "sampleforge envs", text)
+    from sampleforge.env.registry import families, known_ids
+
+    groups = {_title(family): list(family.ids()) for family in families()}
+    groups["gymnasium"] = _others(groups.values())
+    shown = {title: _matching(ids, flags.parts) for title, ids in groups.items()}
+    if flags.parts and not any(shown.values()):
+        near = nearest(flags.parts[0], known_ids())
+        hint = f"; the nearest are {', '.join(near)}" if near else ""
+        raise ConfigError(f"no environment has {' or '.join(flags.parts)} in its id{hint}")
+    for title, ids in shown.items():
+        if ids or not flags.parts:
+            print(title)
+            print(_columns(ids))
+    if not families():
+        print("\nThe bundled families are known once SampleForge is installed: pip install -e .")
+    print("\nAny other: --env package.module:factory")
+    return 0
+
+
+def _title(family: Family) -> str:
+    """A family's name, and how to install its simulator where it is missing."""
+    if family.installed:
+        return family.name
+    return f'{family.name} (not installed: pip install "sampleforge[{family.extra}]")'
+
+
+def _others(listed: Iterable[Sequence[str]]) -> list[str]:
+    """Ids that are registered with gymnasium and of no family. ALE's ids of old protocols, a
+    thousand, are left out of the list (they work)."""
+    import gymnasium as gym
+
+    known = {env_id for ids in listed for env_id in ids}
+    return sorted(
+        env_id
+        for env_id, spec in gym.registry.items()
+        if env_id not in known and not str(spec.entry_point).startswith("ale_py")
+    )
+
+
+def _matching(ids: Sequence[str], parts: Sequence[str]) -> list[str]:
+    return [i for i in ids if not parts or any(part.lower() in i.lower() for part in parts)]
+
+
+def _columns(ids: Sequence[str]) -> str:
+    """Ids in indented lines of up to 100 columns, none broken at its dashes."""
+    text = " ".join(ids) or "-"
+    indent = "    "
+    return textwrap.fill(
+        text, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )

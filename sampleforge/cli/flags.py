@@ -1,0 +1,130 @@
+"""Command-line flags from dataclasses, through tyro.
+
+A config is flat, but its help shows the parts that it is made of: each part becomes a group of
+flags without a prefix, and a nested dataclass (``model``) a group with one. tyro only parses; the
+config itself is made from what it finds, so that the checks see flags and files together.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from sampleforge.cli.key_values import KEY_VALUES
+from sampleforge.config import to_plain
+
+C = TypeVar("C")
+Field = tuple[str, Any, Any]
+"""Name, annotation and `dataclasses.field`, as make_dataclass takes them."""
+_MARKERS = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
+
+
+def parse(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
+    """The flags ``cls``, a dataclass, from a command line.
+
+    Exits (SystemExit) with 0 after --help, with 2 and the nearest flag after one that is not known.
+    """
+    return tyro.cli(cls, args=list(args), prog=prog, description=description, config=_MARKERS)
+
+
+def unchecked(cls: type[Any]) -> type[Any]:
+    """A dataclass with the fields of ``cls`` and none of its checks, for values that are not the
+    whole config yet."""
+    hints = typing.get_type_hints(cls)
+    fields: list[Field] = []
+    for field in dataclasses.fields(cls):
+        hint, default = hints[field.name], _default(field)
+        if dataclasses.is_dataclass(hint):
+            hint = unchecked(typing.cast("type[Any]", hint))
+            default = hint()
+        fields.append((field.name, hint, _field(default)))
+    return dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
+
+
+def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[Any]:
+    """The flags of a config class: ``first``, then a group per part. ``defaults`` has the fields of
+    ``cls``."""
+    groups = list(first)
+    for part in _parts(cls):
+        group = _group(part, defaults)
+        without_prefix = Annotated[(group, tyro.conf.OmitArgPrefixes)]  # type: ignore[valid-type]
+        groups.append((_title(part), without_prefix, _field(group())))
+    for name, kind in _nested(cls).items():
+        group = _group(kind, getattr(defaults, name))
+        groups.append((name, group, _field(group())))
+    return dataclasses.make_dataclass("Flags", groups, frozen=True)
+
+
+def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
+    """The fields of ``cls``, nested, from parsed flags of `config_flags`."""
+    values: dict[str, Any] = {}
+    for part in _parts(cls):
+        values |= to_plain(getattr(flags, _title(part)))
+    return values | {name: to_plain(getattr(flags, name)) for name in _nested(cls)}
+
+
+def _parts(cls: type[Any]) -> list[type[Any]]:
+    """The dataclasses that ``cls`` inherits its fields from, in the order of its fields."""
+    bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    return bases[::-1]
+
+
+def _nested(cls: type[Any]) -> dict[str, type[Any]]:
+    """The fields of ``cls`` that are dataclasses themselves."""
+    found: dict[str, type[Any]] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            found[name] = hint
+    return found
+
+
+def _title(part: type[Any]) -> str:
+    """Name of the group: the last word of the class's, as in AppoLossConfig."""
+    words: list[str] = re.findall("[A-Z][a-z]+", part.__name__.removesuffix("Config"))
+    return words[-1].lower()
+
+
+def _group(part: type[Any], defaults: Any) -> type[Any]:
+    """The flags of one part: its own fields, their docstrings as help."""
+    hints, docs = typing.get_type_hints(part), _docs(part)
+    fields: list[Field] = []
+    for name in inspect.get_annotations(part):
+        if typing.get_origin(hints[name]) is typing.ClassVar:
+            continue
+        marks: list[Any] = [tyro.conf.arg(help=docs.get(name))]
+        if typing.get_origin(hints[name]) is dict:
+            marks.append(KEY_VALUES)
+        hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]
+        fields.append((name, hint, _field(getattr(defaults, name))))
+    return dataclasses.make_dataclass(part.__name__, fields, frozen=True)
+
+
+def _docs(cls: type[Any]) -> dict[str, str]:
+    """The docstrings under the fields of a class, each as one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _field(default: Any) -> Any:
+    """A dataclass field with that default, which may be mutable."""
+    return dataclasses.field(default_factory=lambda: default)

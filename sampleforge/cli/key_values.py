@@ -1,0 +1,51 @@
+"""Flags that take ``key=value`` pairs, such as --env-kwargs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from tyro.constructors import PrimitiveConstructorSpec
+
+Scalar = str | int | float | bool
+
+
+def key_values(words: Sequence[str]) -> dict[str, Scalar]:
+    """``a=1 b=true``, or ``a 1 b true``, as a dict. Raises ValueError for a key without a value."""
+    found: dict[str, Scalar] = {}
+    left = list(words)
+    while left:
+        key, equals, value = left.pop(0).partition("=")
+        if not equals:
+            if not left:
+                raise ValueError(f"{key!r} has no value; write {key}=VALUE")
+            value = left.pop(0)
+        found[key] = scalar(value)
+    return found
+
+
+def scalar(word: str) -> Scalar:
+    """A number or a truth value as YAML writes them (and 1e-4, which YAML does not know); anything
+    else is a string."""
+    with contextlib.suppress(yaml.YAMLError):
+        value = yaml.safe_load(word)
+        if isinstance(value, bool | int | float):
+            return value
+    with contextlib.suppress(ValueError):
+        return float(word)
+    return word
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+KEY_VALUES = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[KEY=VALUE ...]",
+    instance_from_str=key_values,
+    is_instance=_is_dict,
+    str_from_instance=lambda values: [f"{key}={value}" for key, value in values.items()],
+)

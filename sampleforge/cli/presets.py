@@ -1,0 +1,44 @@
+"""`sampleforge presets [NAME]`: list the presets, or print one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from sampleforge.cli.flags import parse
+from sampleforge.config import ConfigError, nearest
+from sampleforge.presets import description, preset_file, preset_names
+from sampleforge.topologies.config import ALGOS
+
+
+@dataclass(frozen=True)
+class PresetFlags:
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]")
+    ] = ()
+    """Presets to print (none: list them all)."""
+
+
+def run(args: Sequence[str]) -> int:
+    """List or print. Raises ConfigError for an unknown name."""
+    text = "List the presets, or print some: sampleforge train ALGO --preset NAME uses one."
+    flags = parse(PresetFlags, args, "sampleforge presets", text)
+    there_are = {
+        (algo, name): preset_file(algo, name) for algo in ALGOS for name in preset_names(algo)
+    }
+    if not flags.names:
+        width = max((len(name) for _, name in there_are), default=0)
+        for (algo, name), path in there_are.items():
+            print(f"{algo:<6} {name:<{width}}  {description(path)}")
+    for wanted in flags.names:
+        found = [path for (_, name), path in there_are.items() if name == wanted]
+        if not found:
+            near = nearest(wanted, [name for _, name in there_are])
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"unknown preset {wanted!r}{hint} (`sampleforge presets` lists them)")
+        for path in found:
+            print(path.read_text(encoding="utf-8"), end="")
+    return 0

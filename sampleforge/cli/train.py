@@ -1,0 +1,115 @@
+"""`sampleforge train ALGO`: a config from a preset, a file and flags, each over the one before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from sampleforge.cli import flags
+from sampleforge.config import ConfigError, from_plain, nearest
+from sampleforge.presets import preset_names, preset_values
+from sampleforge.stored_config import config_values
+from sampleforge.topologies.config import ALGOS
+
+ANNOUNCED = ("apex", "ddppo")
+"""Algorithms of the design that this version does not have."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Train. Returns the exit code; raises ConfigError."""
+    if not args or args[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if args else 2
+    config = parse_config(args[0], args[1:])
+    from sampleforge.driver import run as run_training
+
+    return run_training(config)
+
+
+def parse_config(algo: str, args: Sequence[str]) -> Any:
+    """The config of a command line. Raises ConfigError; exits as `flags.parse` does."""
+    cls = _config_class(algo)
+    values = flags.unchecked(cls)
+    parsed = _parse(algo, cls, values(), args)
+    if parsed.preset or parsed.config:
+        defaults = from_plain(values, _layers(algo, values, parsed.preset, parsed.config))
+        parsed = _parse(algo, cls, defaults, args)
+    config = from_plain(cls, flags.config_values(cls, parsed), "command line")
+    if not config.env:
+        raise ConfigError(
+            "there is no --env to train on; give one, for example: sampleforge train "
+            f"{algo} --env CartPole-v1 --train-for-seconds 30 (`sampleforge envs` lists them), or "
+            f"a --preset: {', '.join(preset_names(algo))}"
+        )
+    return config
+
+
+def _config_class(algo: str) -> type[Any]:
+    """The config class of an algorithm's name. Raises ConfigError for one that there is not."""
+    if algo in ALGOS:
+        return ALGOS[algo]
+    there_is = f"there is: {', '.join(ALGOS)}"
+    if algo in ANNOUNCED:
+        raise ConfigError(f"{algo} is not part of this version yet; {there_is}")
+    if algo.startswith("-"):
+        raise ConfigError(
+            f"the algorithm comes before the flags, as in `sampleforge train appo {algo} ...`; "
+            f"{there_is}"
+        )
+    near = nearest(algo, ALGOS)
+    hint = f"did you mean {near[0]}?" if near else there_is
+    raise ConfigError(f"unknown algorithm {algo!r}; {hint}")
+
+
+def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str]) -> Any:
+    presets = ", ".join(preset_names(algo))
+    first = [
+        _file_flag("preset", f"Start from these settings; one of: {presets}."),
+        _file_flag("config", "YAML file of settings, over the preset's and under flags."),
+    ]
+    description = (
+        f"{cls.__doc__}\n\nFor example: sampleforge train {algo} --env CartPole-v1 "
+        "--train-for-seconds 30"
+    )
+    kind = flags.config_flags(cls, defaults, first)
+    return flags.parse(kind, args, f"sampleforge train {algo}", description)
+
+
+def _file_flag(name: str, text: str) -> flags.Field:
+    hint = Annotated[str | None, tyro.conf.arg(help=text)]
+    return name, hint, dataclasses.field(default=None)
+
+
+def _layers(algo: str, values: type[Any], preset: str | None, file: str | None) -> dict[str, Any]:
+    """The fields that the preset sets, and over them those of the file. Each is checked under its
+    own name, so that an error says where it is."""
+    merged: dict[str, Any] = {}
+    sources = {f"preset {preset}": preset_values(algo, preset)} if preset else {}
+    sources |= {file: config_values(Path(file), algo)} if file else {}
+    for source, layer in sources.items():
+        from_plain(values, layer, source)
+        merged = _over(merged, layer)
+    return merged
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``. Groups of fields (model) are merged; all else is replaced."""
+    found = dict(below)
+    for raw_key, value in above.items():
+        key = raw_key.replace("-", "_")
+        group = key == "model" and isinstance(found.get(key), Mapping)
+        found[key] = _over(found[key], value) if group else value
+    return found
+
+
+def _usage() -> str:
+    lines = "\n".join(f"  {algo:<6} {cls.__doc__}" for algo, cls in ALGOS.items())
+    return (
+        "usage: sampleforge train ALGO [flags]\n\nalgorithms:\n"
+        f"{lines}\n\n`sampleforge train ALGO --help` lists the flags, for example\n"
+        "  sampleforge train appo --env CartPole-v1 --train-for-seconds 30"
+    )
