@@ -1,0 +1,226 @@
+"""What every test gets, asked for or not: it may not hang, and it leaves nothing behind.
+
+Hang: a test that takes longer than its limit fails with the stacks of this process and of its
+children, and the children are killed. A `multiprocess` test has 60 s, any other 120 s, a `slow` one
+an hour; `@pytest.mark.multiprocess(timeout=90)` sets another limit. There is none under `--pdb`.
+
+Litter: a test fails if it leaves a process, a thread, a name in /dev/shm, a file in the checkout or
+in the current directory. The current directory is an empty one of its own: what a simulator drops
+into it is found, and nobody else's files are taken for the test's.
+
+Two processes are shared by all tests and therefore no litter: multiprocessing's fork server and its
+resource tracker. Python starts them with the first process or shared object, keeps them until the
+interpreter ends and has no public way to stop them. The fork server's children do count. Both are
+stopped after the last test.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import pytest
+
+from tests.litter import REPO, Footprint
+from tests.processes import (
+    GRACE_S,
+    end_session,
+    kill,
+    our_processes,
+    own_stacks,
+    session_members,
+    stacks_of,
+)
+
+# Before numpy or torch is imported, here or in a child: one thread each.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_name] = "1"
+# For children, which do not get pytest's sys.path, and whose current directory is not the checkout.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+DEFAULT_TIMEOUT_S = 120.0
+MARKED_TIMEOUT_S = {"slow": 3600.0, "multiprocess": 60.0}
+BACKSTOP_S = 30.0
+"""A main thread stuck inside C code never runs its signal handler. So long after the limit
+faulthandler's own thread, which needs no interpreter, dumps the stacks and ends the session."""
+_stderr_fd = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr_fd] = os.dup(2)  # during a test, fd 2 is pytest's capture file
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[_stderr_fd])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with deadline(item, "set-up"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with deadline(item, "call"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with deadline(item, "tear-down"):
+        return (yield)
+
+
+def timeout_of(item: pytest.Item) -> float:
+    """Seconds that each phase of this test may take."""
+    for name, default in MARKED_TIMEOUT_S.items():
+        marker = item.get_closest_marker(name)
+        if marker is not None:
+            return float(marker.kwargs.get("timeout", default))
+    return DEFAULT_TIMEOUT_S
+
+
+@contextmanager
+def deadline(item: pytest.Item, phase: str) -> Iterator[None]:
+    """Fails what runs longer than the test's limit, with the stacks of every process concerned."""
+    if item.config.getoption("usepdb"):
+        yield
+        return
+    timeout = timeout_of(item)
+
+    def on_alarm(signum: int, frame: FrameType | None) -> None:
+        children = psutil.Process().children(recursive=True)
+        try:
+            report = "\n".join([own_stacks(), *map(stacks_of, children)])
+        finally:
+            kill(children)
+        pytest.fail(f"{item.nodeid}: {phase} took more than {timeout:g} s\n{report}")
+
+    previous = signal.signal(signal.SIGALRM, on_alarm)
+    stderr = item.config.stash[_stderr_fd]
+    faulthandler.dump_traceback_later(timeout + BACKSTOP_S, exit=True, file=stderr)
+    signal.setitimer(signal.ITIMER_REAL, timeout)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fails the test if it leaves a process, a thread, a name in /dev/shm or a file; ends the
+    processes that it left, so that the next test starts clean."""
+    cwd = tmp_path_factory.mktemp("cwd")
+    monkeypatch.chdir(cwd)
+    before = Footprint.now(cwd)
+    yield
+    give_up_at = time.monotonic() + GRACE_S
+    multiprocessing.active_children()  # reaps those that have ended
+    while litter := Footprint.now(cwd).litter_since(before):
+        if time.monotonic() > give_up_at:
+            kill(list(our_processes() - before.processes))
+            pytest.fail("the test left behind:\n" + "\n".join(litter), pytrace=False)
+        gc.collect()
+        time.sleep(0.05)
+        multiprocessing.active_children()
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """OMP_NUM_THREADS holds for torch's import; this undoes what an earlier test has set."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def stop_multiprocessing_helpers() -> Iterator[None]:
+    """Private methods, written for CPython's own tests; there are no public ones."""
+    yield
+    forkserver._forkserver._stop()
+    gc.collect()  # objects that would call the tracker, and so start it again, when they go
+    resource_tracker._resource_tracker._stop()
+
+
+StartCli = Callable[..., "subprocess.Popen[str]"]
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def start_cli(tmp_path: Path) -> Iterator[StartCli]:
+    """`start_cli("train", "appo", ..., cwd=None, env=None)` -> Popen of the `sampleforge` command;
+    with "train.py" as the first word, of that script. It has a session of its own, no stdin, stdout
+    and stderr piped as text, and `tmp_path` as current directory.
+
+    What still runs at the end of the test is killed, with all its processes. If the command itself
+    has ended and one of its processes has not after 5 s, the test fails."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        *args: str, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        script = ["-m", "sampleforge.cli", *args]
+        if args[0] == "train.py":
+            script = [str(REPO / "train.py"), *args[1:]]
+        process = subprocess.Popen(
+            [sys.executable, *script],
+            cwd=cwd or tmp_path,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    leftovers = [line for process in started for line in end_session(process)]
+    if leftovers:
+        report = "\n".join(leftovers)
+        pytest.fail(f"the command has ended and left processes behind:\n{report}", pytrace=False)
+
+
+@pytest.fixture
+def run_cli(start_cli: StartCli) -> RunCli:
+    """`run_cli(*args, timeout=60, cwd=None, env=None)` -> CompletedProcess of `start_cli(*args)`,
+    whatever its exit code. A command that takes longer fails the test, with what it printed and the
+    stacks of its processes."""
+
+    def run(
+        *args: str,
+        timeout: float = 60.0,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        process = start_cli(*args, cwd=cwd, env=env)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            members = session_members(process.pid)
+            stacks = "\n".join(map(stacks_of, members))
+            kill(members)
+            stdout, stderr = process.communicate()
+            pytest.fail(f"{' '.join(args)}: more than {timeout:g} s\n{stdout}\n{stderr}\n{stacks}")
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    return run

@@ -1,0 +1,104 @@
+"""The gates of conftest.py close: each test here runs pytest on a small file that does wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartCli
+
+pytestmark = pytest.mark.multiprocess
+
+
+HEADER = """
+import os, subprocess, sys, threading, time, pytest
+import tests.conftest, tests.processes
+tests.conftest.GRACE_S = tests.processes.GRACE_S = 0.5
+"""
+
+
+def outcome_of(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with our conftest on one file."""
+    file = tmp_path / "test_subject.py"
+    file.write_text(f"{HEADER}\n{body}\n")
+    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
+
+
+LITTER = {
+    "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
+    "orphan": "subprocess.run('sleep 60 >/dev/null 2>&1 &', shell=True)",
+    "thread": "threading.Thread(target=time.sleep, args=(3,), daemon=True).start()",
+    "file": "open('litter.txt', 'w').close()",
+    "name": "fd = os.open('/dev/shm/sampleforge-litter-{pid}', os.O_CREAT); os.close(fd)",
+}
+
+
+@pytest.mark.parametrize("kind", LITTER)
+def test_litter_fails_the_test_and_is_named(tmp_path: Path, kind: str) -> None:
+    name = f"sampleforge-litter-{tmp_path.name}"
+    body = LITTER[kind].replace("sampleforge-litter-{pid}", name)
+    try:
+        done = outcome_of(tmp_path, f"def test_it(): {body}")
+    finally:
+        Path("/dev/shm", name).unlink(missing_ok=True)
+    assert done.returncode == 1, done.stdout
+    assert "the test left behind" in done.stdout
+    named = {"orphan": "process", "name": name, "file": "litter.txt"}.get(kind, kind)
+    assert named in done.stdout.split("the test left behind")[1]
+
+
+def test_forkserver_and_tracker_are_stopped_at_the_end(tmp_path: Path) -> None:
+    body = """
+import multiprocessing
+from multiprocessing import shared_memory
+def test_it():
+    process = multiprocessing.get_context("forkserver").Process(target=print)
+    process.start()
+    process.join()
+    shared = shared_memory.SharedMemory(create=True, size=8)
+    shared.close()
+    shared.unlink()
+"""
+    done = outcome_of(tmp_path, body)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_hang_ends_with_all_stacks_and_the_session_goes_on(tmp_path: Path) -> None:
+    body = """
+@pytest.mark.multiprocess(timeout=2)
+def test_hang():
+    command = "import time; time.sleep(60)"
+    subprocess.run([sys.executable, "-c", command])
+def test_next():
+    pass
+"""
+    done = outcome_of(tmp_path, body)
+    assert done.returncode == 1
+    assert "call took more than 2 s" in done.stdout
+    assert "in test_hang" in done.stdout  # our stack
+    assert "time.sleep(60)" in done.stdout.split("--- process")[1]  # the child, by its command
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_a_command_that_leaves_a_process_is_caught(tmp_path: Path) -> None:
+    body = """
+def test_it(start_cli, monkeypatch):
+    script = "import subprocess; subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3)"
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    monkeypatch.setattr(tests.conftest, "REPO", tests.conftest.Path(os.getcwd()).parent)
+    (tests.conftest.REPO / "train.py").write_text("sleep 60 >/dev/null 2>&1 &")
+    start_cli("train.py").wait()
+"""
+    done = outcome_of(tmp_path, body)
+    assert done.returncode == 1
+    assert "left processes behind" in done.stdout
+
+
+def test_start_cli_ends_what_still_runs(start_cli: StartCli) -> None:
+    """Its own tear-down and leaves_nothing_behind are the assertions."""
+    assert start_cli("train.py", "--help").pid > 0
