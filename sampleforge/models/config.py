@@ -43,3 +43,9 @@ class ModelConfig(Checked):
                 f"hidden_sizes is {self.hidden_sizes}, but a layer has at least 1 unit; "
                 "for no hidden layers leave the list empty"
             )
+
+    @property
+    def state_size(self) -> int:
+        """Floats of recurrent state per row: LSTM has two parts, a separate critic its own core."""
+        parts = {"none": 0, "gru": 1, "lstm": 2}[self.core]
+        return parts * self.core_size * (2 if self.separate_critic else 1)

@@ -1,0 +1,51 @@
+"""SampleForge: reinforcement learning on one machine, as fast as the simulator allows.
+
+::
+
+    import sampleforge as sf
+
+    result = sf.train(sf.AppoConfig(env="CartPole-v1", train_for_env_steps=200_000))
+    policy = sf.load_policy(result.run_dir)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
+    from sampleforge.config import ConfigError
+    from sampleforge.models.config import ModelConfig
+    from sampleforge.topologies.config import AppoConfig
+
+# Imported when first used: the command line must answer --help without torch.
+_HOMES = {
+    "AppoConfig": "sampleforge.topologies.config",
+    "ConfigError": "sampleforge.config",
+    "LoadedPolicy": "sampleforge.api",
+    "ModelConfig": "sampleforge.models.config",
+    "Result": "sampleforge.api",
+    "Trainer": "sampleforge.api",
+    "load_policy": "sampleforge.api",
+    "train": "sampleforge.api",
+}
+
+__all__ = [
+    "AppoConfig",
+    "ConfigError",
+    "LoadedPolicy",
+    "ModelConfig",
+    "Result",
+    "Trainer",
+    "load_policy",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,147 @@
+"""The loss of asynchronous PPO (Petrenko et al. 2020, arXiv 2006.11751)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from sampleforge.algos.config import AppoLossConfig
+from sampleforge.algos.experience import Experience
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.returns import gae, vtrace
+from sampleforge.ops.surrogate import (
+    approx_kl,
+    clipped_surrogate,
+    clipped_value_loss,
+    masked_mean,
+    normalise,
+)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """A scalar to differentiate, and scalars to report (detached, on the device)."""
+
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+
+
+class AppoLoss:
+    """Clipped surrogate on the ratio to the behaviour policy, clipped value loss, exploration bonus.
+
+    With V-trace, advantages and value targets are recomputed for every minibatch from the newest
+    values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
+    """
+
+    def __init__(self, config: AppoLossConfig, gamma: float) -> None:
+        self._config = config
+        self._gamma = gamma
+
+    @property
+    def looks_along_time(self) -> bool:
+        """Whether minibatches must hold whole rows even for a model without a recurrent core."""
+        return self._config.advantage == "vtrace"
+
+    @torch.no_grad()
+    def prepare(self, model: ActorCritic, experience: Experience) -> Experience:
+        """Add what is computed once per batch; drop what only that needed."""
+        if self._config.advantage == "vtrace":
+            return experience
+        after = _values_after(model, experience)
+        values = torch.cat([experience.value, after.unsqueeze(0)])
+        advantages = gae(
+            experience.reward,
+            experience.value,
+            experience.next_values(values),
+            experience.terminated,
+            experience.cut,
+            self._gamma,
+            self._config.gae_lambda,
+        )
+        rollout = experience.reward.shape[0]
+        return replace(
+            experience,
+            obs={name: leaf[:rollout] for name, leaf in experience.obs.items()},
+            first=experience.first[:rollout],
+            advantages=advantages,
+            targets=advantages + experience.value,
+        )
+
+    def __call__(self, model: ActorCritic, experience: Experience) -> LossOutput:
+        """The loss of a minibatch."""
+        config, mask = self._config, experience.mask
+        rollout = experience.reward.shape[0]
+        output = model(experience.obs, experience.state, experience.first)
+        distribution = model.distribution(
+            output.parameters[:rollout], {n: leaf[:rollout] for n, leaf in experience.obs.items()}
+        )
+        log_ratio = distribution.log_prob(experience.actions) - experience.log_prob
+        # An ignored action may be as unlikely as it likes: it must not reach an exponential.
+        log_ratio = torch.where(mask, log_ratio, 0.0)
+        values = output.values[:rollout]
+        targets, advantages = self._targets(experience, output.values, log_ratio)
+        if config.normalise_advantages:
+            advantages = normalise(advantages, mask)
+
+        scale = model.value_scale
+        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, mask)
+        value_loss = clipped_value_loss(
+            values / scale, experience.value / scale, targets / scale, config.value_clip, mask
+        )
+        entropy = masked_mean(distribution.entropy(), mask)
+        if config.exploration == "entropy":
+            exploration_loss = -entropy
+        else:
+            exploration_loss = masked_mean(distribution.symmetric_kl_to_uniform(), mask)
+        kl = approx_kl(log_ratio, mask)
+        loss = (
+            policy_loss
+            + config.value_coeff * value_loss
+            + config.exploration_coeff * exploration_loss
+            + config.kl_coeff * kl
+        )
+        with torch.no_grad():
+            outside = (log_ratio.abs() > torch.log1p(log_ratio.new_tensor(config.clip_ratio))).float()
+            metrics = {
+                "loss": loss,
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "approx_kl": kl,
+                "clip_fraction": masked_mean(outside, mask),
+                "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
+                "value_mean": masked_mean(values, mask),
+                "target_mean": masked_mean(targets, mask),
+                "target_square_mean": masked_mean(targets.square(), mask),
+            }
+        return LossOutput(loss, {name: m.detach() for name, m in metrics.items()})
+
+    def _targets(
+        self, experience: Experience, values: torch.Tensor, log_ratio: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Value targets and advantages, both [T, B] and without gradient."""
+        if experience.targets is not None and experience.advantages is not None:
+            return experience.targets, experience.advantages
+        values = values.detach()
+        traced = vtrace(
+            log_ratio.detach(),
+            experience.reward,
+            values[:-1],
+            experience.next_values(values),
+            experience.terminated,
+            experience.cut,
+            self._gamma,
+            self._config.gae_lambda,
+            self._config.vtrace_rho,
+            self._config.vtrace_c,
+        )
+        return traced.targets, traced.advantages
+
+
+def _values_after(model: ActorCritic, experience: Experience) -> torch.Tensor:
+    """Values [B] of the observation after the last step, by the newest weights."""
+    if model.state_size == 0:
+        last = {name: leaf[-1] for name, leaf in experience.obs.items()}
+        return model.step(last, experience.state, experience.first[-1]).values
+    return model(experience.obs, experience.state, experience.first).values[-1]

@@ -1,0 +1,130 @@
+"""From a batch as it was sampled to what a loss is computed on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from sampleforge.algos.config import LearnerConfig
+from sampleforge.data.batch import Batch
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A batch, or some of its rows, or some of its single steps (then T is 1), ready for a loss.
+
+    ``obs`` and ``first`` have T+1 rows of time where the loss needs the values after the last step,
+    else T. ``advantages`` and ``targets`` are there if they were computed for the whole batch.
+    """
+
+    obs: dict[str, torch.Tensor]  # [T or T+1, B, ...]
+    first: torch.Tensor  # bool [T or T+1, B]
+    state: torch.Tensor  # float32 [B, S]
+    actions: dict[str, torch.Tensor]  # [T, B, ...]
+    log_prob: torch.Tensor  # [T, B]
+    value: torch.Tensor  # [T, B]
+    reward: torch.Tensor  # [T, B], scaled and clipped
+    terminated: torch.Tensor  # bool [T, B]
+    truncated: torch.Tensor  # bool [T, B]
+    cut: torch.Tensor  # bool [T, B]: nothing flows from t+1 back to t
+    mask: torch.Tensor  # bool [T, B]: counts in the loss
+    final_value: torch.Tensor | None = None  # [T, B]
+    advantages: torch.Tensor | None = None  # [T, B]
+    targets: torch.Tensor | None = None  # [T, B]
+
+    def rows(self, index: torch.Tensor) -> Experience:
+        """The rows ``index`` over all time."""
+        return self._select(lambda x: x[:, index], self.state[index])
+
+    def steps(self, index: torch.Tensor) -> Experience:
+        """Single steps: positions ``index`` of the flattened [T * B], as T = 1."""
+        rollout = self.reward.shape[0]
+        empty = self.state.new_zeros(len(index), self.state.shape[1])
+        return self._select(lambda x: x[:rollout].flatten(0, 1)[index].unsqueeze(0), empty)
+
+    def _select(self, pick, state: torch.Tensor) -> Experience:  # type: ignore[no-untyped-def]
+        picked = {
+            name: None if getattr(self, name) is None else pick(getattr(self, name))
+            for name in _COLUMNS
+        }
+        return replace(
+            self,
+            obs={name: pick(leaf) for name, leaf in self.obs.items()},
+            actions={name: pick(leaf) for name, leaf in self.actions.items()},
+            state=state,
+            **picked,
+        )
+
+    def next_values(self, values: torch.Tensor) -> torch.Tensor:
+        """Values [T, B] of the state after each step, from those of obs[0..T] [T+1, B].
+
+        After a truncation that is the final observation's: obs[t+1] itself under next-step autoreset;
+        under same-step autoreset the value the sampler gave it.
+        """
+        if self.final_value is None:
+            return values[1:]
+        return torch.where(self.truncated, self.final_value, values[1:])
+
+
+_COLUMNS = (
+    "first",
+    "log_prob",
+    "value",
+    "reward",
+    "terminated",
+    "truncated",
+    "cut",
+    "mask",
+    "final_value",
+    "advantages",
+    "targets",
+)
+
+
+def experience_of(batch: Batch, config: LearnerConfig, version: int) -> Experience:
+    """Mark what counts and shape the rewards.
+
+    Masked: rows whose action the environment ignored, and rows whose policy is more than
+    ``max_policy_lag`` versions older than ``version``. A row that is not valid also cuts the trace of
+    the step before it.
+    """
+    reward = batch.reward * config.reward_scale
+    if config.reward_clip is not None:
+        reward = reward.clamp(-config.reward_clip, config.reward_clip)
+    valid_next = torch.ones_like(batch.valid)
+    valid_next[:-1] = batch.valid[1:]
+    return Experience(
+        obs=batch.obs,
+        first=batch.first,
+        state=batch.state,
+        actions=batch.actions,
+        log_prob=batch.log_prob,
+        value=batch.value,
+        reward=reward,
+        terminated=batch.terminated,
+        truncated=batch.truncated,
+        cut=batch.terminated | batch.truncated | ~valid_next,
+        mask=batch.valid & (version - batch.version <= config.max_policy_lag),
+        final_value=batch.final_value,
+    )
+
+
+def minibatches(
+    experience: Experience, size: int, *, whole_rows: bool, generator: torch.Generator
+) -> Iterator[Experience]:
+    """One pass over the experience in random minibatches of ``size`` env steps.
+
+    With ``whole_rows`` each minibatch holds rows over all of their time (for losses and cores that
+    look along time), else single steps. A single minibatch is the experience itself.
+    """
+    rollout, rows = experience.reward.shape
+    if size >= rollout * rows and whole_rows:
+        yield experience
+        return
+    device = experience.reward.device
+    count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
+    order = torch.randperm(count, generator=generator).to(device)
+    for index in order.split(per):
+        yield experience.rows(index) if whole_rows else experience.steps(index)

@@ -1,0 +1,186 @@
+"""Gradient steps for one policy. An object without a process: `update(batch)` in, metrics out."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from sampleforge.algos.appo import LossOutput
+from sampleforge.algos.config import LearnerConfig
+from sampleforge.algos.experience import Experience, experience_of, minibatches
+from sampleforge.algos.policy import autocast
+from sampleforge.data.batch import Batch
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.schedules import kl_adaptive, linear
+
+_SCALE_FLOOR = 1e-4  # of the return's standard deviation, where rewards are all zero so far
+
+
+class Loss(Protocol):
+    """What turns experience into a loss; see `sampleforge.algos.appo.AppoLoss`."""
+
+    @property
+    def looks_along_time(self) -> bool: ...
+
+    def prepare(self, model: ActorCritic, experience: Experience) -> Experience: ...
+
+    def __call__(self, model: ActorCritic, experience: Experience) -> LossOutput: ...
+
+
+class Learner:
+    """Model, optimiser, schedules and running statistics of one policy.
+
+    ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        loss: Loss,
+        config: LearnerConfig,
+        *,
+        device: torch.device,
+        precision: str,
+        seed: int,
+    ) -> None:
+        self.model = model.to(device)
+        self.version = 0
+        self._loss = loss
+        self._config = config
+        self._device = device
+        self._precision = precision
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.Adam(
+            self._parameters,
+            lr=config.learning_rate,
+            betas=config.adam_betas,
+            eps=config.adam_eps,
+            fused=True,
+        )
+        self._learning_rate = config.learning_rate
+        self._generator = torch.Generator().manual_seed(seed)  # minibatch order
+        self._return_moments = torch.zeros(3, dtype=torch.float64)  # batches, mean, mean of squares
+
+    def update(self, batch: Batch, progress: float) -> dict[str, float]:
+        """Learn from one batch [T+1, B]; returns what to report.
+
+        ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A gradient
+        step whose gradient is not finite is skipped and counted in ``skipped_steps``.
+        """
+        if self._config.lr_schedule == "linear":
+            self._learning_rate = linear(self._config.learning_rate, progress)
+        batch = batch.to(self._device)
+        experience = experience_of(batch, self._config, self.version)
+        lag = self.version - batch.version[batch.valid].double()
+        valid, used = batch.valid.sum(), experience.mask.sum()
+        self.model.train()
+        with autocast(self._device, self._precision):
+            experience = self._loss.prepare(self.model, experience)
+        per_step = [self._step(mb) for mb in self._minibatches(experience)]
+        means = {name: torch.stack([m[name] for m in per_step]).mean() for name in per_step[0]}
+        means["ratio_deviation_first"] = per_step[0]["ratio_deviation"]
+        skipped = torch.stack([m["skipped_steps"] for m in per_step]).sum()
+        metrics = _to_floats(
+            {
+                **means,
+                "skipped_steps": skipped,
+                "valid_steps": valid,
+                "stale_steps": valid - used,
+                "policy_lag_min": lag.min() if lag.numel() else lag.sum(),
+                "policy_lag_mean": lag.mean() if lag.numel() else lag.sum(),
+                "policy_lag_max": lag.max() if lag.numel() else lag.sum(),
+            }
+        )
+        self._update_statistics(batch, metrics)
+        if self._config.lr_schedule == "kl_adaptive":
+            self._learning_rate = kl_adaptive(
+                self._learning_rate, metrics["approx_kl"], self._config.lr_target_kl
+            )
+        metrics["learning_rate"] = self._learning_rate
+        return metrics
+
+    def _minibatches(self, experience: Experience):  # type: ignore[no-untyped-def]
+        rollout, rows = experience.reward.shape
+        size = self._config.minibatch_size or rollout * rows
+        whole_rows = self._loss.looks_along_time or self.model.state_size > 0
+        for _ in range(self._config.num_epochs):
+            yield from minibatches(
+                experience, size, whole_rows=whole_rows, generator=self._generator
+            )
+
+    def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
+        """One gradient step; the device is never waited for."""
+        with autocast(self._device, self._precision):
+            output = self._loss(self.model, minibatch)
+        self._optimiser.zero_grad(set_to_none=True)
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        limit = self._config.max_grad_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
+        skip = (~torch.isfinite(norm)).float()
+        # The fused kernel skips the step on the device itself where this is 1 (see GradScaler).
+        self._optimiser.found_inf = skip  # type: ignore[attr-defined]
+        self._optimiser.grad_scale = None  # type: ignore[attr-defined]
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._learning_rate
+        self._optimiser.step()
+        self.version += 1
+        return {**output.metrics, "grad_norm": norm.detach(), "skipped_steps": skip}
+
+    @torch.no_grad()
+    def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:
+        """Running statistics move only between batches: within one, behaviour and learner agree."""
+        if self.model.normaliser is not None:
+            # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
+            rollout, rows = batch.steps
+            leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
+            self.model.normaliser.update(leaves)
+        if self._config.normalise_returns:
+            self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])
+
+    def _rescale_values(self, mean: float, mean_of_squares: float) -> None:
+        """Track the targets' standard deviation in ``model.value_scale``, keeping all predictions
+        (the output-preserving step of Pop-Art, van Hasselt et al. 2016, arXiv 1602.07714)."""
+        self._return_moments[0] += 1
+        rate = max(1.0 / float(self._return_moments[0]), 0.01)
+        new = torch.tensor([mean, mean_of_squares], dtype=torch.float64)
+        self._return_moments[1:] += rate * (new - self._return_moments[1:])
+        variance = float(self._return_moments[2] - self._return_moments[1] ** 2)
+        scale = max(variance, _SCALE_FLOOR**2) ** 0.5
+        self.model.rescale_values(scale)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
+        tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
+        optimiser = self._optimiser.state_dict()
+        for index, entry in optimiser["state"].items():
+            tensors |= {f"optimiser/{index}/{n}": t for n, t in entry.items()}
+        tensors["rng/minibatches"] = self._generator.get_state()
+        tensors["return_moments"] = self._return_moments
+        plain = {"version": self.version, "learning_rate": self._learning_rate}
+        return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
+
+    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Go on from a `state`. Raises ValueError if it is of another model."""
+        model = {n[len("model/") :]: t for n, t in tensors.items() if n.startswith("model/")}
+        try:
+            self.model.load_state_dict(model)
+        except RuntimeError as error:
+            raise ValueError(f"the checkpoint is of another model: {error}") from error
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimiser/"):
+                _, index, key = name.split("/")
+                state.setdefault(int(index), {})[key] = tensor
+        groups = self._optimiser.state_dict()["param_groups"]
+        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
+        self._generator.set_state(tensors["rng/minibatches"])
+        self._return_moments.copy_(tensors["return_moments"])
+        self.version = plain["version"]
+        self._learning_rate = plain["learning_rate"]
+
+
+def _to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
+    """All metrics to the CPU in one copy."""
+    values = torch.stack([m.detach().double() for m in metrics.values()]).tolist()
+    return dict(zip(metrics, values, strict=True))

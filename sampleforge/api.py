@@ -1,0 +1,161 @@
+"""SampleForge from Python: train, a trainer to step by hand, a trained policy to act with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sampleforge import spec as specs
+from sampleforge.checkpoint import CheckpointStore
+from sampleforge.config import ConfigError
+from sampleforge.driver import Run, model_tensors
+from sampleforge.env.probe import probe
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.registry import make_model, resolve_encoder
+from sampleforge.run_folder import RunFolder
+from sampleforge.topologies.config import AppoConfig
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its folder, and what summary.json says."""
+
+    run_dir: Path
+    summary: dict[str, Any]
+
+
+def train(config: AppoConfig) -> Result:
+    """Run ``config`` to its stop condition. Raises ConfigError for what cannot run, and what a worker
+    died of as WorkerDied; Ctrl-C ends it in order, with a checkpoint."""
+    with Run(config) as run:
+        for _ in run.reports():
+            pass
+    return Result(run.folder.path, json.loads(run.folder.summary_file.read_text()))
+
+
+class Trainer:
+    """Training step by step, for notebooks and sweeps::
+
+        with Trainer(config) as trainer:
+            for report in trainer:      # one dict of scalars per report interval
+                ...
+            trainer.save()
+    """
+
+    def __init__(self, config: AppoConfig) -> None:
+        self._run = Run(config)
+
+    def __enter__(self) -> Trainer:
+        self._run.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._run.__exit__(*error)
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        return self._run.reports()
+
+    @property
+    def run_dir(self) -> Path:
+        return self._run.folder.path
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        self._run.save()
+
+    def compute_action(self, obs: Any) -> Any:
+        """The most likely action for one observation, by the newest weights. For a recurrent model
+        use `load_policy`, which carries the state."""
+        policy = LoadedPolicy(self._run.new_model(), self._run.spec)
+        self._run.graph.weights.read(policy.model.state_dict())
+        return policy.act(obs)[0]
+
+
+class LoadedPolicy:
+    """A policy that acts on single observations of its environment."""
+
+    def __init__(self, model: ActorCritic, spec: specs.EnvSpec) -> None:
+        self.model = model.eval()
+        self.spec = spec
+
+    @torch.inference_mode()
+    def act(
+        self, obs: Any, state: torch.Tensor | None = None, *, stochastic: bool = False
+    ) -> tuple[Any, torch.Tensor]:
+        """(action, next recurrent state) for one observation as the environment gives it.
+
+        ``state`` is the state of the step before; None begins an episode. The action is the most
+        likely one, or with ``stochastic`` a sample; structured as flat leaves if the action space is
+        a Dict or a Tuple.
+        """
+        leaves = _leaves_of(obs, self.spec)
+        first = torch.tensor([state is None])
+        if state is None:
+            state = torch.zeros(1, self.model.state_size)
+        output = self.model.step(leaves, state, first)
+        distribution = self.model.distribution(output.parameters, leaves)
+        chosen = distribution.sample() if stochastic else distribution.mode()
+        actions = {
+            name: leaf[0].numpy() + self.spec.actions[name].start for name, leaf in chosen.items()
+        }
+        action = actions[specs.ACTION] if set(actions) == {specs.ACTION} else actions
+        return action, output.state
+
+
+def _leaves_of(obs: Any, spec: specs.EnvSpec) -> dict[str, torch.Tensor]:
+    """One observation as a batch of one per leaf. Raises ValueError for one of another shape."""
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, child in value.items():
+                walk(child, f"{path}.{key}" if path else str(key))
+        elif isinstance(value, tuple):
+            for i, child in enumerate(value):
+                walk(child, f"{path}.{i}" if path else str(i))
+        else:
+            found[path or specs.OBSERVATION] = value
+
+    walk(obs, "")
+    leaves = {}
+    for name, leaf in spec.observations.items():
+        if name not in found:
+            raise ValueError(f"the observation has no leaf {name!r}; it has {sorted(found)}")
+        array = np.asarray(found[name], dtype=leaf.dtype)
+        if array.shape != leaf.shape:
+            raise ValueError(f"observation leaf {name!r} is {array.shape}, expected {leaf.shape}")
+        leaves[name] = torch.from_numpy(array).unsqueeze(0)
+    return leaves
+
+
+def load_policy(run_dir: str | Path, which: str = "latest") -> LoadedPolicy:
+    """The policy of a run folder's latest or best checkpoint.
+
+    Its environment is constructed once, in a process of its own, to learn the spaces. Raises
+    ConfigError if the folder has no checkpoint.
+    """
+    folder = RunFolder.existing(run_dir)
+    config = folder.read_config(AppoConfig)
+    model, spec, _ = load_model(folder, config, which)
+    return LoadedPolicy(model, spec)
+
+
+def load_model(
+    folder: RunFolder, config: AppoConfig, which: str = "latest"
+) -> tuple[ActorCritic, specs.EnvSpec, dict[str, Any]]:
+    """(model with its weights, spec, the checkpoint's plain state)."""
+    store = CheckpointStore(folder.checkpoints, config.keep_checkpoints)
+    found = store.load("best" if which == "best" else "latest", log=print)
+    if found is None:
+        raise ConfigError(f"{folder.path} has no checkpoint yet; train it first")
+    spec = probe(config)
+    model_config = resolve_encoder(config.model, spec.observations)
+    model = make_model(model_config, spec.observations, spec.actions)
+    model.load_state_dict(model_tensors(found[0].tensors))
+    return model, spec, found[0].state

@@ -1,0 +1,99 @@
+"""Slots into a batch: whole columns, one memory copy per slot and column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from sampleforge.data.slots import TrajectorySlots
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``B`` rows of ``T`` consecutive env steps, time first; the columns of `SlotShape.layout`."""
+
+    obs: dict[str, torch.Tensor]  # [T+1, B, ...]
+    first: torch.Tensor  # bool [T+1, B]
+    actions: dict[str, torch.Tensor]  # [T, B, ...]
+    log_prob: torch.Tensor  # float32 [T, B], of the behaviour policy
+    value: torch.Tensor  # float32 [T, B], of the behaviour policy
+    version: torch.Tensor  # int64 [T, B]
+    reward: torch.Tensor  # float32 [T, B], as the environment gave it
+    terminated: torch.Tensor  # bool [T, B]
+    truncated: torch.Tensor  # bool [T, B]
+    valid: torch.Tensor  # bool [T, B]
+    state: torch.Tensor  # float32 [B, S], before obs[0]
+    final_value: torch.Tensor | None = None  # float32 [T, B], only of same-step environments
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """(T, B)."""
+        rollout, rows = self.reward.shape
+        return rollout, rows
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on another device, copied asynchronously where the source is pinned."""
+
+        def move(column: torch.Tensor) -> torch.Tensor:
+            return column.to(device, non_blocking=True)
+
+        moved = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, dict):
+                moved[field.name] = {name: move(leaf) for name, leaf in column.items()}
+            else:
+                moved[field.name] = None if column is None else move(column)
+        return Batch(**moved)
+
+
+class BatchBuilder:
+    """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch.
+
+    ``pinned`` puts it into page-locked memory, from where copies to a CUDA device are asynchronous.
+    """
+
+    def __init__(
+        self, slots: TrajectorySlots, slots_per_batch: int, *, pinned: bool = False
+    ) -> None:
+        self._columns = slots.columns()
+        self._wanted = slots_per_batch
+        self._filled = 0
+        rows = slots.shape.rows
+        self._buffers: dict[str, torch.Tensor] = {}  # [T, slots, rows, ...]; state: [slots, rows, S]
+        for name, column in self._columns.items():
+            time = () if name == "state" else (column.shape[1],)
+            inner = column.shape[2 if time else 1 :]
+            shape = (*time, slots_per_batch, *inner)
+            self._buffers[name] = torch.empty(shape, dtype=column.dtype, pin_memory=pinned)
+        self._batch = self._as_batch(slots_per_batch * rows)
+
+    def add(self, slot: int) -> bool:
+        """Copy one slot in; True if the batch is complete now."""
+        assert self._filled < self._wanted, "take the complete batch before adding to the next"
+        for name, column in self._columns.items():
+            buffer = self._buffers[name]
+            place = buffer[self._filled] if name == "state" else buffer[:, self._filled]
+            place.copy_(column[slot])
+        self._filled += 1
+        return self._filled == self._wanted
+
+    def take(self) -> Batch:
+        """The complete batch; valid until the next `add`."""
+        assert self._filled == self._wanted, f"only {self._filled} of {self._wanted} slots are in"
+        self._filled = 0
+        return self._batch
+
+    def _as_batch(self, rows: int) -> Batch:
+        flat: dict[str, torch.Tensor] = {}
+        for name, buffer in self._buffers.items():
+            if name == "state":
+                flat[name] = buffer.view(rows, buffer.shape[-1])
+            else:
+                flat[name] = buffer.view(buffer.shape[0], rows, *buffer.shape[3:])
+        leaves: dict[str, dict[str, torch.Tensor]] = {"obs": {}, "action": {}}
+        for name in [n for n in flat if "/" in n]:
+            kind, leaf = name.split("/", 1)
+            leaves[kind][leaf] = flat.pop(name)
+        return Batch(obs=leaves["obs"], actions=leaves["action"], **flat)  # type: ignore[arg-type]

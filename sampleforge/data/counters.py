@@ -1,0 +1,36 @@
+"""Numbers that every process keeps about itself and the driver reads at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.data.shared import SharedArrays
+
+
+class Counters:
+    """A row of float64 numbers per worker in shared memory; each row has one writer.
+
+    Writers index their own row by `index`; readers sum or look at whole columns. A number is read
+    whole, but two numbers need not be of the same instant.
+    """
+
+    def __init__(self, names: Sequence[str], workers: int) -> None:
+        self.names = tuple(names)
+        self._arrays = SharedArrays({"values": ((workers, len(names)), "float64")})
+
+    def row(self, worker: int) -> dict[str, npt.NDArray[np.float64]]:
+        """One worker's numbers by name, each as a [1] view: ``row["env_steps"] += 32``."""
+        values = self._arrays["values"][worker]
+        return {name: values[i : i + 1] for i, name in enumerate(self.names)}
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        """One number of every worker, as a copy [workers]."""
+        column: npt.NDArray[np.float64] = self._arrays["values"][:, self.names.index(name)].copy()
+        return column
+
+    def total(self, name: str) -> float:
+        """Sum of one number over the workers."""
+        return float(self.column(name).sum())

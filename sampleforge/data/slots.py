@@ -1,0 +1,141 @@
+"""Trajectory slots: where every rollout lives, from the env step that writes it to the learner.
+
+Ownership of a slot:
+
+    FREE -> WRITING (one actor; its policy worker between request and reply)
+         -> READING (one learner) -> FREE
+
+No column has two writers. Ownership moves only by a hand-over through `SlotExchange`; there are no
+other locks. A slot's generation counts its lives: whoever holds (slot, generation) of an earlier life
+can tell that it is no longer his.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from sampleforge.data.shared import Layout, SharedArrays, layout_bytes
+from sampleforge.spec import EnvSpec
+
+
+class Owner(IntEnum):
+    FREE = 0
+    WRITING = 1
+    READY = 2
+    READING = 3
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows."""
+
+    rollout: int
+    rows: int
+    spec: EnvSpec
+    state_size: int
+
+    @property
+    def env_steps(self) -> int:
+        return self.rollout * self.rows
+
+    def layout(self, count: int) -> Layout:
+        """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step and
+        after the last, [T, rows] for what a step adds."""
+        before = (count, self.rollout + 1, self.rows)
+        step = (count, self.rollout, self.rows)
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, leaf in self.spec.observations.items():
+            arrays[f"obs/{name}"] = (before + leaf.shape, leaf.dtype)
+        for name, action in self.spec.actions.items():
+            arrays[f"action/{name}"] = (step + action.shape, action.dtype)
+        arrays |= {
+            "first": (before, "bool"),
+            "log_prob": (step, "float32"),
+            "value": (step, "float32"),
+            "version": (step, "int64"),
+            "reward": (step, "float32"),
+            "terminated": (step, "bool"),
+            "truncated": (step, "bool"),
+            "valid": (step, "bool"),
+            "state": ((count, self.rows, self.state_size), "float32"),
+            "owner": ((count,), "int32"),
+            "generation": ((count,), "int64"),
+        }
+        if self.spec.autoreset == "same_step":
+            arrays["final_value"] = (step, "float32")
+        return arrays
+
+    def nbytes(self, count: int) -> int:
+        return layout_bytes(self.layout(count))
+
+
+class TrajectorySlots:
+    """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
+
+    The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
+    ``log_prob`` and ``value`` are the behaviour policy's, ``version`` its version, ``valid`` is False
+    where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
+    """
+
+    def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
+        self.count = count
+        self.shape = shape
+        self.debug = debug
+        self.arrays = SharedArrays(shape.layout(count))
+        self._name_columns()
+
+    def _name_columns(self) -> None:
+        self.obs = {n: self.arrays[f"obs/{n}"] for n in self.shape.spec.observations}
+        self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
+        self.first = self.arrays["first"]
+        self.log_prob = self.arrays["log_prob"]
+        self.value = self.arrays["value"]
+        self.version = self.arrays["version"]
+        self.reward = self.arrays["reward"]
+        self.terminated = self.arrays["terminated"]
+        self.truncated = self.arrays["truncated"]
+        self.valid = self.arrays["valid"]
+        self.state = self.arrays["state"]
+        self.owner = self.arrays["owner"]
+        self.generation = self.arrays["generation"]
+        same_step = self.shape.spec.autoreset == "same_step"
+        self.final_value = self.arrays["final_value"] if same_step else None
+
+    def columns(self) -> Mapping[str, torch.Tensor]:
+        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``."""
+        skip = ("owner", "generation")
+        return {n: self.arrays.torch(n) for n in self.shape.layout(1) if n not in skip}
+
+    def move(self, slot: int, old: Owner, new: Owner) -> None:
+        """Record a change of owner; only the old owner calls this."""
+        if self.debug:
+            found = Owner(int(self.owner[slot]))
+            assert found == old, f"slot {slot} is {found.name}, expected {old.name} -> {new.name}"
+        self.owner[slot] = new
+        if new is Owner.FREE:
+            self.generation[slot] += 1
+            if self.debug:
+                self._poison(slot)
+
+    def _poison(self, slot: int) -> None:
+        """Overwrite a freed slot, so that a read of stale data shows."""
+        for column in self.columns().values():
+            array = column[slot].numpy()
+            if np.issubdtype(array.dtype, np.floating):
+                array.fill(np.nan)
+            elif array.dtype == np.bool_:
+                array.fill(True)
+            else:
+                array.view(np.uint8).fill(0xAB)
+
+    def __getstate__(self) -> tuple[int, SlotShape, bool, SharedArrays]:
+        return self.count, self.shape, self.debug, self.arrays
+
+    def __setstate__(self, state: tuple[int, SlotShape, bool, SharedArrays]) -> None:
+        self.count, self.shape, self.debug, self.arrays = state
+        self._name_columns()

@@ -1,0 +1,351 @@
+"""One training run from command to summary: open the folder, probe, wire, run, report, close."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import sys
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sampleforge.config import ConfigError
+from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.runtime.processes import process_context, start_fork_server
+from sampleforge.topologies.config import AppoConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from sampleforge.algos.learner import Learner
+    from sampleforge.checkpoint import Checkpoint, CheckpointStore
+    from sampleforge.metrics import Reporter
+    from sampleforge.models.actor_critic import ActorCritic
+    from sampleforge.run_folder import RunFolder
+    from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.graph import Graph
+
+SAVE_TIMEOUT = 60.0
+INTERRUPTED_SAVE_TIMEOUT = 3.0
+POLL = 0.1
+
+
+class Runner(Protocol):
+    """How the workers of a graph run: `ProcessRunner` or `SerialRunner`."""
+
+    def start(self) -> None: ...
+    def poll(self, timeout: float) -> None: ...
+    def ask(self, kind: str, payload: Any, timeout: float) -> Any: ...
+    def close(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def run(config: AppoConfig) -> int:
+    """Train, and return the exit code of the command line; see `Run`."""
+    try:
+        with Run(config) as training:
+            for _ in training.reports():
+                pass
+        return training.exit_code
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+class Run:
+    """A run as a context: entering starts the workers, leaving ends them and writes summary.json.
+
+    Iterate over `reports`. Raises ConfigError for what cannot run, before anything starts; what a
+    worker died of comes out of `reports` as WorkerDied.
+    """
+
+    def __init__(self, config: AppoConfig) -> None:
+        if not config.env:
+            raise ConfigError("no environment; give one, such as --env CartPole-v1")
+        self._asked = config
+        self._serial = config.serial
+        self._resources = ExitStack()
+        self.interrupts = Interrupts(self._end_at_once)
+        self._runner: Runner | None = None
+
+    # ---- beginning ----
+
+    def __enter__(self) -> Run:
+        try:
+            self._open()
+        except BaseException:
+            self._resources.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        if not self._serial:
+            start_fork_server()
+        from sampleforge.env.probe import probe
+
+        with ThreadPoolExecutor(1) as pool:  # the probe's process and our imports run side by side
+            probed = pool.submit(probe, self._asked)
+            import torch  # noqa: F401
+
+            self._prepare_folder()
+            spec = probed.result()
+        self._resources.enter_context(self.interrupts)
+        self._wire(spec)
+        assert self._runner is not None
+        self._runner.start()
+
+    def _prepare_folder(self) -> None:
+        from sampleforge.checkpoint import CheckpointStore
+        from sampleforge.run_folder import RunFolder, default_run_dir
+
+        path = Path(self._asked.run_dir) if self._asked.run_dir else default_run_dir(self._asked)
+        self.folder: RunFolder = RunFolder(path.absolute())
+        self.folder.create()
+        self._resources.callback(self.folder.close)
+        config = self._asked
+        self._store: CheckpointStore = CheckpointStore(
+            self.folder.checkpoints, config.keep_checkpoints
+        )
+        self._earlier: dict[str, Any] = {}
+        resuming = self.folder.resumes(config)
+        if resuming:
+            config = self.folder.check_resume(config)
+            found = self._store.load(log=lambda text: print(text, file=sys.stderr))
+            assert found is not None
+            self._earlier = found[0].state
+        if config.seed is None:
+            config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+        self.config: AppoConfig = config
+
+    def _wire(self, spec: EnvSpec) -> None:
+        from sampleforge.models.registry import resolve_encoder
+        from sampleforge.run_statistics import RunStatistics
+        from sampleforge.topologies.appo import appo
+        from sampleforge.topologies.parts import Start
+        from sampleforge.topologies.plan import plan_appo
+        from sampleforge.topologies.processes import ProcessRunner
+        from sampleforge.topologies.serial import SerialRunner
+
+        config = self.config
+        model = resolve_encoder(config.model, spec.observations)
+        plan = plan_appo(config, spec, resolve_device(config.device))
+        config = dataclasses.replace(config, batch_size=plan.batch_size)
+        self.folder.write_config(config, self._asked)
+        assert config.seed is not None
+        start = Start(
+            seed=config.seed,
+            resumes=self._earlier.get("resumes", -1) + 1,
+            env_steps=self._earlier.get("env_steps", 0),
+            wall_s=self._earlier.get("wall_s", 0.0),
+            started=time(),
+            resume=ResumeCheckpoint(self._store) if self._earlier else None,
+        )
+        self._start = start
+        self._last_saved = start.env_steps
+        ours, theirs = process_context().Pipe()
+        self._resources.callback(ours.close)
+        self._resources.callback(theirs.close)
+        self.graph: Graph = appo(
+            dataclasses.replace(config, model=model),
+            plan,
+            spec,
+            start,
+            SaveCheckpoint(self._store),
+            None if self._serial else theirs,
+        )
+        self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
+        self.reporter = self._make_reporter()
+        if self._serial:
+            self._runner = SerialRunner(self.graph)
+        else:
+            self._runner = ProcessRunner(self.graph, ours, config.env_timeout)
+
+    def _make_reporter(self) -> Reporter:
+        from sampleforge.metrics import Reporter
+
+        config = self.config
+        reporter = Reporter(
+            self.folder,
+            quiet=config.quiet,
+            total_env_steps=config.train_for_env_steps,
+            total_seconds=config.train_for_seconds,
+        )
+        self._resources.callback(reporter.close)
+        reporter.log(self.graph.describe())
+        return reporter
+
+    # ---- running ----
+
+    def reports(self) -> Iterator[dict[str, float]]:
+        """Run until a stop condition or an interrupt, yielding each report's scalars."""
+        assert self._runner is not None
+        progress = self.graph.progress
+        next_report, next_save = self._clock() + self._interval(), self._save_clock()
+        while not progress.done and self.interrupts.received is None:
+            self._runner.poll(POLL)
+            self._take_episodes()
+            if self._clock() >= next_report:
+                next_report = self._clock() + self._interval()
+                yield self._report()
+            if monotonic() >= next_save:
+                next_save = self._save_clock()
+                self.save()
+        yield self._report()
+
+    def _clock(self) -> float:
+        """What reports are spaced by: seconds, or in serial mode env steps, to be deterministic."""
+        return float(self.graph.progress.env_steps) if self._serial else monotonic()
+
+    def _interval(self) -> float:
+        return self.config.report_interval * (1000.0 if self._serial else 1.0)
+
+    def _save_clock(self) -> float:
+        return monotonic() + self.config.checkpoint_interval
+
+    def _take_episodes(self) -> None:
+        self.statistics.take_episodes(self.graph.episodes.take())
+
+    def _report(self) -> dict[str, float]:
+        assert self._runner is not None
+        self._take_episodes()
+        scalars = self.statistics.scalars(self._runner.ask("metrics", None, SAVE_TIMEOUT))
+        progress = self.graph.progress
+        self.reporter.report(scalars, env_steps=progress.env_steps, wall_s=scalars["wall_s"])
+        return scalars
+
+    def save(self, timeout: float = SAVE_TIMEOUT) -> None:
+        """Write a checkpoint. Raises OSError if it cannot be written; the one before stays."""
+        assert self._runner is not None
+        progress = self.graph.progress
+        state = {
+            "env_steps": progress.env_steps,
+            "wall_s": progress.wall_s,
+            "resumes": self._start.resumes,
+            "statistics": self.statistics.state(),
+            "return_mean": self.statistics.return_mean,
+            "milestone": self._is_milestone(progress.env_steps),
+        }
+        problem = self._runner.ask("save", state, timeout)
+        if problem is not None:
+            raise OSError(f"checkpoint not written: {problem}")
+
+    def _is_milestone(self, env_steps: int) -> bool:
+        """Whether a milestone lies between the last checkpoint and this one."""
+        every = self.config.milestone_interval
+        last, self._last_saved = self._last_saved, env_steps
+        return every is not None and env_steps // every > last // every
+
+    # ---- ending ----
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        self.exit_code = self.interrupts.exit_code if error is None else 1
+        try:
+            if error is None:
+                self._final_save()
+        except BaseException as problem:
+            self.exit_code, error = 1, problem
+            raise
+        finally:
+            self._end(error)
+
+    def _final_save(self) -> None:
+        if self.config.sampler_only:
+            return
+        interrupted = self.interrupts.received is not None
+        self.save(INTERRUPTED_SAVE_TIMEOUT if interrupted else SAVE_TIMEOUT)
+
+    def _end(self, error: BaseException | None) -> None:
+        assert self._runner is not None
+        summary = self.statistics.summary()
+        self._runner.close()
+        status = "failed" if error else "interrupted" if self.exit_code else "finished"
+        config = self.config
+        self.folder.write_summary(
+            {
+                "status": status,
+                "algo": config.algo,
+                "env": config.env,
+                "seed": config.seed,
+                **summary,
+                "restarts": 0,
+                "error": None if error is None else f"{type(error).__name__}: {error}",
+            }
+        )
+        self._resources.close()
+
+    def _end_at_once(self) -> None:
+        if self._runner is not None:
+            self._runner.kill()
+
+
+class SaveCheckpoint:
+    """What the learner's process calls to write a checkpoint."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    def __call__(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        from sampleforge.checkpoint import Checkpoint
+
+        self._store.save(
+            Checkpoint(tensors, state),
+            env_steps=state["env_steps"],
+            version=state["learner"]["version"],
+            return_mean=state["return_mean"],
+            milestone=state["milestone"],
+        )
+
+
+class ResumeCheckpoint:
+    """The latest checkpoint, for the driver (weights) and the learner's process (everything)."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    def weights(self, model: ActorCritic) -> int:
+        """Load the model's weights; returns their policy version."""
+        checkpoint = self._load()
+        model.load_state_dict(model_tensors(checkpoint.tensors))
+        return int(checkpoint.state["learner"]["version"])
+
+    def learner(self, learner: Learner) -> None:
+        """Load all of the learner's state."""
+        checkpoint = self._load()
+        learner.load(checkpoint.tensors, checkpoint.state["learner"])
+
+    def _load(self) -> Checkpoint:
+        found = self._store.load(log=lambda text: None)
+        assert found is not None, "the driver has loaded it before"
+        return found[0]
+
+
+def model_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The model's state_dict among a checkpoint's tensors."""
+    return {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+
+
+def resolve_device(asked: str) -> str:
+    """The device by name. Raises ConfigError if it is not there."""
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {asked}: {error}; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {asked}: this machine shows {torch.cuda.device_count()} CUDA devices; "
+            "use --device cpu, or see `sampleforge doctor`"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {asked} is not supported; use auto, cpu, cuda or cuda:N")
+    return asked

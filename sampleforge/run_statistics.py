@@ -1,0 +1,139 @@
+"""What a run has to say for itself: the scalars of a report, the fields of summary.json."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from sampleforge.data.episodes import EpisodeRecord
+from sampleforge.topologies.graph import Graph
+
+LAST_EPISODES = 100
+
+
+class RunStatistics:
+    """Collects finished episodes and the workers' counters; rates over 10 and 60 seconds."""
+
+    def __init__(self, graph: Graph, earlier: dict[str, Any]) -> None:
+        """``earlier``: the `state` of the run before, empty for a new one."""
+        self._graph = graph
+        self._started = monotonic()
+        self._history: deque[tuple[float, float, float, float]] = deque()
+        self._remember()
+        self._episodes = int(earlier.get("episodes", 0))
+        self._frames = int(earlier.get("env_frames", 0))
+        self._trained = int(earlier.get("trained_steps", 0))
+        self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
+        self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
+        self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))  # type: ignore[assignment]
+        self._updates = int(earlier.get("updates", 0))
+
+    def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
+        for episode in episodes:
+            self._episodes += 1
+            self._returns.append(episode.ret)
+            self._lengths.append(episode.length)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last 100 episodes, None before the first."""
+        return float(np.mean(self._returns)) if self._returns else None
+
+    def state(self) -> dict[str, Any]:
+        """Plain values to go on from, for a checkpoint."""
+        return {
+            "episodes": self._episodes,
+            "env_frames": self._frames + int(self._total("env_frames")),
+            "trained_steps": self._trained + int(self._total("trained_steps")),
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "policy_lag": list(self._lag),
+            "updates": self._updates_so_far(),
+        }
+
+    def scalars(self, learner: dict[str, float]) -> dict[str, float]:
+        """One report; ``learner`` is what the learner has to say since the last one."""
+        progress = self._graph.progress
+        self._remember()
+        frames_10s, steps_10s, trained_10s = self._rates(10.0)
+        frames_60s = self._rates(60.0)[0]
+        free, ready = self._graph.exchange.fill()
+        if "policy_lag_mean" in learner:
+            self._lag = learner["policy_lag_mean"], max(self._lag[1], learner["policy_lag_max"])
+        seen = learner.get("valid_steps", 0.0)
+        stale = learner.get("stale_steps", 0.0) / seen if seen else 0.0
+        scalars = {
+            "env_steps": float(progress.env_steps),
+            "wall_s": progress.wall_s,
+            "env_frames": float(self._frames + self._total("env_frames")),
+            "frames_per_s": frames_10s,
+            "frames_per_s_10s": frames_10s,
+            "frames_per_s_60s": frames_60s,
+            "env_steps_per_s": steps_10s,
+            "trained_per_s": trained_10s,
+            "episodes": float(self._episodes),
+            "updates": float(self._updates_so_far()),
+            "free_slots_fill": free,
+            "ready_slots_fill": ready,
+            "stale_fraction": stale,
+            **self._stages(),
+            **learner,
+        }
+        if self._returns:
+            scalars["return_mean"] = float(np.mean(self._returns))
+            scalars["return_std"] = float(np.std(self._returns))
+            scalars["length_mean"] = float(np.mean(self._lengths))
+        return scalars
+
+    def summary(self) -> dict[str, Any]:
+        """The measured part of summary.json."""
+        elapsed = max(1e-9, monotonic() - self._started)
+        return {
+            "env_steps": self._graph.progress.env_steps,
+            "env_frames": self._frames + int(self._total("env_frames")),
+            "wall_s": self._graph.progress.wall_s,
+            "frames_per_s": self._total("env_frames") / elapsed,
+            "env_steps_per_s": self._total("env_steps") / elapsed,
+            "trained_per_s": self._total("trained_steps") / elapsed,
+            "updates": self._updates_so_far(),
+            "episodes": self._episodes,
+            "return_mean": self.return_mean,
+            "return_std": float(np.std(self._returns)) if self._returns else None,
+            "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
+        }
+
+    def _total(self, name: str) -> float:
+        return self._graph.counters.total(name)
+
+    def _updates_so_far(self) -> int:
+        return max(self._updates, int(self._total("updates")))
+
+    def _stages(self) -> dict[str, float]:
+        """Microseconds of each stage per env step, over the whole run and summed over the workers."""
+        steps = self._total("env_steps")
+        if not steps:
+            return {}
+        names = ("env_s", "infer_s", "wait_s", "batch_s", "learn_s", "publish_s")
+        return {f"stage_{name[:-2]}_us": self._total(name) / steps * 1e6 for name in names}
+
+    def _remember(self) -> None:
+        now = monotonic()
+        totals = [self._total(n) for n in ("env_frames", "env_steps", "trained_steps")]
+        self._history.append((now, totals[0], totals[1], totals[2]))
+        while len(self._history) > 2 and self._history[1][0] < now - 60.0:
+            self._history.popleft()
+
+    def _rates(self, window: float) -> tuple[float, float, float]:
+        """Frames, env steps and trained steps per second over the last ``window`` seconds."""
+        now = self._history[-1]
+        then = next((h for h in self._history if h[0] >= now[0] - window - 0.5), self._history[0])
+        elapsed = max(1e-9, now[0] - then[0])
+        return (
+            (now[1] - then[1]) / elapsed,
+            (now[2] - then[2]) / elapsed,
+            (now[3] - then[3]) / elapsed,
+        )

@@ -1,0 +1,81 @@
+"""A wired topology: workers, the channels between them, and a figure of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sampleforge.data.counters import Counters
+from sampleforge.data.episodes import EpisodeQueue
+from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.weights import SharedWeights
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import Placement, StopFlag, Worker
+
+
+@dataclass(frozen=True)
+class Node:
+    """A worker, where it runs, how it is woken."""
+
+    worker: Worker
+    wakeup: Wakeup
+    placement: Placement = Placement()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One arrow of the figure."""
+
+    source: str
+    target: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a topology function returns. ``learner`` is the node that answers "metrics" and "save"."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    learner: Node
+    edges: tuple[Edge, ...]
+    notes: tuple[str, ...]
+    progress: Progress
+    counters: Counters
+    episodes: EpisodeQueue
+    exchange: SlotExchange
+    weights: SharedWeights
+    stop: StopFlag
+
+    def stop_all(self) -> None:
+        """Ask every worker to leave its loop."""
+        self.stop.set()
+        for node in self.nodes:
+            node.wakeup.set()
+
+    def describe(self) -> str:
+        """The topology as text: workers, channels, sizes."""
+        width = max(len(edge.source) for edge in self.edges)
+        lines = [f"topology {self.name}"]
+        lines += [f"  {e.source:>{width}} --> {e.target}: {e.what}" for e in self.edges]
+        return "\n".join(lines + [f"  {note}" for note in self.notes])
+
+
+COUNTERS = (
+    "heartbeat",  # seconds since the epoch at the latest step
+    "env_steps",
+    "env_frames",
+    "episodes",
+    "split_steps",
+    "rollouts",
+    "env_s",  # seconds in the environments
+    "infer_s",  # ... in forward passes
+    "wait_s",  # ... waiting for somebody else
+    "batch_s",  # ... copying slots into batches
+    "learn_s",  # ... in gradient steps
+    "publish_s",  # ... publishing weights
+    "updates",
+    "trained_steps",
+    "forwards",
+    "rows",
+)

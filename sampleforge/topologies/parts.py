@@ -1,0 +1,110 @@
+"""The parts that every topology is made from, as functions that a child process can call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.learner import Learner
+from sampleforge.algos.policy import Policy
+from sampleforge.data.weights import SharedWeights
+from sampleforge.env.registry import make_vector
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.vector import EnvVector
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import make_model
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.plan import Plan
+
+NewModel = Callable[[], ActorCritic]
+
+_POLICY_STREAM = 1_000_000
+"""In the place of a split's number: the seeds of action sampling, beside those of the env rows."""
+
+
+class Resume(Protocol):
+    """The checkpoint that a run goes on from, in whatever process it is needed."""
+
+    def weights(self, model: ActorCritic) -> int:
+        """Load the model's weights; returns their policy version."""
+
+    def learner(self, learner: Learner) -> None:
+        """Load all of the learner's state."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: its seed, what earlier runs of the folder did, their learner's state."""
+
+    seed: int
+    resumes: int = 0
+    env_steps: int = 0
+    wall_s: float = 0.0
+    started: float = 0.0
+    resume: Resume | None = None
+
+
+def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
+    """The model with its initial weights, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_model(config, spec.observations, spec.actions)
+
+
+def make_learner(new_model: NewModel, config: AppoConfig, plan: Plan, start: Start) -> Learner:
+    """The learner as it begins: initial weights, or those of the checkpoint."""
+    learner = Learner(
+        new_model(),
+        AppoLoss(config, config.gamma),
+        config,
+        device=torch.device(plan.device),
+        precision=plan.precision,
+        seed=start.seed,
+    )
+    if start.resume is not None:
+        start.resume.learner(learner)
+    return learner
+
+
+def first_weights(new_model: NewModel, start: Start) -> SharedWeights:
+    """Weights as the run begins with them, published: nobody need wait for the learner's process."""
+    model = new_model()
+    version = 0 if start.resume is None else start.resume.weights(model)
+    weights = SharedWeights(model.state_dict())
+    weights.publish(model.state_dict(), version)
+    return weights
+
+
+def make_policy(
+    new_model: NewModel, weights: SharedWeights, device: str, precision: str, seed: int
+) -> Policy:
+    """A policy that follows ``weights``."""
+    where = torch.device(device)
+    return Policy(new_model(), weights, device=where, precision=precision, seed=seed)
+
+
+def policy_maker(
+    index: int, new_model: NewModel, weights: SharedWeights, plan: Plan, start: Start
+) -> Callable[[], Policy]:
+    """Makes the policy of the ``index``-th actor (inline) or policy worker."""
+    device = plan.device if plan.inference == "worker" else "cpu"
+    seed = row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
+    return partial(make_policy, new_model, weights, device, plan.precision, seed)
+
+
+def env_makers(
+    actor: int, config: AppoConfig, plan: Plan, start: Start
+) -> list[Callable[[], EnvVector]]:
+    """Makes each split of an actor's env vector, with seeds of its own for every row."""
+
+    def seeds(split: int) -> list[int]:
+        return row_seeds(start.seed, actor, split, plan.rows, start.resumes)
+
+    return [partial(make_vector, config, plan.rows, seeds(s)) for s in range(plan.num_splits)]

@@ -1,0 +1,175 @@
+"""The numbers of a run, fitted to the machine and checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sampleforge.config import ConfigError
+from sampleforge.data.slots import SlotShape
+from sampleforge.runtime.memory import human_bytes, shared_memory_free
+from sampleforge.runtime.processes import available_cores
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AppoConfig
+
+MIN_BATCH = 1024  # env steps; Sample Factory's default
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `plan_appo` decided; every count is per run unless it says otherwise."""
+
+    num_workers: int
+    num_splits: int  # per worker
+    rows: int  # per split
+    rollout: int
+    inference: Literal["inline", "worker"]
+    num_policy_workers: int
+    slots: int
+    slots_per_batch: int
+    synchronous: bool
+    device: str
+    precision: str
+    learner_threads: int
+    pin_actors: bool
+    slot_bytes: int  # of all slots together
+    reasons: tuple[str, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Env steps per learner batch."""
+        return self.slots_per_batch * self.rows * self.rollout
+
+    @property
+    def envs(self) -> int:
+        return self.num_workers * self.num_splits * self.rows
+
+
+def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
+    """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the remedy.
+
+    ``device`` is the resolved device of learner and policy workers.
+    """
+    cores = len(available_cores())
+    image = any(leaf.is_image for leaf in spec.observations.values())
+    workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
+    envs = config.num_envs_per_worker or (16 if image else 32)
+    if config.num_envs_per_worker is None:
+        envs = math.ceil(envs / config.num_splits) * config.num_splits
+    if envs % config.num_splits:
+        raise ConfigError(
+            f"--num-envs-per-worker {envs} cannot be split into {config.num_splits} equal parts; "
+            f"use a multiple of {config.num_splits} or another --num-splits"
+        )
+    shape = SlotShape(config.rollout, envs // config.num_splits, spec, config.model.state_size)
+    inference, why = _inference(config, device)
+    slots_per_batch = _slots_per_batch(config, shape, workers * config.num_splits)
+    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
+    slots = _slots(config, slots_per_batch, workers, synchronous)
+    precision, why_precision = _precision(config, device, image)
+    threads = config.learner_threads or (cores if synchronous and not config.serial else 1)
+    plan = Plan(
+        num_workers=workers,
+        num_splits=config.num_splits,
+        rows=shape.rows,
+        rollout=config.rollout,
+        inference=inference,
+        num_policy_workers=config.num_policy_workers if inference == "worker" else 0,
+        slots=slots,
+        slots_per_batch=slots_per_batch,
+        synchronous=synchronous,
+        device=device,
+        precision=precision,
+        learner_threads=threads,
+        pin_actors=config.set_workers_cpu_affinity and workers <= cores and not config.serial,
+        slot_bytes=shape.nbytes(slots),
+        reasons=(why, why_precision),
+    )
+    _check_memory(plan)
+    _check_minibatch(config, plan)
+    return plan
+
+
+def _inference(config: AppoConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
+    if config.inference != "auto":
+        return config.inference, f"inference {config.inference}: as asked"
+    if device.startswith("cuda"):
+        return "worker", "inference worker: a GPU serves all actors at once"
+    return "inline", "inference inline: without a GPU, messages to a policy worker cost more than they save"
+
+
+def _precision(config: AppoConfig, device: str, image: bool) -> tuple[str, str]:
+    if config.precision != "auto":
+        return config.precision, f"precision {config.precision}: as asked"
+    if device.startswith("cuda") and image:
+        return "bf16", "precision bf16: images on a GPU"
+    return "fp32", "precision fp32: the default without images on a GPU"
+
+
+def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
+    """How many slots make a batch; asked for in env steps."""
+    if config.batch_size is None:
+        enough = math.ceil(MIN_BATCH / (shape.env_steps * splits))
+        return splits * enough
+    count, rest = divmod(config.batch_size, shape.env_steps)
+    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
+    unit = shape.env_steps * (splits if synchronous else 1)
+    if rest or count == 0 or (synchronous and count % splits):
+        below = max(unit, config.batch_size // unit * unit)
+        nearest = sorted({below, below + unit}, key=lambda size: abs(size - config.batch_size))
+        what = f"{shape.rows} rows x {shape.rollout} steps"
+        if synchronous:
+            what += f" x {splits} splits (synchronous: each gives its share to every batch)"
+        raise ConfigError(
+            f"--batch-size {config.batch_size} is not a multiple of {unit} = {what}; "
+            f"nearest: {nearest[0]} or {nearest[-1]}"
+        )
+    return count
+
+
+def _slots(config: AppoConfig, slots_per_batch: int, workers: int, synchronous: bool) -> int:
+    """Slots in circulation: this number is the back-pressure.
+
+    Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being written
+    per split, and so many complete ones as may wait. Each actor has the same share, and at least one
+    per split, so none can wait for a slot that only it could free.
+    """
+    if synchronous:
+        return slots_per_batch
+    writing = workers * config.num_splits
+    total = writing + config.num_batches_to_accumulate * slots_per_batch
+    return math.ceil(total / workers) * workers
+
+
+def _check_memory(plan: Plan) -> None:
+    free = shared_memory_free()
+    if free is not None and plan.slot_bytes > 0.9 * free:
+        raise ConfigError(
+            f"the trajectory slots need {human_bytes(plan.slot_bytes)} of shared memory "
+            f"({plan.slots} slots of {plan.rows} rows x {plan.rollout} steps), but only "
+            f"{human_bytes(free)} are free; lower --num-envs-per-worker, --rollout, --num-workers "
+            "or --num-batches-to-accumulate, or give the machine more (/dev/shm)"
+        )
+
+
+def _check_minibatch(config: AppoConfig, plan: Plan) -> None:
+    size = config.minibatch_size
+    if size is None:
+        return
+    whole_rows = config.advantage == "vtrace" or config.model.core != "none"
+    if whole_rows and size % plan.rollout:
+        below = max(plan.rollout, size // plan.rollout * plan.rollout)
+        raise ConfigError(
+            f"--minibatch-size {size} is not a multiple of --rollout {plan.rollout}, and V-trace and "
+            f"recurrent cores need whole rollouts; nearest: {below} or {below + plan.rollout}"
+        )
+    if plan.batch_size % size:
+        divisors = [d for d in range(1, plan.batch_size + 1) if plan.batch_size % d == 0]
+        if whole_rows:
+            divisors = [d for d in divisors if d % plan.rollout == 0]
+        near = min(divisors, key=lambda d: abs(d - size))
+        raise ConfigError(
+            f"--minibatch-size {size} does not divide the batch of {plan.batch_size} = "
+            f"{plan.slots_per_batch} slots x {plan.rows} rows x {plan.rollout} steps; nearest: {near}"
+        )

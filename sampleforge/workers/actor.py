@@ -1,0 +1,183 @@
+"""The actor worker: steps environments and fills trajectory slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter, time
+
+import numpy as np
+
+from sampleforge.data.counters import Counters
+from sampleforge.data.episodes import EpisodeQueue
+from sampleforge.data.exchange import SlotExchange
+from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.inference import Inference
+
+
+class Split:
+    """One part of an actor's env vector, and how far its rollout is.
+
+    ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
+    ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
+    with: the slot that held it belongs to the learner by then.
+    """
+
+    def __init__(self, index: int, env: EnvVector) -> None:
+        self.index = index
+        self.env = env
+        self.slot: int | None = None
+        self.t = 0
+        self.stepping = False
+        self.valuing = False
+        self.carry = {
+            name: np.zeros((env.num_rows, *leaf.shape), leaf.dtype)
+            for name, leaf in env.spec.observations.items()
+        }
+        self.carry_first = np.ones(env.num_rows, np.bool_)
+
+
+class ActorWorker:
+    """Steps its splits in turn: whichever has its actions, or whose environments are done.
+
+    With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in a
+    policy worker; with one that steps in threads of its own (``env.asynchronous``), the other splits'
+    inference runs here meanwhile.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        make_envs: Sequence[Callable[[], EnvVector]],
+        exchange: SlotExchange,
+        inference: Inference,
+        episodes: EpisodeQueue,
+        wakeup: Wakeup,
+        counters: Counters,
+        counter_row: int,
+    ) -> None:
+        self.name = f"actor {index}"
+        self._index = index
+        self._make_envs = make_envs
+        self._exchange = exchange
+        self._inference = inference
+        self._episodes = episodes
+        self._wakeup = wakeup
+        self._counters = counters
+        self._counter_row = counter_row
+
+    def start(self) -> None:
+        self._count = self._counters.row(self._counter_row)
+        self._splits = [Split(i, make()) for i, make in enumerate(self._make_envs)]
+        self._inference.start()
+        for split in self._splits:
+            split.env.reset(split.carry)
+
+    def step(self) -> bool:
+        """Move every split as far as it goes without waiting for anybody else."""
+        self._count["heartbeat"][0] = time()
+        return any([self._advance(split) for split in self._splits])
+
+    def wait(self, timeout: float) -> None:
+        started = perf_counter()
+        self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
+
+    def close(self) -> None:
+        for split in self._splits:
+            split.env.close()
+
+    def _advance(self, split: Split) -> bool:
+        moved = False
+        if split.stepping and split.env.asynchronous:
+            moved = self._collect(split)
+        if split.valuing and self._inference.is_answered(split.index):
+            moved = self._next(split)
+        if split.slot is None:
+            moved = self._begin(split)
+        if split.slot is not None and not (split.stepping or split.valuing):
+            if self._inference.is_answered(split.index):
+                moved = self._act(split)
+                if not split.env.asynchronous:
+                    self._collect(split)
+        return moved
+
+    def _begin(self, split: Split) -> bool:
+        """Start a rollout where the last one ended, if there is a free slot."""
+        slot = self._exchange.take_free(self._index)
+        if slot is None:
+            return False
+        slots = self._exchange.slots
+        for name, leaf in split.carry.items():
+            slots.obs[name][slot, 0] = leaf
+        slots.first[slot, 0] = split.carry_first
+        slots.state[slot] = self._inference.state[split.index]
+        split.slot, split.t = slot, 0
+        self._ask(split)
+        return True
+
+    def _ask(self, split: Split) -> None:
+        assert split.slot is not None
+        started = perf_counter()
+        self._inference.ask(split.index, split.slot, split.t)
+        self._count["infer_s"] += perf_counter() - started
+
+    def _act(self, split: Split) -> bool:
+        """Hand the actions at (slot, t) to the environments."""
+        started = perf_counter()
+        actions = self._exchange.slots.actions
+        split.env.send({name: leaf[split.slot, split.t] for name, leaf in actions.items()})
+        split.stepping = True
+        self._count["env_s"] += perf_counter() - started
+        return True
+
+    def _collect(self, split: Split) -> bool:
+        """Take what the environments gave, straight into the slot."""
+        started = perf_counter()
+        slots, slot, t = self._exchange.slots, split.slot, split.t
+        out = StepOut(
+            reward=slots.reward[slot, t],
+            terminated=slots.terminated[slot, t],
+            truncated=slots.truncated[slot, t],
+            valid=slots.valid[slot, t],
+            obs={name: leaf[slot, t + 1] for name, leaf in slots.obs.items()},
+            first=slots.first[slot, t + 1],
+            final_obs={n: leaf[split.index] for n, leaf in self._inference.final_obs.items()},
+        )
+        ended = split.env.recv(out)
+        split.stepping = False
+        self._count["env_s"] += perf_counter() - started
+        self._account(split, out, len(ended))
+        if ended:
+            self._episodes.put(self._index, split.index, ended)
+        if slots.final_value is not None and out.truncated.any():
+            assert slot is not None
+            split.valuing = True
+            self._inference.ask_final(split.index, slot, t)
+            return True
+        return self._next(split)
+
+    def _account(self, split: Split, out: StepOut, episodes: int) -> None:
+        steps = np.count_nonzero(out.valid)
+        self._count["env_steps"] += steps
+        self._count["env_frames"] += steps * split.env.spec.frame_skip
+        self._count["episodes"] += episodes
+        self._count["split_steps"] += 1
+
+    def _next(self, split: Split) -> bool:
+        """On to t + 1, or, at the end of the rollout, hand the slot over and begin another."""
+        split.valuing = False
+        split.t += 1
+        slots, slot = self._exchange.slots, split.slot
+        assert slot is not None
+        if split.t < slots.shape.rollout:
+            self._ask(split)
+            return True
+        for name, leaf in split.carry.items():
+            leaf[...] = slots.obs[name][slot, -1]
+        split.carry_first[...] = slots.first[slot, -1]
+        self._exchange.hand_over(self._index, slot)
+        self._count["rollouts"] += 1
+        split.slot = None
+        self._begin(split)
+        return True

@@ -1,0 +1,100 @@
+"""Where an actor gets its actions from: itself (inline) or a policy worker (remote).
+
+Both answer the same three calls, so the actor's loop does not know which it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.algos.policy import Policy
+from sampleforge.data.requests import VALUE, InferenceRequests
+from sampleforge.data.slots import TrajectorySlots
+
+
+class Inference(Protocol):
+    """Actions for one actor's splits. ``state`` float32 [splits, rows, S] is carried by it, and
+    ``final_obs`` leaves [splits, rows, ...] are where same-step environments put theirs."""
+
+    state: npt.NDArray[np.float32]
+    final_obs: dict[str, npt.NDArray[np.generic]]
+
+    def start(self) -> None: ...
+
+    def ask(self, split: int, slot: int, t: int) -> None:
+        """Have the action columns at (slot, t) written for obs[t]."""
+
+    def ask_final(self, split: int, slot: int, t: int) -> None:
+        """Have ``final_value`` at (slot, t) written for the split's final observations."""
+
+    def is_answered(self, split: int) -> bool: ...
+
+
+class InlineInference:
+    """The actor computes its own actions, in the call that asks for them."""
+
+    def __init__(
+        self, make_policy: Callable[[], Policy], slots: TrajectorySlots, splits: int
+    ) -> None:
+        self._make_policy = make_policy
+        self._slots = slots
+        rows = slots.shape.rows
+        self.state = np.zeros((splits, rows, slots.shape.state_size), np.float32)
+        final = slots.shape.spec.observations if slots.final_value is not None else {}
+        self.final_obs = {
+            name: np.zeros((splits, rows, *leaf.shape), leaf.dtype) for name, leaf in final.items()
+        }
+
+    def start(self) -> None:
+        self._policy = self._make_policy()
+
+    def ask(self, split: int, slot: int, t: int) -> None:
+        slots, policy = self._slots, self._policy
+        policy.refresh()
+        obs = {name: torch.from_numpy(leaf[slot, t]) for name, leaf in slots.obs.items()}
+        first = torch.from_numpy(slots.first[slot, t])
+        acted = policy.act(obs, torch.from_numpy(self.state[split]), first)
+        for name, action in acted.actions.items():
+            slots.actions[name][slot, t] = action.numpy()
+        slots.log_prob[slot, t] = acted.log_prob.numpy()
+        slots.value[slot, t] = acted.value.numpy()
+        slots.version[slot, t] = policy.version
+        if self.state.shape[-1]:
+            self.state[split] = acted.state.numpy()
+
+    def ask_final(self, split: int, slot: int, t: int) -> None:
+        assert self._slots.final_value is not None
+        obs = {name: torch.from_numpy(leaf[split]) for name, leaf in self.final_obs.items()}
+        values = self._policy.values(obs, torch.from_numpy(self.state[split]))
+        self._slots.final_value[slot, t] = values.numpy()
+
+    def is_answered(self, split: int) -> bool:
+        return True
+
+
+class RemoteInference:
+    """A policy worker computes the actions; meanwhile the actor steps its other splits."""
+
+    def __init__(self, requests: InferenceRequests, actor: int) -> None:
+        self._requests = requests
+        self._actor = actor
+
+    def start(self) -> None:
+        self.state = self._requests.state[self._actor]
+        self.final_obs = {
+            name: leaf[self._actor] for name, leaf in self._requests.final_obs.items()
+        }
+
+    def ask(self, split: int, slot: int, t: int) -> None:
+        self._requests.ask(self._actor, split, slot, t)
+
+    def ask_final(self, split: int, slot: int, t: int) -> None:
+        self._requests.ask(self._actor, split, slot, t, VALUE)
+
+    def is_answered(self, split: int) -> bool:
+        return self._requests.is_answered(self._actor, split)

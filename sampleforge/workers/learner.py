@@ -1,0 +1,166 @@
+"""The learner worker: complete slots in, newer weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from sampleforge.algos.learner import Learner
+from sampleforge.data.batch import BatchBuilder
+from sampleforge.data.counters import Counters
+from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.weights import SharedWeights
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.progress import Progress
+
+Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
+
+
+class LearnerWorker:
+    """Gathers ready slots, learns from each complete batch, publishes the weights.
+
+    Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
+    when the weights that were learned from it are published, so that no rollout begins before.
+    """
+
+    name = "learner"
+
+    def __init__(
+        self,
+        make_learner: Callable[[], Learner],
+        exchange: SlotExchange,
+        slots_per_batch: int,
+        weights: SharedWeights,
+        progress: Progress,
+        save: Save,
+        wakeup: Wakeup,
+        counter_row: int,
+        *,
+        synchronous: bool,
+        pinned: bool,
+        threads: int,
+        control: Connection | None = None,
+    ) -> None:
+        self._make_learner = make_learner
+        self._exchange = exchange
+        self._slots_per_batch = slots_per_batch
+        self._weights = weights
+        self._progress = progress
+        self._save = save
+        self._wakeup = wakeup
+        self._counter_row = counter_row
+        self._synchronous = synchronous
+        self._pinned = pinned
+        self._threads = threads
+        self._control = control
+
+    def start(self) -> None:
+        torch.set_num_threads(self._threads)
+        self._learner = self._make_learner()
+        self._builder = BatchBuilder(
+            self._exchange.slots, self._slots_per_batch, pinned=self._pinned
+        )
+        self._held: list[int] = []
+        self._sums: dict[str, float] = {}
+        self._updates = 0
+        self._count = self._progress.counters.row(self._counter_row)
+
+    def step(self) -> bool:
+        answer(self._control, self.handle)
+        slot = self._exchange.take_ready()
+        if slot is None:
+            return False
+        started = perf_counter()
+        complete = self._builder.add(slot)
+        if self._synchronous:
+            self._held.append(slot)
+        else:
+            self._exchange.give_back(slot)
+        self._count["batch_s"] += perf_counter() - started
+        if complete:
+            self._learn()
+        return True
+
+    def wait(self, timeout: float) -> None:
+        started = perf_counter()
+        self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
+
+    def close(self) -> None:
+        pass
+
+    def _learn(self) -> None:
+        started = perf_counter()
+        metrics = self._learner.update(self._builder.take(), self._progress.fraction)
+        learned = perf_counter()
+        self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        for slot in self._held:
+            self._exchange.give_back(slot)
+        self._held.clear()
+        self._count["learn_s"] += learned - started
+        self._count["publish_s"] += perf_counter() - learned
+        self._count["updates"][0] = self._learner.version
+        self._count["trained_steps"] += metrics["valid_steps"] - metrics["stale_steps"]
+        self._updates += 1
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def handle(self, request: tuple[str, Any]) -> Any:
+        """Answer the driver: ("metrics", None) gives the means over the batches since the last time,
+        ("save", plain state) writes a checkpoint and gives None, or the error's text."""
+        kind, payload = request
+        if kind == "metrics":
+            means = {name: total / self._updates for name, total in self._sums.items()}
+            self._sums, self._updates = {}, 0
+            return means
+        assert kind == "save", kind
+        tensors, plain = self._learner.state()
+        try:
+            self._save(tensors, {**payload, "learner": plain})
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+class ExperienceSink:
+    """In the learner's place when experience is only collected: every complete slot goes back."""
+
+    name = "sink"
+
+    def __init__(
+        self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
+    ) -> None:
+        self._exchange = exchange
+        self._wakeup = wakeup
+        self._control = control
+
+    def start(self) -> None:
+        pass
+
+    def step(self) -> bool:
+        answer(self._control, self.handle)
+        slot = self._exchange.take_ready()
+        if slot is None:
+            return False
+        self._exchange.give_back(slot)
+        return True
+
+    def wait(self, timeout: float) -> None:
+        self._wakeup.wait(timeout)
+
+    def close(self) -> None:
+        pass
+
+    def handle(self, request: tuple[str, Any]) -> Any:
+        """There is nothing to report and nothing to save."""
+        return {} if request[0] == "metrics" else None
+
+
+def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
+    """Answer a request of the driver, if one has come."""
+    if control is not None and control.poll():
+        control.send(handle(control.recv()))

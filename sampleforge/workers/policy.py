@@ -1,0 +1,98 @@
+"""The policy worker: batched inference for the actors it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.algos.policy import Policy
+from sampleforge.data.counters import Counters
+from sampleforge.data.requests import ACT, InferenceRequests
+from sampleforge.data.slots import TrajectorySlots
+from sampleforge.runtime.wakeup import Wakeup
+
+Index = npt.NDArray[np.intp]
+
+
+class PolicyWorker:
+    """Answers whatever requests wait, together, with one forward pass."""
+
+    def __init__(
+        self,
+        index: int,
+        make_policy: Callable[[], Policy],
+        slots: TrajectorySlots,
+        requests: InferenceRequests,
+        wakeup: Wakeup,
+        counters: Counters,
+        counter_row: int,
+        device: torch.device,
+    ) -> None:
+        self.name = f"policy {index}"
+        self._make_policy = make_policy
+        self._slots = slots
+        self._requests = requests
+        self._wakeup = wakeup
+        self._counters = counters
+        self._counter_row = counter_row
+        self._actors = requests.served_by(index)
+        self._device = device
+
+    def start(self) -> None:
+        self._policy = self._make_policy()
+        self._count = self._counters.row(self._counter_row)
+
+    def step(self) -> bool:
+        actors, splits = self._requests.waiting(self._actors)
+        if not len(actors):
+            return False
+        started = perf_counter()
+        self._policy.refresh()
+        acting = self._requests.kind[actors, splits] == ACT
+        if acting.any():
+            self._act(actors[acting], splits[acting])
+        if not acting.all():
+            self._value(actors[~acting], splits[~acting])
+        self._requests.answer(actors, splits)
+        self._count["infer_s"] += perf_counter() - started
+        self._count["forwards"] += 1
+        self._count["rows"] += len(actors) * self._slots.shape.rows
+        return True
+
+    def wait(self, timeout: float) -> None:
+        self._wakeup.wait(timeout)
+
+    def close(self) -> None:
+        pass
+
+    def _act(self, actors: Index, splits: Index) -> None:
+        """obs[slots, t] in one gather, one forward, one write per column."""
+        slots, requests = self._slots, self._requests
+        at = requests.slot[actors, splits], requests.t[actors, splits]
+        obs = {name: self._rows(leaf[at]) for name, leaf in slots.obs.items()}
+        state = self._rows(requests.state[actors, splits])
+        acted = self._policy.act(obs, state, self._rows(slots.first[at]))
+        each = (len(actors), slots.shape.rows)
+        for name, action in acted.actions.items():
+            slots.actions[name][at] = action.cpu().numpy().reshape(*each, *action.shape[1:])
+        slots.log_prob[at] = acted.log_prob.cpu().numpy().reshape(each)
+        slots.value[at] = acted.value.cpu().numpy().reshape(each)
+        slots.version[at] = self._policy.version
+        requests.state[actors, splits] = acted.state.cpu().numpy().reshape(*each, -1)
+
+    def _value(self, actors: Index, splits: Index) -> None:
+        """Values of the final observations of same-step environments."""
+        slots, requests = self._slots, self._requests
+        assert slots.final_value is not None
+        obs = {name: self._rows(leaf[actors, splits]) for name, leaf in requests.final_obs.items()}
+        values = self._policy.values(obs, self._rows(requests.state[actors, splits]))
+        at = requests.slot[actors, splits], requests.t[actors, splits]
+        slots.final_value[at] = values.cpu().numpy().reshape(len(actors), slots.shape.rows)
+
+    def _rows(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        """[requests, rows, ...] as one batch of rows on the device."""
+        return torch.from_numpy(array).flatten(0, 1).to(self._device)

@@ -1,0 +1,81 @@
+"""What every worker is, and the process around one.
+
+A worker's constructor runs in the driver and only remembers its parts; `start` runs where the worker
+works. `step` never waits: it does one piece of work, or returns False if there is none. `wait` is the
+waiting, and only a process does it. Thus the same workers run as processes, and in turn in one
+process (see `sampleforge.topologies.serial`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from sampleforge.data.shared import SharedArrays
+from sampleforge.runtime.processes import become_worker
+
+IDLE_WAIT = 0.5
+"""Seconds after which a waiting process looks at the stop flag, whatever it waits for."""
+
+
+class Worker(Protocol):
+    name: str
+
+    def start(self) -> None: ...
+
+    def step(self) -> bool: ...
+
+    def wait(self, timeout: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StopFlag:
+    """Set once by the driver; every worker leaves its loop then."""
+
+    def __init__(self) -> None:
+        self._arrays = SharedArrays({"stop": ((1,), "bool")})
+
+    def set(self) -> None:
+        self._arrays["stop"][0] = True
+
+    def is_set(self) -> bool:
+        return bool(self._arrays["stop"][0])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a worker's process runs: cores (None: all), niceness."""
+
+    cores: tuple[int, ...] | None = None
+    niceness: int = 0
+
+
+def run_worker(worker: Worker, stop: StopFlag, placement: Placement, errors: Connection) -> None:
+    """The main function of every child process. An exception goes to the driver as its traceback."""
+    become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
+    try:
+        run(worker, stop)
+    except BaseException:
+        errors.send(traceback.format_exc())
+        errors.close()
+        # Not through the interpreter's end: other threads may hold on to what is broken.
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def run(worker: Worker, stop: StopFlag) -> None:
+    """A worker's life."""
+    worker.start()
+    try:
+        while not stop.is_set():
+            if not worker.step():
+                worker.wait(IDLE_WAIT)
+    finally:
+        worker.close()
+
+

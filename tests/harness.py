@@ -1,0 +1,64 @@
+"""A graph of real workers, stepped in this process, with the test in the learner's place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from sampleforge.data.batch import Batch, BatchBuilder
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.registry import make_vector
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.appo import appo
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.parts import Start
+from sampleforge.topologies.plan import Plan, plan_appo
+
+
+def spec_of(config: EnvConfig) -> EnvSpec:
+    """The spec without a probe process."""
+    envs = make_vector(config, 1, [0])
+    envs.close()
+    return envs.spec
+
+
+def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
+    """The wired graph of a config; nothing is started."""
+    spec = spec_of(config)
+    plan = plan_appo(config, spec, "cpu")
+    config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
+    return appo(config, plan, spec, Start(seed), lambda tensors, state: None, None), plan
+
+
+def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
+    """``count`` rollouts as the learner would get them, in the order of their hand-over."""
+    graph, _ = build(config)
+    workers = [node.worker for node in graph.nodes if node is not graph.learner]
+    for worker in workers:
+        worker.start()
+    try:
+        builder = BatchBuilder(graph.exchange.slots, 1)
+        while count:
+            for worker in workers:
+                worker.step()
+            while count and (slot := graph.exchange.take_ready()) is not None:
+                count -= 1
+                builder.add(slot)
+                yield _copy(builder.take())
+                graph.exchange.give_back(slot)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _copy(batch: Batch) -> Batch:
+    def copied(column: object) -> object:
+        if isinstance(column, dict):
+            return {name: leaf.clone() for name, leaf in column.items()}
+        return column.clone() if isinstance(column, torch.Tensor) else column
+
+    return Batch(**{f.name: copied(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
