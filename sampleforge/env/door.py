@@ -1,0 +1,197 @@
+"""What passes between an environment and the slots: actions out, observations in, checked and cast.
+
+Observations are checked against the declared space on their way in, so that an array of the wrong
+shape or dtype is refused with its env and row, not cast in silence. Slots hold float64 observations
+as float32, offsets of Discrete and MultiDiscrete spaces removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from sampleforge.config import ConfigError
+from sampleforge.spec import (
+    ACTION,
+    ACTION_MASK,
+    OBSERVATION,
+    ArraySpec,
+    action_specs,
+    flatten,
+    leaves,
+    observation_specs,
+    unflatten,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+def storage_specs(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], masked: bool = False
+) -> dict[str, ArraySpec]:
+    """Specs of the observation leaves as the slots hold them: float64 as float32; an action mask,
+    in the observations or (``masked``) in the info, as bool [sum of categories].
+
+    Raises ConfigError for a space, of observations or actions, that slots cannot hold.
+    """
+    try:
+        action_specs(action_space)
+        specs = {
+            name: replace(spec, dtype="float32") if spec.dtype == "float64" else spec
+            for name, spec in observation_specs(observation_space).items()
+        }
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if masked or ACTION_MASK in specs:
+        size = sum(mask_groups(action_space))
+        given = specs.get(ACTION_MASK, ArraySpec((size,), "bool"))
+        if given.shape != (size,):
+            raise ConfigError(
+                f"observation leaf {ACTION_MASK!r} has shape {given.shape}, but the actions "
+                f"{action_space} have {size} logits: a mask is ({size},), one entry per logit"
+            )
+        specs[ACTION_MASK] = ArraySpec((size,), "bool")
+    return specs
+
+
+def mask_groups(action_space: gym.Space[Any]) -> list[int]:
+    """Logits per categorical choice, in the order of an action mask."""
+    specs = action_specs(action_space).values()
+    return [n for spec in specs if spec.kind != "box" for n in spec.categories]
+
+
+class ActionDoor:
+    """Actions as the slots hold them, leaf -> [rows, ...], to what the environments take."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self._space = space
+        self._plain = not isinstance(space, spaces.Dict | spaces.Tuple)
+        self._leaves = [(name, _to_env(leaf)) for name, leaf in leaves(space, ACTION)]
+
+    def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
+        """Bounds and offsets applied; leaf -> [rows, ...], new arrays except for plain Discrete."""
+        return {name: to_env(actions[name]) for name, to_env in self._leaves}
+
+    def per_row(self, actions: Mapping[str, Array], rows: int) -> list[Any]:
+        """One value of the action space per row, of what ``__call__`` returned."""
+        if self._plain:
+            return list(actions[ACTION])
+        return [
+            unflatten(self._space, {name: array[row] for name, array in actions.items()}, ACTION)
+            for row in range(rows)
+        ]
+
+
+def _to_env(space: gym.Space[Any]) -> Callable[[Array], Array]:
+    """From a leaf's stored actions [rows, ...] to the environment's."""
+    if isinstance(space, spaces.Box):
+        low, high, dtype = space.low, space.high, space.dtype
+        # Two ufuncs take 2 us, np.clip 7; infinite bounds change nothing.
+        return lambda a: np.minimum(np.maximum(a, low), high).astype(dtype, copy=False)
+    if isinstance(space, spaces.Discrete):
+        start = space.start
+        return (lambda a: a) if start == 0 else (lambda a: a + start)
+    if isinstance(space, spaces.MultiDiscrete):
+        offsets = space.start
+        return lambda a: a + offsets
+    return lambda a: a.astype(space.dtype)
+
+
+class ObservationDoor:
+    """One row's observations into the slots' arrays, checked."""
+
+    def __init__(
+        self, env_id: str, space: gym.Space[Any], action_space: gym.Space[Any], masked: bool
+    ) -> None:
+        """``masked``: the action mask comes in the info."""
+        self.env_id = env_id
+        self.space = space
+        self.specs = storage_specs(space, action_space, masked)
+        self.has_mask = ACTION_MASK in self.specs
+        self._masked = masked
+        self._leaves = dict(leaves(space, OBSERVATION))
+        self._expected = {
+            name: (np.dtype(leaf.dtype), leaf.shape or (), offset(leaf))
+            for name, leaf in self._leaves.items()
+        }
+        self._groups = np.cumsum([0, *mask_groups(action_space)])[:-1]
+        # SyncVector inlines the check of a plain Box: a call per env step would double its cost.
+        self.plain = isinstance(space, spaces.Box) and not masked
+
+    def write(
+        self, row: int, value: Any, info: Mapping[str, Any], obs: Mapping[str, Array]
+    ) -> None:
+        """Write ``value`` into ``obs``, leaf -> [rows, ...], at ``row``.
+
+        Raises ConfigError for a missing leaf or a wrong shape or dtype.
+        """
+        try:
+            found = flatten(self.space, value, OBSERVATION)
+        except (KeyError, IndexError, TypeError):
+            self.refuse(row, OBSERVATION, value)
+        for name, leaf in found.items():
+            dtype, shape, start = self._expected[name]
+            if not _fits(leaf, shape, dtype):
+                self.refuse(row, name, leaf)
+            obs[name][row] = leaf if start is None else leaf - start
+        if self._masked:
+            obs[ACTION_MASK][row] = self._mask(row, info)
+
+    def refuse(self, row: int, name: str, value: Any) -> NoReturn:
+        """Raise the error for an observation leaf that is not what its space says."""
+        space = self._leaves.get(name, self.space)
+        got = (
+            f"{value.dtype} of shape {value.shape}"
+            if isinstance(value, np.ndarray | np.generic)
+            else f"{type(value).__name__} {value!r:.80}"
+        )
+        raise ConfigError(
+            f"{self.env_id}, row {row}: observation leaf {name!r} must be {space.dtype} of shape "
+            f"{space.shape}, as its observation_space says, but the environment gave {got}; "
+            "correct the environment's observation_space or what it returns"
+        )
+
+    def _mask(self, row: int, info: Mapping[str, Any]) -> Array:
+        """The mask in the info, flat; a Tuple's masks in the order of the actions."""
+        mask: Any = info.get(ACTION_MASK)
+        parts = mask if isinstance(mask, tuple | list) else [mask]
+        size = self.specs[ACTION_MASK].shape
+        flat: Array = np.concatenate([np.ravel(part) for part in parts])
+        if mask is None or flat.shape != size:
+            raise ConfigError(
+                f"{self.env_id}, row {row}: info[{ACTION_MASK!r}] must have {size[0]} entries, one "
+                f"per logit, at every reset and step, but is {mask!r:.80}"
+            )
+        return flat.astype(np.bool_)
+
+    def check_masks(self, masks: Array, ended: Array) -> None:
+        """Open the masks [rows, n] of final observations, where nobody acts (an empty one would be
+        a NaN in the policy); raise ConfigError for a row that has to act and may not."""
+        masks[ended] = True
+        free = np.logical_or.reduceat(masks, self._groups, axis=1).all(axis=1)
+        if not free.all():
+            row = int(np.flatnonzero(~free)[0])
+            raise ConfigError(
+                f"{self.env_id}, row {row}: the action mask {masks[row].astype(int)} forbids every "
+                "value of an action; at least one must be allowed until the episode ends"
+            )
+
+
+def offset(space: gym.Space[Any]) -> Any:
+    """What is subtracted from a categorical observation, so that its values begin at 0."""
+    start = getattr(space, "start", 0)
+    return start if np.any(start) else None
+
+
+def _fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether an observation leaf is what its space says. A categorical may be any integer."""
+    if not shape and isinstance(value, int) and not isinstance(value, bool):
+        return dtype.kind in "iu"
+    if not isinstance(value, np.ndarray | np.generic) or value.shape != shape:
+        return False
+    return value.dtype == dtype or (value.dtype.kind in "iu" and dtype == np.int64)

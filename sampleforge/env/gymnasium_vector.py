@@ -1,0 +1,157 @@
+"""Rows of a gymnasium VectorEnv, whatever its autoreset mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.door import offset, storage_specs
+from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.spec import (
+    ACTION_MASK,
+    OBSERVATION,
+    EnvSpec,
+    action_specs,
+    flatten,
+    leaves,
+    unflatten,
+)
+
+
+def autoreset_mode(env: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
+    """What the environment says of its autoreset. Raises ConfigError if it does not say."""
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError as error:
+        raise ConfigError(
+            f"{env_id}: the VectorEnv's metadata['autoreset_mode'] is {mode!r}, but must be a "
+            "gymnasium.vector.AutoresetMode: nothing else tells a reset observation from a final "
+            "one. Set it in the class, e.g. metadata = "
+            "{'autoreset_mode': AutoresetMode.NEXT_STEP}"
+        ) from error
+
+
+class GymnasiumVector(EnvVector):
+    """Adapter of a gymnasium VectorEnv.
+
+    NEXT_STEP gives the canonical layout. SAME_STEP and DISABLED give the layout "same_step": under
+    DISABLED the rows that ended are reset at once (``reset_mask``), as a VectorEnv can only step
+    all its rows together. gymnasium's AsyncVectorEnv starts stepping in ``send``. An exception in
+    the step is not survived here: a VectorEnv has one state for all its rows.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        env: VectorEnv[Any, Any, Any],
+        seeds: Sequence[int],
+        *,
+        frame_skip: int = 1,
+        protocol: str = "",
+        max_episode_steps: int | None = None,
+    ) -> None:
+        self._mode = autoreset_mode(env, config.env)
+        space, action_space = env.single_observation_space, env.single_action_space
+        spec = EnvSpec(
+            env_id=config.env,
+            observations=storage_specs(space, action_space),
+            actions=action_specs(action_space),
+            autoreset="next_step" if self._mode is AutoresetMode.NEXT_STEP else "same_step",
+            frame_skip=frame_skip,
+            max_episode_steps=max_episode_steps,
+            protocol=protocol,
+        )
+        super().__init__(spec, len(seeds), space, action_space)
+        if env.num_envs != len(seeds):
+            raise ConfigError(
+                f"{config.env}: the VectorEnv has num_envs {env.num_envs}, but {len(seeds)} were "
+                "asked for; its factory must honour its argument num_envs"
+            )
+        self._env = env
+        self._seeds = list(seeds)
+        self._action_space = action_space
+        self.asynchronous = isinstance(env, AsyncVectorEnv)
+        self._leaves = dict(leaves(space, OBSERVATION))
+
+    def reset(self, obs: Mapping[str, Array]) -> None:
+        # Only these two take a seed per row; the others promise an int.
+        per_row = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        seed: Any = self._seeds if per_row else self._seeds[0]
+        observations, info = self._env.reset(seed=seed)
+        if ACTION_MASK in info:
+            raise ConfigError(
+                f"{self.spec.env_id}: this VectorEnv has its masks in info[{ACTION_MASK!r}]; "
+                f"give them as the observation leaf {ACTION_MASK!r} of a Dict space, or use "
+                "--env-backend single"
+            )
+        self._write(observations, obs)
+
+    def _begin(self, actions: dict[str, Array]) -> None:
+        self._actions = unflatten(self._action_space, actions, "action")
+        if isinstance(self._env, AsyncVectorEnv):
+            self._env.step_async(self._actions)
+
+    def _step(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if isinstance(self._env, AsyncVectorEnv):
+            return self._env.step_wait()
+        return self._env.step(self._actions)
+
+    def _complete(self, out: StepOut) -> None:
+        observations, reward, terminated, truncated, info = self._step()
+        out.reward[:] = reward
+        out.terminated[:] = terminated
+        out.truncated[:] = truncated
+        ended = out.terminated | out.truncated
+        if self._mode is AutoresetMode.DISABLED and ended.any():
+            assert out.final_obs is not None, "the layout same_step needs final_obs"
+            self._write(observations, out.final_obs, ended)
+            observations, _ = self._env.reset(options={"reset_mask": ended})
+        self._write(observations, out.obs)
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            assert out.final_obs is not None, "the layout same_step needs final_obs"
+            self._write_final(info, ended, out.final_obs)
+
+    def _write(
+        self, observations: Any, obs: Mapping[str, Array], rows: Array | slice = slice(None)
+    ) -> None:
+        """Write batched observations into the slots' arrays, at ``rows`` only; check their shape
+        and dtype."""
+        for name, leaf in flatten(self.observation_space, observations, OBSERVATION).items():
+            space = self._leaves[name]
+            if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
+                raise ConfigError(
+                    f"{self.spec.env_id}, all {self.num_rows} rows: observation leaf {name!r} must "
+                    f"be {space.dtype} of shape {space.shape} per row, as its "
+                    f"single_observation_space says, but is {leaf.dtype} of shape {leaf.shape[1:]}"
+                )
+            start = offset(space)
+            obs[name][rows] = leaf[rows] if start is None else leaf[rows] - start
+
+    def _write_final(
+        self, info: Mapping[str, Any], ended: Array, final_obs: Mapping[str, Array]
+    ) -> None:
+        """Write the final observations of the rows that ended from the info."""
+        final = info.get("final_obs")
+        if final is None:
+            raise ConfigError(
+                f"{self.spec.env_id}: a SAME_STEP VectorEnv must give the final observations in "
+                f"info['final_obs'], but the info has {sorted(info)}; without them a truncated "
+                "episode cannot be bootstrapped"
+            )
+        if not isinstance(final, np.ndarray) or final.dtype != object:  # one batch for all rows
+            self._write(final, final_obs, ended)
+            return
+        for row in np.flatnonzero(ended).tolist():  # an object array: one observation per row
+            found = flatten(self.observation_space, final[row], OBSERVATION)
+            for name, leaf in found.items():
+                start = offset(self._leaves[name])
+                final_obs[name][row] = leaf if start is None else leaf - start
+
+    def close(self) -> None:
+        self._env.close()
