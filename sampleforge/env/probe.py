@@ -1,0 +1,159 @@
+"""Try an environment in a child process before anything else starts.
+
+An environment that cannot be imported, raises, hangs or gives bad observations is then an error
+message within seconds, and this process has imported none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from typing import IO, Any
+
+from sampleforge.config import ConfigError, to_plain
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+
+GRACE_S = 2.0
+"""The child ends itself at the time-out, stacks dumped; one that cannot is killed so much later."""
+
+CHILD = """
+import json, sys
+payload = json.loads(sys.stdin.readline())
+sys.path[:] = payload["path"]
+from sampleforge.env.probe_child import main
+main(payload)
+"""
+
+
+class EnvProbeError(ConfigError):
+    """The environment failed its probe; the root cause is the last line of the message."""
+
+
+def probe(config: EnvConfig) -> EnvSpec:
+    """The spec of ``config.env``, after constructing, resetting and stepping two rows of it.
+
+    Raises EnvProbeError with the child's traceback, or with its stacks if it took longer than
+    ``config.env_timeout`` seconds. No process is left, whatever happens.
+    """
+    make_cwd_importable()
+    read_end, write_end = os.pipe()
+    with (
+        tempfile.TemporaryDirectory(prefix="sampleforge-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile() as output,
+        os.fdopen(read_end, "rb") as answers,
+    ):
+        try:
+            child = _start(config, write_end, output, scratch)
+        finally:
+            os.close(write_end)
+        try:
+            answer = _read(child, answers, time.monotonic() + config.env_timeout + GRACE_S)
+            if answer is not None:
+                child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass  # it has answered and does not go; it is killed like any other
+        finally:
+            _end(child)
+        return _result(config, answer, child.returncode, _printed(output))
+
+
+def _start(
+    config: EnvConfig, write_end: int, output: IO[bytes], scratch: str
+) -> subprocess.Popen[bytes]:
+    """The child, in a process group and a directory of its own, with the payload in its stdin."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        pass_fds=[write_end],
+        process_group=0,
+        cwd=scratch,
+    )
+    path = [os.path.abspath(entry) for entry in sys.path]
+    payload = {"config": _own_part(config), "path": path, "fd": write_end}
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once; its output says why
+        child.stdin.write(json.dumps(payload).encode() + b"\n")
+        child.stdin.flush()  # and stays open: its end tells the child that we are gone
+    return child
+
+
+def _own_part(config: EnvConfig) -> dict[str, Any]:
+    """The fields of EnvConfig alone: ``config`` may be the whole of a run's."""
+    names = EnvConfig.__dataclass_fields__
+    return {name: value for name, value in to_plain(config).items() if name in names}
+
+
+def _read(child: subprocess.Popen[bytes], answers: IO[bytes], deadline: float) -> bytes | None:
+    """The child's line, or what there is of it when the child ends; none if the deadline comes
+    first. The end of the pipe says nothing: a simulator's processes may hold it open."""
+    found = b""
+    while time.monotonic() < deadline:
+        ended = child.poll() is not None
+        part = b""
+        ready = bool(select.select([answers], [], [], 0 if ended else 0.05)[0])
+        if ready:
+            part = os.read(answers.fileno(), 1 << 16)
+            found += part
+        if found.endswith(b"\n") or ((ready or ended) and not part):
+            return found
+    return None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child's whole group: a simulator may have processes of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.close()
+
+
+def _printed(output: IO[bytes]) -> str:
+    """The end of what the child printed."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - 20_000))
+    return output.read().decode(errors="replace").strip()
+
+
+def _result(config: EnvConfig, answer: bytes | None, code: int, printed: str) -> EnvSpec:
+    """The spec in the answer, or the error that the answer or its absence means."""
+    if answer:
+        message = json.loads(answer)
+        if "spec" in message:
+            return spec_from_plain(message["spec"])
+        raise EnvProbeError(message["error"])
+    if answer is None or "Timeout (" in printed:
+        raise EnvProbeError(
+            f"{printed}\n{config.env} hangs: it was not constructed, reset and stepped within "
+            f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
+        )
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise EnvProbeError(f"{printed}\n{config.env} ended its process in the probe, with {how}")
+
+
+def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
+    """An EnvSpec as JSON's values (infinite bounds are Python's ``Infinity``)."""
+    return asdict(spec)
+
+
+def spec_from_plain(plain: dict[str, Any]) -> EnvSpec:
+    """The inverse of `spec_to_plain`, also after JSON has made lists of the tuples."""
+
+    def tuples(leaf: dict[str, Any]) -> dict[str, Any]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in leaf.items()}
+
+    observations = {n: ArraySpec(**tuples(leaf)) for n, leaf in plain["observations"].items()}
+    actions = {n: ActionSpec(**tuples(leaf)) for n, leaf in plain["actions"].items()}
+    return EnvSpec(**{**plain, "observations": observations, "actions": actions})

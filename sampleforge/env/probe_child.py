@@ -1,0 +1,140 @@
+"""The child process of the probe: try the environment, answer in one line of JSON."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from sampleforge.config import ConfigError, from_plain
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.probe import spec_to_plain
+from sampleforge.env.registry import make_vector
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, leaves
+
+ROWS = 2
+STEPS = 4
+SLACK = 1e-4
+"""Observations may be outside of their bounds by so much, relative to the bound: rounding."""
+
+
+def main(payload: dict[str, Any]) -> None:
+    """Probe ``payload["config"]``, write the answer to ``payload["fd"]``, leave.
+
+    ``os._exit``: a simulator's exit handlers may hang, and there is nothing left to save.
+    """
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    config = from_plain(EnvConfig, payload["config"])
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(config.env_timeout, exit=True)
+    answer: dict[str, Any]
+    try:
+        answer = {"spec": spec_to_plain(try_out(config))}
+    except ConfigError as error:
+        answer = {"error": str(error)}
+    except BaseException:
+        answer = {"error": f"{config.env} failed in the probe\n{traceback.format_exc().strip()}"}
+    os.write(payload["fd"], json.dumps(answer).encode() + b"\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _leave_with_parent() -> None:
+    """The parent holds our stdin open as long as it lives."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+def try_out(config: EnvConfig) -> EnvSpec:
+    """Construct, reset and step two rows with random actions; check every observation.
+
+    Raises what the environment raises, and ConfigError for a bad observation.
+    """
+    vector = make_vector(config, ROWS, row_seeds(0, 0, 0, ROWS))
+    out = _buffers(vector.spec)
+    rng = np.random.default_rng(0)
+    vector.reset(out.obs)
+    check(vector, out.obs)
+    for _ in range(STEPS):
+        masks = out.obs.get(ACTION_MASK)
+        vector.send(random_actions(vector.spec, ROWS, rng, masks))
+        vector.recv(out)
+        check(vector, out.obs)
+        if not np.isfinite(out.reward).all():
+            raise ConfigError(f"{config.env}: the reward is {out.reward}, but must be finite")
+    vector.close()
+    return vector.spec
+
+
+def _buffers(spec: EnvSpec) -> StepOut:
+    def zeros() -> dict[str, Array]:
+        return {
+            name: np.zeros((ROWS, *leaf.shape), leaf.dtype)
+            for name, leaf in spec.observations.items()
+        }
+
+    flags = [np.zeros(ROWS, np.bool_) for _ in range(4)]
+    terminated, truncated, valid, first = flags
+    reward = np.zeros(ROWS, np.float32)
+    return StepOut(reward, terminated, truncated, valid, zeros(), first, zeros())
+
+
+def check(vector: EnvVector, obs: dict[str, Array] | Any) -> None:
+    """Raise ConfigError for an observation that is not finite or not within its bounds."""
+    for name, space in leaves(vector.observation_space, OBSERVATION):
+        if not isinstance(space, spaces.Box) or name == ACTION_MASK:
+            continue
+        for row in range(ROWS):
+            value = obs[name][row].astype(np.float64)
+            where = f"{vector.spec.env_id}, row {row}: observation leaf {name!r}"
+            if not np.isfinite(value).all():
+                bad = value[~np.isfinite(value)][0]
+                raise ConfigError(
+                    f"{where} must be finite, but holds {bad}; correct the environment"
+                )
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            outside = (value < low - SLACK * (1 + np.abs(low))) | (
+                value > high + SLACK * (1 + np.abs(high))
+            )
+            if outside.any():
+                at = tuple(int(i) for i in np.argwhere(outside)[0])
+                raise ConfigError(
+                    f"{where} must be in [{low[at]:g}, {high[at]:g}] at {list(at)}, as its "
+                    f"observation_space says, but is {value[at]:g}; correct the space"
+                )
+
+
+def random_actions(
+    spec: EnvSpec, rows: int, rng: np.random.Generator, masks: Array | None = None
+) -> dict[str, Array]:
+    """Uniform actions (boxes: within their bounds, or +-1 where they have none), leaf ->
+    [rows, ...] as the slots hold them. ``masks``, bool [rows, sum of categories], are obeyed."""
+    at, found = 0, {}
+    for name, leaf in spec.actions.items():
+        if leaf.kind == "box":
+            found[name] = _random_box(leaf, rows, rng)
+            continue
+        columns = []
+        for n in leaf.categories:
+            allowed = np.ones((rows, n)) if masks is None else masks[:, at : at + n]
+            columns.append(np.argmax(rng.random((rows, n)) * allowed, axis=1))
+            at += n
+        found[name] = np.stack(columns, axis=1).reshape(rows, *leaf.shape).astype(leaf.dtype)
+    return found
+
+
+def _random_box(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:
+    low = np.nan_to_num(np.array(leaf.low), neginf=-1.0)
+    high = np.nan_to_num(np.array(leaf.high), posinf=1.0)
+    values = rng.uniform(low, np.maximum(low, high), (rows, len(leaf.low)))
+    return values.reshape(rows, *leaf.shape).astype(leaf.dtype)
