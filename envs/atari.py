@@ -1,0 +1,223 @@
+"""Atari through ALE: its C++ vector env by default, single gymnasium envs with ``--env-backend
+single``, both under one protocol, which `protocol` puts into words.
+
+The defaults are the standard of the literature without sticky actions: 84 x 84 grey, 4 frames
+stacked, every action for 4 frames, maximum over the last two, up to 30 no-ops and FIRE at the start
+of an episode, whole games, raw rewards. Sticky actions are ``--env-kwargs repeat_action_probability
+0.25``: scores with and without are not comparable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from sampleforge.config import ConfigError, nearest
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.family import Family
+from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.registry import sync_vector
+from sampleforge.env.vector import Array, EnvVector
+
+PREFIX = "ALE/"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What the agent sees and does; any field can be given in ``--env-kwargs``. Rewards are never
+    clipped here, so that returns are true; ``--reward-clip`` does it for learning."""
+
+    repeat_action_probability: float = 0.0
+    full_action_space: bool = False
+    max_num_frames_per_episode: int = 108_000
+    img_height: int = 84
+    img_width: int = 84
+    grayscale: bool = True
+    stack_num: int = 4
+    frameskip: int = 4
+    maxpool: bool = True
+    noop_max: int = 30
+    use_fire_reset: bool = True
+    episodic_life: bool = False
+
+    @classmethod
+    def of(cls, config: EnvConfig) -> Protocol:
+        """Defaults, env_kwargs, then --max-episode-steps. Raises ConfigError for an unknown key."""
+        names = [field.name for field in fields(cls)]
+        given: dict[str, Any] = dict(config.env_kwargs)
+        for key in given:
+            if key not in names:
+                known = ["--reward-clip"] if "clip" in key else nearest(key, names) or names
+                near = " or ".join(known)
+                raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
+        found = cls(**given)
+        if config.max_episode_steps is not None:
+            frames = config.max_episode_steps * found.frameskip
+            found = cls(**{**given, "max_num_frames_per_episode": frames})
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(
+            [
+                f"ALE {self.img_height}x{self.img_width} {'grey' if self.grayscale else 'RGB'}",
+                f"stack {self.stack_num}",
+                f"frame skip {self.frameskip}{' with max-pooling' if self.maxpool else ''}",
+                f"sticky actions {self.repeat_action_probability:g}",
+                f"{'full' if self.full_action_space else 'minimal'} action set",
+                f"no-op starts {self.noop_max}",
+                f"fire reset {'on' if self.use_fire_reset else 'off'}",
+                f"{'a life' if self.episodic_life else 'a game'} is an episode",
+                "unclipped rewards",
+            ]
+        )
+
+    @property
+    def max_episode_steps(self) -> int:
+        return self.max_num_frames_per_episode // self.frameskip
+
+
+class AtariVector(GymnasiumVector):
+    """ALE's vector env: emulation starts in ``send`` and goes on in ALE's own thread until
+    ``recv``, while the actor serves its other split. One thread per split: more threads than cores
+    gain nothing, and the number of actors fits the cores.
+
+    Starts are spread by the no-ops and by games of different lengths, so ``--decorrelate`` has
+    nothing to add.
+    """
+
+    def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
+        import ale_py
+
+        protocol = Protocol.of(config)
+        given = {field.name: getattr(protocol, field.name) for field in fields(protocol)}
+        env = ale_py.AtariVectorEnv(
+            roms()[config.env], len(seeds), num_threads=1, reward_clipping=False, **given
+        )
+        # ALE writes its mode into gymnasium's class, where every other VectorEnv would inherit it.
+        env.metadata = dict(env.metadata)
+        VectorEnv.metadata.pop("autoreset_mode", None)
+        super().__init__(
+            config,
+            env,
+            seeds,
+            frame_skip=protocol.frameskip,
+            protocol=str(protocol),
+            max_episode_steps=protocol.max_episode_steps,
+        )
+        self.asynchronous = True
+        self._ale = env
+        self._in_order = np.arange(len(seeds))
+
+    def reset(self, obs: Mapping[str, Array]) -> None:
+        observations, info = self._ale.reset(seed=np.array(self._seeds))
+        self._write(self._sorted(info, observations)[0], obs)
+
+    def _begin(self, actions: dict[str, Array]) -> None:
+        self._ale.send(actions["action"])
+
+    def _step(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        *columns, info = self._ale.recv()
+        observations, reward, terminated, truncated = self._sorted(info, *columns)
+        return observations, reward, terminated, truncated, info
+
+    def _sorted(self, info: Mapping[str, Any], *columns: Array) -> list[Array]:
+        """The columns in the order of our rows; ALE may give them in the order they were ready."""
+        ids = info["env_id"]
+        if np.array_equal(ids, self._in_order):
+            return list(columns)
+        order = np.argsort(ids)
+        return [column[order] for column in columns]
+
+
+class FireReset(gym.Wrapper[Any, Any, Any, Any]):
+    """Press FIRE after a reset, in the games that wait for it."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**kwargs)
+        meanings = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        if "FIRE" in meanings:
+            observation, _, terminated, truncated, info = self.env.step(meanings.index("FIRE"))
+            if terminated or truncated:
+                observation, info = self.env.reset(**kwargs)
+        return observation, info
+
+
+def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    """gymnasium's env with its own preprocessing; needs OpenCV."""
+    import ale_py
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    gym.register_envs(ale_py)
+    protocol = Protocol.of(config)
+    if not protocol.maxpool:
+        raise ConfigError(
+            f"{config.env}: maxpool=False needs ALE's vector env; gymnasium's preprocessing always "
+            "pools. Use --env-backend vector"
+        )
+    env: gym.Env[Any, Any] = gym.make(
+        config.env,
+        frameskip=1,
+        repeat_action_probability=protocol.repeat_action_probability,
+        full_action_space=protocol.full_action_space,
+        max_num_frames_per_episode=protocol.max_num_frames_per_episode,
+        render_mode=render_mode,
+        disable_env_checker=True,
+    )
+    env = AtariPreprocessing(
+        env,
+        noop_max=protocol.noop_max,
+        frame_skip=protocol.frameskip,
+        screen_size=(protocol.img_width, protocol.img_height),
+        terminal_on_life_loss=protocol.episodic_life,
+        grayscale_obs=protocol.grayscale,
+    )
+    if protocol.use_fire_reset:
+        env = FireReset(env)
+    return FrameStackObservation(env, protocol.stack_num, padding_type="zero")
+
+
+def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+    if config.env_backend != "single":
+        return AtariVector(config, seeds)
+    protocol = Protocol.of(config)
+    return sync_vector(
+        config,
+        lambda: make_single(config),
+        num_rows,
+        seeds,
+        frame_skip=protocol.frameskip,
+        protocol=str(protocol),
+        max_episode_steps=protocol.max_episode_steps,
+    )
+
+
+@functools.cache
+def roms() -> dict[str, str]:
+    """Environment ids -> ROM names; empty without ale-py."""
+    if not FAMILY.installed:
+        return {}
+    import ale_py
+
+    gym.register_envs(ale_py)
+    return {
+        env_id: spec.kwargs["game"]
+        for env_id, spec in gym.registry.items()
+        if env_id.startswith(PREFIX) and spec.kwargs.get("obs_type") != "ram"
+    }
+
+
+FAMILY = Family(
+    name="atari",
+    claims=lambda env_id: env_id.lower().startswith(PREFIX.lower()),
+    ids=lambda: list(roms()),
+    make_vector=make_vector,
+    make_single=make_single,
+    requires="ale_py",
+    extra="atari",
+)

@@ -1,0 +1,143 @@
+"""MinAtar: five Atari-like games on a 10 x 10 grid, cheap enough to learn within a minute.
+
+Ids are ``MinAtar/Breakout`` (or ``-v1``: the same). The action set is the game's minimal one
+unless ``use_minimal_action_set`` is false (then all six, as in ``-v0``). Sticky actions have
+probability 0.1 and difficulty ramps, as in the paper (Young & Tian, 2019). MinAtar has no time
+limit of its own; a policy that never loses would play one episode for ever, so there is one here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.family import Family
+from sampleforge.env.registry import sync_vector
+from sampleforge.env.vector import EnvVector
+
+GAMES = {
+    "Asterix": "asterix",
+    "Breakout": "breakout",
+    "Freeway": "freeway",
+    "Seaquest": "seaquest",
+    "SpaceInvaders": "space_invaders",
+}
+MAX_EPISODE_STEPS = 5000
+# Background, then the channels.
+PALETTE = "000000 5fad56 f2c14e f78154 4d9edb b4436c 969696 dedede 785ac8 3cc8b4 fafa78"
+COLOURS = np.array([list(bytes.fromhex(colour)) for colour in PALETTE.split()], np.uint8)
+PIXELS_PER_CELL = 16
+
+
+@functools.cache
+def game_module(game: str) -> ModuleType:
+    """MinAtar's module of one game, without ``import minatar``: that imports matplotlib and
+    seaborn, which takes a second per process, for a display that nobody opens."""
+    package = importlib.util.find_spec("minatar")
+    assert package is not None and package.origin is not None, "the registry checks this"
+    path = Path(package.origin).parent / "environments" / f"{game}.py"
+    spec = importlib.util.spec_from_file_location(f"_minatar_{game}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class MinAtarEnv(gym.Env[Any, Any]):
+    """One game. Observations: bool [10, 10, channels]."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
+
+    def __init__(
+        self,
+        game: str,
+        sticky_action_prob: float = 0.1,
+        difficulty_ramping: bool = True,
+        use_minimal_action_set: bool = True,
+        max_episode_steps: int = MAX_EPISODE_STEPS,
+        render_mode: str | None = None,
+    ) -> None:
+        self.render_mode = render_mode
+        self._game = game_module(game).Env(ramping=difficulty_ramping)
+        self._sticky = sticky_action_prob
+        self._limit = max_episode_steps
+        self._actions = self._game.minimal_action_set() if use_minimal_action_set else range(6)
+        self._last_action = 0
+        self._steps = 0
+        self.action_space = spaces.Discrete(len(self._actions))
+        shape = tuple(self._game.state_shape())
+        self.observation_space = spaces.Box(0, 1, shape, np.bool_)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._game.random = np.random.RandomState(seed)
+            self._last_action = 0  # otherwise it outlives the episode, as in MinAtar
+        self._game.reset()
+        self._steps = 0
+        return self._game.state(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        chosen = self._actions[action]
+        # MinAtar's own Environment.act, whose module we do not import.
+        if self._game.random.rand() < self._sticky:
+            chosen = self._last_action
+        self._last_action = chosen
+        reward, terminated = self._game.act(chosen)
+        self._steps += 1
+        return self._game.state(), float(reward), terminated, self._steps >= self._limit, {}
+
+    def render(self) -> Any:
+        """uint8 [160, 160, 3]: the last channel that is set gives the colour."""
+        state = self._game.state()
+        numbered = state * (1 + np.arange(state.shape[2]))
+        cells = COLOURS[numbered.max(axis=2)]
+        return np.kron(cells, np.ones((PIXELS_PER_CELL, PIXELS_PER_CELL, 1), np.uint8))
+
+
+def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    game = GAMES[config.env.removeprefix("MinAtar/").removesuffix("-v1")]
+    given: dict[str, Any] = {"max_episode_steps": MAX_EPISODE_STEPS, **config.env_kwargs}
+    if config.max_episode_steps is not None:
+        given["max_episode_steps"] = config.max_episode_steps
+    return MinAtarEnv(game, render_mode=render_mode, **given)
+
+
+def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+    given = config.env_kwargs
+    limit = config.max_episode_steps or int(given.get("max_episode_steps", MAX_EPISODE_STEPS))
+    protocol = (
+        f"MinAtar, sticky actions {given.get('sticky_action_prob', 0.1)}, difficulty ramping "
+        f"{'on' if given.get('difficulty_ramping', True) else 'off'}, "
+        f"{'minimal' if given.get('use_minimal_action_set', True) else 'all six'} actions, "
+        f"episodes cut at {limit} steps, raw rewards"
+    )
+    return sync_vector(
+        config,
+        lambda: make_single(config),
+        num_rows,
+        seeds,
+        protocol=protocol,
+        max_episode_steps=limit,
+    )
+
+
+FAMILY = Family(
+    name="minatar",
+    claims=lambda env_id: env_id.startswith("MinAtar/"),
+    ids=lambda: [f"MinAtar/{game}{version}" for game in GAMES for version in ("", "-v1")],
+    make_vector=make_vector,
+    make_single=make_single,
+    requires="minatar",
+    extra="minatar",
+)
