@@ -1,0 +1,55 @@
+"""What a figure means nothing without: machine, cores, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def describe(*packages: str) -> str:
+    """Lines to record beside a result: command, processor, cores used, versions, commit."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
+    )
+    used = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    return "\n".join(
+        [
+            f"command   python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}",
+            f"machine   {processor()}, {os.cpu_count()} cores, of which {used} used",
+            f"software  Python {platform.python_version()}, {', '.join(map(installed, packages))}",
+            f"commit    {commit.stdout.strip() or 'unknown'}",
+        ]
+    )
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.machine()
+
+
+def installed(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"no {package}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, aligned for the terminal: the first column left, the others right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: list[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        aligned = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
+        return f"| {' | '.join(aligned)} |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(header), line(rule), *map(line, rows)])
