@@ -90,7 +90,7 @@ def _draw_run(axes: Any, run: Curves, color: str, style: str, unit: float) -> No
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     axes[1, 0].plot(time, run.series("frames_per_s_10s", "frames_per_s"), **look)
     axes[1, 1].plot(steps, run.series("policy_lag_mean"), **look)
-    axes[1, 1].plot(steps, run.series("policy_lag_max"), **{**look, "linewidth": 0.6})
+    axes[1, 1].plot(steps, run.series("policy_lag_max"), **{**look, "linewidth": 0.7, "alpha": 0.5})
 
 
 def _finish(axes: Any, time_unit: str) -> None:

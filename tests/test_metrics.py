@@ -1,0 +1,192 @@
+"""Reports: every scalar in metrics.jsonl and TensorBoard, and lines that people can read."""
+
+import io
+import json
+import math
+import struct
+
+import pytest
+from rich.console import Console
+
+from sampleforge.metrics import Reporter, read_metrics
+from sampleforge.reporting.line_file import LineFile
+from sampleforge.reporting.progress import Goal, duration, short
+from sampleforge.run_folder import RunFolder
+from tests.test_checkpoint import largest_file
+
+SCALARS = {
+    "frames_per_s_10s": 45_210.0,
+    "return_mean": 123.456,
+    "return_std": 3.0,
+    "policy_lag_mean": 1.25,
+    "policy_lag_max": 4.0,
+    "loss": -0.0123,
+    "something_new": 7.0,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    yield folder
+    folder.close()
+
+
+def reporter(folder, quiet=False, terminal=False, **goal):
+    """A reporter, and the text that it shows."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=100, color_system=None)
+    goal = {"total_env_steps": None, "total_seconds": None, **goal}
+    return Reporter(folder, quiet=quiet, title="E, appo", console=console, **goal), screen
+
+
+def report_steps(folder, *steps, **options):
+    """Reports at these env steps, one per second; returns the text shown."""
+    reporting, screen = reporter(folder, **options)
+    with reporting:
+        for step in steps:
+            reporting.report(SCALARS, env_steps=step, wall_s=step / 100)
+    return screen.getvalue()
+
+
+def events(folder):
+    """(step, tag -> value) of all TensorBoard events, in order, read by hand."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for path in sorted(folder.tensorboard.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.HasField("summary"):
+                yield event.step, {v.tag: v.simple_value for v in event.summary.value}
+
+
+def test_every_scalar_goes_to_both_files(folder):
+    report_steps(folder, 100, 200)
+    lines = [json.loads(line) for line in folder.metrics_file.read_text().splitlines()]
+    assert [line["env_steps"] for line in lines] == [100, 200]
+    assert lines[0] == {**SCALARS, "env_steps": 100, "wall_s": 1.0}
+    written = list(events(folder))
+    assert [step for step, _ in written] == [100, 200]
+    assert set(written[0][1]) == set(lines[0])
+    assert written[0][1]["loss"] == pytest.approx(-0.0123)
+
+
+def test_what_is_not_finite_becomes_null(folder):
+    reporting, screen = reporter(folder)
+    with reporting:
+        values = {"return_mean": math.nan, "loss": math.inf}
+        reporting.report(values, env_steps=1, wall_s=0.0)
+    assert read_metrics(folder.metrics_file)[0] == {
+        **{"env_steps": 1, "wall_s": 0.0, "return_mean": None, "loss": None}
+    }
+    assert "nan" not in screen.getvalue()
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_the_file_continued(folder):
+    report_steps(folder, 100, 200)
+    with folder.metrics_file.open("a") as file:
+        file.write('{"env_steps": 300, "wa')
+    assert [r["env_steps"] for r in read_metrics(folder.metrics_file)] == [100, 200]
+    report_steps(folder, 300)
+    lines = folder.metrics_file.read_text().splitlines()
+    assert [json.loads(line)["env_steps"] for line in lines] == [100, 200, 300]
+
+
+def test_long_cut_off_lines(tmp_path):
+    path = tmp_path / "lines"
+    for whole, rest in ((b"", b"x" * 200_000), (b"a\n", b"x" * 200_000), (b"a\n", b"")):
+        path.write_bytes(whole + rest)
+        lines = LineFile(path)
+        lines.write("end")
+        lines.close()
+        assert path.read_bytes() == whole + b"end\n"
+
+
+def test_reports_of_steps_done_again_replace_the_earlier_ones(folder):
+    report_steps(folder, 100, 200, 300)
+    report_steps(folder, 150, 250)
+    assert [r["env_steps"] for r in read_metrics(folder.metrics_file)] == [100, 150, 250]
+
+
+def test_plain_lines_are_aligned_and_have_no_escapes(folder):
+    shown = report_steps(folder, 100, 250_000, 1_000_000, total_env_steps=2_000_000)
+    lines = shown.splitlines()
+    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    assert "\x1b" not in shown
+    assert lines[2].split()[1:4] == ["250,000", "45.2k", "-"] and "123.46" in lines[2]
+
+
+def test_live_panel_shows_progress_and_leaves_the_last_line_last(folder):
+    reporting, screen = reporter(folder, terminal=True, total_env_steps=1000, total_seconds=60.0)
+    with reporting:
+        reporting.report(SCALARS, env_steps=250, wall_s=5.0)
+        reporting.report(SCALARS, env_steps=500, wall_s=10.0)
+        reporting.log("finished", "result")
+    shown = screen.getvalue()
+    for part in ("E, appo", " 50%", "500 / 1,000 env steps", "0:10 left", "45.2k (10 s)", "± 3.00"):
+        assert part in shown
+    assert shown.rstrip().endswith("finished")
+
+
+def test_quiet_shows_errors_and_the_result_only(folder):
+    reporting, screen = reporter(folder, quiet=True)
+    with reporting:
+        reporting.report(SCALARS, env_steps=1, wall_s=1.0)
+        for level in ("debug", "info", "warning", "error", "result"):
+            reporting.log(f"a {level}", level, source="actor 3")
+    assert screen.getvalue() == "a error\na result\n"
+    log = folder.log_file.read_text().splitlines()
+    assert len(log) == 5 and all("actor 3" in line for line in log)
+
+
+def test_every_line_of_a_message_has_its_prefix_and_brackets_are_text(folder):
+    reporting, screen = reporter(folder)
+    with reporting:
+        reporting.log("Traceback\n  x[bold]\n", "error", source="learner")
+    assert "x[bold]" in screen.getvalue()
+    assert all(" learner " in line for line in folder.log_file.read_text().splitlines())
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(folder):
+    reporting, _ = reporter(folder)
+    with reporting:
+        reporting.report(SCALARS, env_steps=1, wall_s=1.0)
+        reporting.log("fits")
+        room = folder.metrics_file.stat().st_size + 20
+        with largest_file(room), pytest.raises(OSError, match=r"metrics\.jsonl"):
+            reporting.report(SCALARS, env_steps=2, wall_s=2.0)
+        with largest_file(1):
+            with pytest.raises(OSError, match=r"log\.txt"):
+                reporting.log("does not fit")
+            reporting.log("is shown all the same", "error")
+    assert [r["env_steps"] for r in read_metrics(folder.metrics_file)] == [1]
+
+
+def test_a_full_disk_under_tensorboard_is_an_error_too(folder):
+    reporting, _ = reporter(folder)
+    with reporting:
+        reporting.report(SCALARS, env_steps=1, wall_s=1.0)
+        size = next(folder.tensorboard.iterdir()).stat().st_size
+        big = {f"scalar_{i}": 0.0 for i in range(1000)}
+        with largest_file(10 * size), pytest.raises(OSError):
+            reporting.report(big, env_steps=2, wall_s=2.0)
+
+
+def test_time_left_is_to_the_nearer_end():
+    goal = Goal(env_steps=1000, seconds=30.0)
+    goal.observe({"env_steps": 0, "wall_s": 0.0})
+    assert goal.seconds_left() == 30.0 and goal.fraction() == 0.0
+    goal.observe({"env_steps": 100, "wall_s": 1.0})
+    assert goal.seconds_left() == pytest.approx(9.0)
+    assert goal.fraction() == pytest.approx(0.1)
+
+
+def test_numbers_for_people():
+    assert [short(x) for x in (0.0, 12.34, 999.6, 45_210, 2.5e6, math.nan)] == [
+        *("0", "12.3", "1k", "45.2k", "2.5M", "-")
+    ]
+    assert [duration(x) for x in (0.4, 65, 3723, None)] == ["0:00", "1:05", "1:02:03", "-"]

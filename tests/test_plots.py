@@ -1,0 +1,51 @@
+"""`sampleforge plot`: several runs into one file."""
+
+import sys
+
+import pytest
+
+from sampleforge.atomic_file import to_json
+from sampleforge.cli import main
+from sampleforge.run_folder import RunFolder
+from sampleforge.topologies.config import AppoConfig
+
+
+def make_run(path, reports):
+    """A run folder with these reports."""
+    folder = RunFolder(path)
+    folder.create()
+    folder.close()
+    folder.write_config(AppoConfig(env="CartPole-v1"), AppoConfig(env="CartPole-v1"))
+    folder.metrics_file.write_text("".join(to_json(report) + "\n" for report in reports))
+    return str(path)
+
+
+def reports(count):
+    for i in range(count):
+        mean = None if i == 0 else 10.0 * i
+        yield {"env_steps": 100 * i, "wall_s": float(i), "return_mean": mean, "return_std": mean}
+
+
+@pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
+def test_draws_several_runs(tmp_path, name):
+    pytest.importorskip("matplotlib")
+    runs = [make_run(tmp_path / f"run-{i}", reports(1 + 20 * i)) for i in range(3)]
+    out = tmp_path / name
+    assert main(["plot", *runs, "--out", str(out)]) == 0
+    assert out.stat().st_size > 10_000
+    if out.suffix == ".svg":
+        text = out.read_text()
+        assert all(f"run-{i}" in text for i in range(3)) and "CartPole-v1, appo" in text
+
+
+def test_a_run_without_reports_is_refused(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["plot", make_run(tmp_path / "a", []), "--out", str(tmp_path / "x.png")]) == 2
+    assert "has not reported yet" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_line_that_installs_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run = make_run(tmp_path / "a", reports(2))
+    assert main(["plot", run, "--out", str(tmp_path / "x.png")]) == 2
+    assert 'pip install "sampleforge[plot]"' in capsys.readouterr().err

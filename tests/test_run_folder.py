@@ -1,0 +1,150 @@
+"""Run folders: private, portable, one run at a time, resumed with the config they had."""
+
+import dataclasses
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.run_folder import RunFolder, default_run_dir
+from sampleforge.stored_config import MAY_CHANGE
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.versions import git_commit
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder, locked by this test."""
+    folder = RunFolder(tmp_path / "runs" / "a")
+    folder.create()
+    yield folder
+    folder.close()
+
+
+def test_everything_is_private_and_names_no_path(folder, tmp_path):
+    asked = AppoConfig(env="CartPole-v1", run_dir=str(folder.path))
+    folder.write_config(dataclasses.replace(asked, seed=3), asked)
+    folder.write_summary({"status": "finished", "return_mean": float("nan")})
+    folder.write_benchmark({"sampled_per_s": 1.0})
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    for path in folder.path.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+        if path.is_file():
+            assert str(tmp_path) not in path.read_text()
+    assert json.loads(folder.summary_file.read_text())["return_mean"] is None
+
+
+def test_an_existing_folder_is_taken(tmp_path):
+    for _ in range(2):
+        folder = RunFolder(tmp_path)
+        folder.create()
+        folder.close()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="another --run-dir"):
+        RunFolder(tmp_path / "file" / "run").create()
+
+
+def test_two_runs_in_one_folder_are_refused(folder):
+    with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
+        RunFolder(folder.path).create()
+
+
+@pytest.mark.multiprocess
+def test_the_lock_dies_with_its_process(tmp_path):
+    code = (
+        "import os, signal\nfrom sampleforge.run_folder import RunFolder\n"
+        f"RunFolder({str(tmp_path)!r}).create()\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    folder = RunFolder(tmp_path)
+    folder.create()
+    folder.close()
+
+
+def test_config_survives_storage(folder):
+    config = AppoConfig(env="a:b", env_kwargs={"x": 1}, adam_betas=(0.5, 0.6), seed=1)
+    folder.write_config(config, config)
+    assert folder.read_config(AppoConfig) == config
+    assert folder.algo == "appo"
+
+
+def test_the_same_command_resumes_with_what_was_resolved(folder):
+    asked = AppoConfig(env="CartPole-v1")
+    first = dataclasses.replace(asked, seed=11, batch_size=2048, num_workers=4)
+    folder.write_config(first, asked)
+    resumed = folder.check_resume(asked)
+    assert (resumed.seed, resumed.batch_size, resumed.num_workers) == (11, 2048, None)
+    folder.write_config(dataclasses.replace(resumed, num_workers=2), asked)
+    assert folder.check_resume(asked) == resumed
+    assert folder.check_resume(dataclasses.replace(asked, seed=11)).seed == 11
+
+
+def test_changes_of_the_learning_are_refused_with_a_diff(folder):
+    asked = AppoConfig(env="CartPole-v1", learning_rate=0.1)
+    folder.write_config(dataclasses.replace(asked, seed=11), asked)
+    model = dataclasses.replace(asked.model, core="gru")
+    with pytest.raises(ConfigError) as caught:
+        folder.check_resume(dataclasses.replace(asked, learning_rate=0.2, model=model, seed=12))
+    message = str(caught.value)
+    for line in ("learning_rate: 0.1 -> 0.2", "model.core: 'none' -> 'gru'", "seed: 11 -> 12"):
+        assert line in message
+    assert "--run-dir" in message and "adam" not in message
+
+
+def test_what_a_resumed_run_may_change(folder):
+    asked = AppoConfig(env="CartPole-v1")
+    folder.write_config(asked, asked)
+    changed = dataclasses.replace(
+        asked, train_for_env_steps=9, num_workers=7, quiet=True, device="cpu", keep_checkpoints=1
+    )
+    assert folder.check_resume(changed) == changed
+    assert {field.name for field in dataclasses.fields(AppoConfig)} >= MAY_CHANGE
+
+
+def test_a_damaged_config_is_named(folder):
+    folder.config_file.write_text("algo: [appo\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
+        folder.check_resume(AppoConfig())
+    folder.config_file.write_text("algo: appo\nlearnin_rate: 1\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: unknown key 'learnin_rate'"):
+        folder.check_resume(AppoConfig())
+
+
+def test_resume_policies(folder):
+    must = AppoConfig(env="E", resume="must", run_dir="x")
+    never = AppoConfig(env="E", resume="never")
+    assert not folder.resumes(AppoConfig()) and not folder.resumes(never)
+    with pytest.raises(ConfigError, match="resume is 'must', but there is no checkpoint"):
+        folder.resumes(must)
+    (folder.checkpoints / "manifest.json").write_text("")
+    assert folder.resumes(AppoConfig()) and folder.resumes(must)
+    with pytest.raises(ConfigError, match="resume is 'never', but there are checkpoints"):
+        folder.resumes(never)
+
+
+def test_a_run_that_is_not_there_is_answered_with_the_nearest(folder):
+    folder.write_config(AppoConfig(), AppoConfig())
+    assert RunFolder.existing(folder.path).path == folder.path
+    (folder.path.parent / "cartpole").mkdir()
+    (folder.path.parent / "cartpole" / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"did you mean .*cartpole\?"):
+        RunFolder.existing(folder.path.parent / "cartpol")
+
+
+def test_default_folder_names_are_safe(tmp_path):
+    for env in ("ALE/Pong-v5", "my.module:make env", "../../etc"):
+        path = default_run_dir(AppoConfig(env=env), tmp_path)
+        assert path.parent == tmp_path and "-appo-" in path.name
+        path.mkdir()
+        assert default_run_dir(AppoConfig(env=env), tmp_path) != path
+
+
+def test_no_commit_outside_a_checkout(tmp_path):
+    assert git_commit(tmp_path) is None
