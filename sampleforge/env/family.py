@@ -14,8 +14,12 @@ from typing import Any
 
 import gymnasium as gym
 
+from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.vector import EnvVector
+
+# With the two that a family answers a bad setting with: it imports sampleforge.env only.
+__all__ = ["ConfigError", "Family", "nearest"]
 
 
 @dataclass(frozen=True)
