@@ -1,0 +1,159 @@
+"""Image encoders: Nature CNN and IMPALA's ResNet, beside an MLP for the leaves that are no images.
+
+Images arrive as they were stored, [N, C, H, W] or [N, H, W, C]; the channel axis is the smaller of
+the two ends, the last if they are equal (MinAtar's 10x10x10). They stay in their dtype until the
+first convolution, whose weights are divided by 255 for uint8: 8 thousand numbers instead of 28
+thousand per image, and exact in bfloat16, which holds every integer up to 256.
+
+channels_last, made while the images are still bytes, measured on one core of an EPYC with AVX-512
+for Nature CNN on 84x84x4, against [N, C, H, W], in ms: forward and backward of 256, fp32 107-118
+against 166-201, bf16 59 against 60-87; forward of 16, fp32 2.6 against 2.5-2.9, bf16 1.65 against
+1.7-2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoders import (
+    Activation,
+    Dense,
+    Vector,
+    activation,
+    is_image,
+    orthogonal_,
+    out_of_place,
+)
+from sampleforge.spec import ArraySpec
+
+
+class DictEncoder(nn.Module):
+    """Each image leaf through convolutions and a dense layer of ``cnn_features``; all other leaves
+    together through the MLP's layers; concatenated. Subclasses give the convolutions."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__()
+        self.images = {name: spec for name, spec in observations.items() if is_image(spec)}
+        if not self.images:
+            shapes = {name: (spec.shape, spec.dtype) for name, spec in observations.items()}
+            raise ConfigError(
+                f"model.encoder is {config.encoder!r}, but no observation leaf is an image "
+                f"(rank 3, at least 8x8 pixels): {shapes}; use mlp, or auto"
+            )
+        act = activation(config.activation, "relu")
+        towers = (ImageTower(spec, self, config, act) for spec in self.images.values())
+        self.towers = nn.ModuleList(towers)
+        self.out_features = config.cnn_features * len(self.images)
+        rest = {name: spec for name, spec in observations.items() if name not in self.images}
+        self.vector = Vector(rest) if rest else None
+        if self.vector is not None:
+            rest_act = activation(config.activation, "tanh")
+            self.dense = Dense(self.vector.out_features, config.hidden_sizes, rest_act)
+            self.out_features += self.dense.out_features
+
+    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
+        """Modules [N, channels, H, W] -> [N, *]; the first is a Conv2d."""
+        raise NotImplementedError
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        parts = [tower(obs[name]) for tower, name in zip(self.towers, self.images, strict=True)]
+        if self.vector is not None:
+            parts.append(self.dense(self.vector(obs)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+class ImageTower(nn.Module):
+    """One image leaf [N, ...] -> [N, cnn_features]."""
+
+    def __init__(
+        self, spec: ArraySpec, family: DictEncoder, config: ModelConfig, act: Activation
+    ) -> None:
+        super().__init__()
+        self.is_channel_last = spec.shape[2] <= spec.shape[0]
+        c, h, w = (spec.shape[i] for i in ((2, 0, 1) if self.is_channel_last else (0, 1, 2)))
+        self.scale = 1.0 / 255.0 if spec.dtype == "uint8" else 1.0
+        stem, *rest = family.convolutions(c, min(h, w), act)
+        assert isinstance(stem, nn.Conv2d)
+        self.stem, self.rest = stem, nn.Sequential(*rest)
+        with torch.no_grad():
+            flat = self._convolve(torch.zeros(1, c, h, w)).flatten(1).shape[1]
+        self.dense = Dense(flat, (config.cnn_features,), act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_channel_last:
+            x = x.permute(0, 3, 1, 2)
+        x = x.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.dense(self._convolve(x.to(self._dtype(x.device))).flatten(1))
+        return features
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        stem = self.stem
+        weight = stem.weight if self.scale == 1.0 else stem.weight * self.scale
+        x = F.conv2d(x, weight, stem.bias, stem.stride, stem.padding)
+        convolved: Tensor = self.rest(x)
+        return convolved
+
+    def _dtype(self, device: torch.device) -> torch.dtype:
+        """What the convolutions compute in: autocast would convert a float32 copy once more."""
+        if torch.is_autocast_enabled(device.type):
+            return torch.get_autocast_dtype(device.type)
+        return self.stem.weight.dtype
+
+
+class Activate(nn.Module):
+    def __init__(self, act: Activation) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
+class NatureCNN(DictEncoder):
+    """Mnih et al. 2015: 32 8x8/4, 64 4x4/2, 64 3x3/1. Images with a side below 36 pixels are too
+    small for it and get 16 3x3/1, 32 3x3 (stride 1 below 16 pixels, as for MinAtar, else 2)."""
+
+    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
+        layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+        if smaller_side < 36:
+            layers = [(16, 3, 1), (32, 3, 1 if smaller_side < 16 else 2)]
+        modules: list[nn.Module] = []
+        for width, kernel, stride in layers:
+            modules += [orthogonal_(nn.Conv2d(channels, width, kernel, stride)), Activate(act)]
+            channels = width
+        return modules
+
+
+class ImpalaResNet(DictEncoder):
+    """Espeholt et al. 2018 (arXiv 1802.01561, figure 3, large): 16, 32, 32 channels, each a
+    convolution, a 3x3/2 max-pool and two residual blocks."""
+
+    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
+        modules: list[nn.Module] = []
+        for width in (16, 32, 32):
+            conv = orthogonal_(nn.Conv2d(channels, width, 3, padding=1))
+            blocks = [Residual(width, act), Residual(width, act)]
+            modules += [conv, nn.MaxPool2d(3, 2, padding=1), *blocks]
+            channels = width
+        return [*modules, Activate(act)]
+
+
+class Residual(nn.Module):
+    """x + conv(act(conv(act(x)))), 3x3."""
+
+    def __init__(self, width: int, act: Activation) -> None:
+        super().__init__()
+        self.act, self.pure_act = act, out_of_place(act)
+        self.first = orthogonal_(nn.Conv2d(width, width, 3, padding=1))
+        self.second = orthogonal_(nn.Conv2d(width, width, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first(self.pure_act(x))
+        out: Tensor = x + self.second(self.act(inner))
+        return out

@@ -1,0 +1,96 @@
+"""Encoders by name: the built-in ones, registered ones, and import strings.
+
+An encoder is a class ``Encoder(observations: Mapping[str, ArraySpec], config: ModelConfig)`` with
+an attribute ``out_features: int`` and ``forward(obs leaves [N, ...]) -> [N, out_features]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+
+from torch import nn
+
+from sampleforge.config import ConfigError, nearest
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoders import has_image
+from sampleforge.spec import ACTION_MASK, ArraySpec
+
+_BUILT_IN = {
+    "mlp": "sampleforge.models.encoders:MLP",
+    "nature_cnn": "sampleforge.models.cnn:NatureCNN",
+    "impala_resnet": "sampleforge.models.cnn:ImpalaResNet",
+}
+_registered: dict[str, str] = {}
+
+
+def register_encoder(name: str, target: str | type[nn.Module]) -> None:
+    """Make ``--model.encoder name`` mean this class, given itself or as ``package.module:Class``.
+
+    What travels to other processes is the import string, so they need no registration; but the
+    class must be importable: ConfigError for one defined in a function, a script or a notebook.
+    """
+    if name in _BUILT_IN or name == "auto" or ":" in name or not name:
+        raise ConfigError(f"an encoder cannot be registered as {name!r}: that name is taken")
+    _registered[name] = target if isinstance(target, str) else _import_string(target)
+
+
+def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) -> ModelConfig:
+    """``config`` with an encoder that any process can build: a built-in name or an import string.
+
+    ``auto`` becomes nature_cnn if a leaf is an image, else mlp. ConfigError for an unknown name.
+    """
+    name = config.encoder
+    if name == "auto":
+        name = "nature_cnn" if has_image(encoded_leaves(observations)) else "mlp"
+    name = _registered.get(name, name)
+    if name not in _BUILT_IN and ":" not in name:
+        known = ["auto", *_BUILT_IN, *_registered]
+        near = nearest(name, known)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        raise ConfigError(
+            f"model.encoder is {name!r}, which is no encoder; {hint} (one's own: register_encoder, "
+            "or package.module:Class)"
+        )
+    return dataclasses.replace(config, encoder=name)
+
+
+def make_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) -> nn.Module:
+    """An encoder of all leaves but the action mask. ConfigError if there is no such class, or the
+    class is not an encoder."""
+    name = resolve_encoder(config, observations).encoder
+    encoder = _load(_BUILT_IN.get(name, name))(encoded_leaves(observations), config)
+    if not isinstance(getattr(encoder, "out_features", None), int):
+        raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")
+    return encoder
+
+
+def encoded_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    """The leaves that an encoder sees."""
+    return {leaf: spec for leaf, spec in observations.items() if leaf != ACTION_MASK}
+
+
+def _import_string(target: type[nn.Module]) -> str:
+    if target.__module__ == "__main__" or "<locals>" in target.__qualname__:
+        raise ConfigError(
+            f"encoder class {target.__qualname__} of {target.__module__} cannot be imported by "
+            "other processes; put it at the top level of a module"
+        )
+    return f"{target.__module__}:{target.__qualname__}"
+
+
+def _load(import_string: str) -> type[nn.Module]:
+    module_name, _, class_name = import_string.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+        for part in class_name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"model.encoder is {import_string!r}, but importing it fails: {error}; it must be "
+            "package.module:Class, importable from where the run is started"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"model.encoder {import_string!r} is not a torch.nn.Module class")
+    return found

@@ -1,0 +1,91 @@
+"""Observation normalisation with statistics that are merged exactly, outside the forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sampleforge.models.encoders import is_image
+from sampleforge.ops.running_stats import Moments, merge, moments
+from sampleforge.spec import ACTION_MASK, ArraySpec
+
+CLIP = 10.0
+"""Normalised observations are clipped to +- this."""
+
+
+def normalised_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    """Leaves of floats that are no images; bytes, categories and masks have their scale already."""
+    return {
+        name: spec
+        for name, spec in observations.items()
+        if spec.dtype.startswith("float") and not is_image(spec) and name != ACTION_MASK
+    }
+
+
+class ObservationNormaliser(nn.Module):
+    """(x - mean) / std, clipped to +- 10, for the leaves that `normalised_leaves` names.
+
+    The statistics are buffers: they travel with the weights, rest in checkpoints, and change in
+    `update` only, which the learner calls. Before the first update it is the identity but for the
+    clip.
+    """
+
+    def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
+        super().__init__()
+        self.leaves = nn.ModuleDict()
+        self._by_name: list[tuple[str, LeafNormaliser]] = []
+        for name, spec in normalised_leaves(observations).items():
+            leaf = LeafNormaliser(spec.shape)
+            self.leaves[name.replace(".", "/")] = leaf  # a module's name may not hold a dot
+            self._by_name.append((name, leaf))
+
+    def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All leaves of ``obs`` [..., *shape], with the normalised ones as float32."""
+        found = dict(obs)
+        for name, leaf in self._by_name:
+            found[name] = leaf.forward(obs[name])
+        return found
+
+    @torch.no_grad()
+    def update(self, obs: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
+        """Take in observations [N, *shape] where ``mask`` (bool [N]) is True: each exactly once."""
+        for name, leaf in self._by_name:
+            leaf.update(obs[name], mask)
+
+
+class LeafNormaliser(nn.Module):
+    """One leaf. ``total_mean``, ``total_var``, ``count``: float64, exact; ``scale`` = 1 / std and
+    ``shift`` = -mean / std: float32, what the forward pass multiplies and adds."""
+
+    total_mean: Tensor
+    total_var: Tensor
+    count: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("total_mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("total_var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("shift", torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        buffers = self._buffers  # attribute look-ups of a Module are slow
+        y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
+        return y.clamp_(-CLIP, CLIP)
+
+    def update(self, x: Tensor, mask: Tensor | None) -> None:
+        seen = Moments(self.total_mean, self.total_var, self.count)
+        total = merge(seen, moments(x, mask))
+        if total.count == 0:
+            return
+        self.total_mean.copy_(total.mean)
+        self.total_var.copy_(total.var)
+        self.count.copy_(total.count)
+        scale = (total.var + 1e-8).rsqrt()
+        self.scale.copy_(scale)
+        self.shift.copy_(-total.mean * scale)

@@ -1,0 +1,22 @@
+"""How the rest of SampleForge gets a model, and users their own encoders into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoder_registry import register_encoder, resolve_encoder
+from sampleforge.spec import ActionSpec, ArraySpec
+
+__all__ = ["make_model", "register_encoder", "resolve_encoder"]
+
+
+def make_model(
+    config: ModelConfig,
+    observations: Mapping[str, ArraySpec],
+    actions: Mapping[str, ActionSpec],
+) -> ActorCritic:
+    """The actor-critic that ``config`` describes, freshly initialised on the CPU from torch's
+    global random generator. ConfigError if the config does not fit the spaces."""
+    return ActorCritic(config, observations, actions)

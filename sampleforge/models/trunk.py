@@ -1,0 +1,48 @@
+"""Encoder and recurrent core: from observations to features, one step or a whole rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.cores import Core
+from sampleforge.models.encoder_registry import make_encoder
+from sampleforge.spec import ArraySpec
+
+
+class Trunk(nn.Module):
+    """``out_features`` float32 features, ``state_size`` numbers of recurrent state per row."""
+
+    def __init__(self, config: ModelConfig, observations: Mapping[str, ArraySpec]) -> None:
+        super().__init__()
+        self.encoder = make_encoder(config, observations)
+        self.out_features: int = self.encoder.out_features  # type: ignore[assignment]
+        self.core, self.state_size = None, 0
+        if config.core != "none":
+            self.core = Core(config.core, self.out_features, config.core_size)
+            self.out_features, self.state_size = self.core.out_features, self.core.state_size
+
+    def step(
+        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Leaves [B, ...], state [B, S], first bool [B] -> features [B, F], state [B, S]."""
+        features = self.encoder(obs).float()
+        if self.core is None:
+            return features, state
+        with torch.autocast(features.device.type, enabled=False):
+            return self.core.step(features, state, first)
+
+    def forward(
+        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Leaves [T, B, ...], state [B, S], first bool [T, B] -> features [T, B, F] and state."""
+        flat = {name: x.flatten(0, 1) for name, x in obs.items()}
+        features = self.encoder(flat).float().unflatten(0, first.shape)
+        if self.core is None:
+            return features, state
+        with torch.autocast(features.device.type, enabled=False):
+            outputs, state = self.core(features, state, first)
+            return outputs, state

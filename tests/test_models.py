@@ -1,0 +1,316 @@
+"""Models: every observation and action space, acting equals learning, statistics, registration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from sampleforge.config import ConfigError
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.cnn import ImpalaResNet, NatureCNN
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoders import MLP, Vector
+from sampleforge.models.normaliser import ObservationNormaliser
+from sampleforge.models.registry import make_model, register_encoder, resolve_encoder
+from sampleforge.ops.distributions import num_parameters
+from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, observation_specs
+
+VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
+MINATAR = spaces.Box(0, 1, (10, 10, 10), np.bool_)
+NESTED = spaces.Dict(
+    image=spaces.Box(0, 255, (16, 16, 3), np.uint8),
+    arm=spaces.Dict(position=spaces.Box(-1.0, 1.0, (2, 2), np.float64), grip=spaces.Discrete(3)),
+    more=spaces.Tuple((spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(5))),
+    bytes=spaces.Box(0, 255, (6,), np.uint8),
+)
+MASKED = spaces.Dict({"obs": VECTOR, ACTION_MASK: spaces.MultiBinary(9)})
+ACTIONS = spaces.Dict(
+    a=spaces.Discrete(4),
+    b=spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1.0, 2.0, (2,), np.float32))),
+)
+OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "minatar": MINATAR, "nested": NESTED}
+
+
+def observed(space: spaces.Space[Any], *batch: int, seed: int = 0) -> dict[str, Tensor]:
+    """Leaves [*batch, ...] of random observations."""
+    space.seed(seed)
+    rows = [flatten(space, space.sample(), "obs") for _ in range(int(np.prod(batch)))]
+    stacked = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+    return {n: torch.from_numpy(x).reshape(*batch, *x.shape[1:]) for n, x in stacked.items()}
+
+
+def model_of(
+    observation: spaces.Space[Any], action: spaces.Space[Any] = ACTIONS, **config: Any
+) -> ActorCritic:
+    torch.manual_seed(0)
+    specs = observation_specs(observation)
+    return make_model(ModelConfig(**config), specs, action_specs(action))
+
+
+@pytest.mark.parametrize(
+    "name, encoder",
+    [
+        *[(name, encoder) for name in OBSERVATIONS for encoder in ("auto", "mlp")],
+        *[(name, "impala_resnet") for name in OBSERVATIONS if name != "vector"],
+    ],
+)
+def test_every_observation_gives_outputs_and_gradients(name: str, encoder: str) -> None:
+    space = OBSERVATIONS[name]
+    model = model_of(space, encoder=encoder, cnn_features=32)
+    first = torch.zeros(3, 2, dtype=torch.bool)
+    out = model(observed(space, 3, 2), torch.zeros(2, 0), first)
+    assert out.parameters.shape == (3, 2, num_parameters(action_specs(ACTIONS), True))
+    assert out.values.shape == (3, 2) and out.state.shape == (2, 0)
+    (out.parameters.square().sum() + out.values.sum()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("std", ["learned", "state"])
+def test_ratio_is_one_on_policy(core: Any, separate: bool, std: Any) -> None:
+    """Step by step while acting, one pass while learning: the same log-probs and values, with
+    masks, resets in the rollout, and discrete and squashed box actions together (fault 3)."""
+    model = model_of(
+        MASKED, core=core, core_size=16, separate_critic=separate, action_std=std,
+        squash_actions=True, initial_log_std=-0.5,
+    )  # fmt: skip
+    steps, rows = 9, 5
+    obs = observed(MASKED, steps, rows)
+    model.normaliser.update({"obs": obs["obs"].flatten(0, 1)})  # type: ignore[union-attr]
+    first = torch.rand(steps, rows, generator=torch.Generator().manual_seed(1)) < 0.3
+    state = start = torch.randn(rows, model.state_size)
+    acted, log_probs, values = [], [], []
+    with torch.inference_mode():
+        for t in range(steps):
+            at = {name: x[t] for name, x in obs.items()}
+            out = model.step(at, state, first[t])
+            dist = model.distribution(out.parameters, at)
+            acted.append(dist.sample())
+            log_probs.append(dist.log_prob(acted[-1]))
+            values.append(out.values)
+            state = out.state
+    actions = {k: torch.stack([a[k] for a in acted]).clone() for k in acted[0]}
+    learned = model(obs, start, first)
+    now = model.distribution(learned.parameters, obs).log_prob(actions)
+    ratio = (now - torch.stack(log_probs)).exp()
+    assert torch.allclose(ratio, torch.ones(steps, rows), atol=1e-5)
+    assert torch.allclose(learned.values, torch.stack(values), atol=1e-5)
+    assert torch.allclose(learned.state, state, atol=1e-5)
+
+
+def test_masked_actions_are_not_taken() -> None:
+    model = model_of(MASKED)
+    obs = observed(MASKED, 500)
+    dist = model.distribution(model.step(obs, torch.zeros(500, 0), torch.zeros(500) > 0)[0], obs)
+    a, mask = dist.sample()["a"], obs[ACTION_MASK][:, :4].bool()
+    taken = mask.gather(1, a[:, None]).squeeze(1)
+    assert (taken | ~mask.any(1)).all()
+
+
+def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"9 elements.*4 categories"):
+        model_of(MASKED, spaces.Discrete(4))
+
+
+def test_squashing_unbounded_actions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="squash_actions"):
+        model_of(VECTOR, spaces.Box(-np.inf, np.inf, (1,)), squash_actions=True)
+
+
+@pytest.mark.parametrize("std", ["learned", "state"])
+def test_log_std_starts_where_it_should(std: Any) -> None:
+    model = model_of(VECTOR, spaces.Box(-1.0, 1.0, (3,)), action_std=std, initial_log_std=-1.5)
+    out = model.step(observed(VECTOR, 6), torch.zeros(6, 0), torch.zeros(6) > 0)
+    assert torch.allclose(out.parameters[:, 3:], torch.full((6, 3), -1.5), atol=0.2)
+
+
+def test_value_scale_is_the_unit_of_the_values() -> None:
+    model = model_of(VECTOR)
+    obs, first = observed(VECTOR, 4), torch.zeros(4) > 0
+    before = model.step(obs, torch.zeros(4, 0), first)
+    model.value_scale.fill_(3.0)
+    after = model.step(obs, torch.zeros(4, 0), first)
+    assert torch.allclose(after.values, 3.0 * before.values)
+    assert torch.equal(after.parameters, before.parameters)
+    model.rescale_values(7.0)
+    kept = model.step(obs, torch.zeros(4, 0), first)
+    assert model.value_scale == 7.0 and torch.allclose(kept.values, after.values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+def test_bfloat16_keeps_heads_values_and_state_in_float32(core: Any) -> None:
+    model = model_of(IMAGE, core=core, core_size=8, cnn_features=16)
+    obs, first = observed(IMAGE, 3, 2), torch.zeros(3, 2, dtype=torch.bool)
+    exact = model(obs, torch.zeros(2, model.state_size), first)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(obs, torch.zeros(2, model.state_size), first)
+        stepped = model.step({"obs": obs["obs"][0]}, torch.zeros(2, model.state_size), first[0])
+    assert all(x.dtype == torch.float32 for x in (*rough, *stepped))
+    assert torch.allclose(rough.values, exact.values, atol=0.05)
+    assert not torch.equal(rough.values, exact.values)
+
+
+def test_images_of_either_layout_give_the_same_features() -> None:
+    image = torch.randint(0, 256, (2, 3, 40, 44), dtype=torch.uint8)
+    torch.manual_seed(0)
+    chw = NatureCNN({"obs": ArraySpec((3, 40, 44), "uint8")}, ModelConfig(cnn_features=8))
+    hwc = NatureCNN({"obs": ArraySpec((40, 44, 3), "uint8")}, ModelConfig(cnn_features=8))
+    hwc.load_state_dict(chw.state_dict())
+    by_hand = torch.relu_(chw.towers[0].stem(image / 255.0))  # type: ignore[union-attr, operator]
+    for layer in list(chw.towers[0].rest)[1:]:  # type: ignore[union-attr, arg-type]
+        by_hand = layer(by_hand)
+    by_hand = chw.towers[0].dense(by_hand.flatten(1))  # type: ignore[union-attr, operator]
+    assert torch.allclose(chw({"obs": image}), by_hand, atol=1e-5)
+    assert torch.allclose(hwc({"obs": image.permute(0, 2, 3, 1)}), by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 3), (1, 20, 35), (10, 10, 10), (84, 84, 4), (9, 60, 1)])
+@pytest.mark.parametrize("family", [NatureCNN, ImpalaResNet])
+def test_images_of_every_size_work(shape: tuple[int, ...], family: Any) -> None:
+    encoder = family({"obs": ArraySpec(shape, "uint8")}, ModelConfig(cnn_features=12))
+    assert encoder({"obs": torch.zeros(2, *shape, dtype=torch.uint8)}).shape == (2, 12)
+
+
+def test_impala_leaves_the_input_of_a_residual_block_alone() -> None:
+    encoder = ImpalaResNet({"obs": ArraySpec((3, 12, 12), "float32")}, ModelConfig())
+    block = encoder.towers[0].rest[1]  # type: ignore[union-attr, index]
+    x = torch.randn(2, 16, 6, 6)
+    kept = x.clone()
+    block(x)  # type: ignore[operator]
+    assert torch.equal(x, kept)
+
+
+def test_vector_of_categories_bytes_and_numbers() -> None:
+    specs = {
+        "n": ArraySpec((), "int64", (3,)),
+        "m": ArraySpec((2,), "int64", (2, 2)),
+        "b": ArraySpec((1,), "uint8"),
+        "f": ArraySpec((1, 2), "float64"),
+    }
+    leaves = {
+        "n": torch.tensor([2, 0]),
+        "m": torch.tensor([[0, 1], [1, 1]]),
+        "b": torch.tensor([[255], [51]], dtype=torch.uint8),
+        "f": torch.tensor([[[0.5, -1.0]], [[2.0, 3.0]]], dtype=torch.float64),
+    }
+    vector = Vector(specs)
+    found = vector(leaves)
+    assert found.dtype == torch.float32 and vector.out_features == 10
+    assert found.tolist() == pytest.approx(
+        torch.tensor([[0, 0, 1, 1, 0, 0, 1, 1, 0.5, -1], [1, 0, 0, 0, 1, 0, 1, 0.2, 2, 3]])
+    )
+
+
+def test_normaliser_counts_what_it_saw_and_changes_in_update_only() -> None:
+    normaliser = ObservationNormaliser(observation_specs(NESTED))
+    assert list(normaliser.leaves) == ["arm/position"]
+    total = 0
+    for size in (1, 7, 100):
+        obs = {n: x + 5 if n == "arm.position" else x for n, x in observed(NESTED, size).items()}
+        mask = torch.rand(size) < 0.7
+        before = copy.deepcopy(normaliser.state_dict())
+        out = normaliser(obs)
+        assert all(torch.equal(before[k], v) for k, v in normaliser.state_dict().items())
+        assert out["arm.position"].dtype == torch.float32
+        assert all(torch.equal(out[n], obs[n]) for n in obs if n != "arm.position")
+        normaliser.update(obs, mask)
+        total += int(mask.sum())
+    assert normaliser.state_dict()["leaves.arm/position.count"] == total
+
+
+def test_normaliser_normalises_and_clips() -> None:
+    normaliser = ObservationNormaliser({"obs": ArraySpec((2,), "float32")})
+    x = torch.randn(1000, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([50.0, -2.0])
+    normaliser.update({"obs": x})
+    y = normaliser({"obs": x})["obs"]
+    assert torch.allclose(y.mean(0), torch.zeros(2), atol=1e-3)
+    assert torch.allclose(y.std(0, correction=0), torch.ones(2), atol=1e-3)
+    assert normaliser({"obs": torch.tensor([[1e9, -1e9]])})["obs"].tolist() == [[10.0, -10.0]]
+
+
+def test_images_alone_need_no_normaliser() -> None:
+    assert model_of(IMAGE).normaliser is None
+    assert model_of(VECTOR, normalise_observations=False).normaliser is None
+
+
+class OwnEncoder(nn.Module):
+    """What a user writes."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__()
+        assert ACTION_MASK not in observations
+        self.out_features = 3
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        out: Tensor = self.layer(obs["obs"])
+        return out
+
+
+def test_a_registered_encoder_resolves_to_what_another_process_can_import() -> None:
+    register_encoder("own", OwnEncoder)
+    specs = observation_specs(MASKED)
+    resolved = resolve_encoder(ModelConfig(encoder="own"), specs)
+    assert resolved.encoder == f"{__name__}:OwnEncoder"
+    model = make_model(resolved, specs, action_specs(ACTIONS))
+    assert isinstance(model.actor.encoder, OwnEncoder)
+    out = model.step(observed(MASKED, 2), torch.zeros(2, 0), torch.zeros(2) > 0)
+    assert out.values.shape == (2,)
+
+
+def test_auto_is_resolved_by_the_observations() -> None:
+    for space, name in ((VECTOR, "mlp"), (MINATAR, "nature_cnn"), (NESTED, "nature_cnn")):
+        assert resolve_encoder(ModelConfig(), observation_specs(space)).encoder == name
+    assert isinstance(model_of(VECTOR).actor.encoder, MLP)
+
+
+@pytest.mark.parametrize(
+    "encoder, message",
+    [
+        ("natur_cnn", "did you mean nature_cnn"),
+        ("nowhere.to.be:Found", "importing it fails: No module named 'nowhere'"),
+        ("sampleforge.spec:Missing", "importing it fails"),
+        ("sampleforge.spec:ArraySpec", "not a torch.nn.Module"),
+        ("torch.nn:Identity", "out_features"),
+        ("nature_cnn", "no observation leaf is an image"),
+    ],
+)
+def test_encoders_that_do_not_exist_or_fit_are_refused(encoder: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model_of(VECTOR, encoder=encoder)
+
+
+def test_encoders_that_no_other_process_can_import_are_refused() -> None:
+    class Local(nn.Module):
+        pass
+
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        register_encoder("local", Local)
+    with pytest.raises(ConfigError, match="taken"):
+        register_encoder("mlp", OwnEncoder)
+
+
+def test_a_copy_is_a_model_of_its_own() -> None:
+    """The hot path caches names, never tensors: copies and loaded weights must show."""
+    model = model_of(VECTOR)
+    other = copy.deepcopy(model)
+    obs, first = observed(VECTOR, 4), torch.zeros(4) > 0
+    before = model.step(obs, torch.zeros(4, 0), first)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(0.3)
+    other.normaliser.update({"obs": torch.randn(50, 4)})  # type: ignore[union-attr]
+    moved = other.step(obs, torch.zeros(4, 0), first)
+    assert torch.equal(model.step(obs, torch.zeros(4, 0), first).values, before.values)
+    assert not torch.equal(moved.values, before.values)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(model.step(obs, torch.zeros(4, 0), first).values, moved.values)
