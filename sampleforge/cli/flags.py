@@ -99,7 +99,7 @@ def _group(part: type[Any], defaults: Any) -> type[Any]:
     for name in inspect.get_annotations(part):
         if typing.get_origin(hints[name]) is typing.ClassVar:
             continue
-        marks: list[Any] = [tyro.conf.arg(help=docs.get(name))]
+        marks: list[Any] = [tyro.conf.arg(help=docs.get(name, ""))]
         if typing.get_origin(hints[name]) is dict:
             marks.append(KEY_VALUES)
         hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]
