@@ -12,6 +12,8 @@ from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Placement, StopFlag, Worker
 
+EVERYWHERE = Placement()
+
 
 @dataclass(frozen=True)
 class Node:
@@ -19,7 +21,7 @@ class Node:
 
     worker: Worker
     wakeup: Wakeup
-    placement: Placement = Placement()
+    placement: Placement = EVERYWHERE
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a topology function returns. ``learner`` is the node that answers "metrics" and "save"."""
+    """What a topology function returns. ``learner`` is the node that answers the driver."""
 
     name: str
     nodes: tuple[Node, ...]

@@ -40,9 +40,9 @@ class Split:
 class ActorWorker:
     """Steps its splits in turn: whichever has its actions, or whose environments are done.
 
-    With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in a
-    policy worker; with one that steps in threads of its own (``env.asynchronous``), the other splits'
-    inference runs here meanwhile.
+    With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in
+    a policy worker; with one that steps in threads of its own (``env.asynchronous``), the other
+    splits' inference runs here meanwhile.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class ActorWorker:
             moved = self._next(split)
         if split.slot is None:
             moved = self._begin(split)
-        if split.slot is not None and not (split.stepping or split.valuing):
-            if self._inference.is_answered(split.index):
-                moved = self._act(split)
-                if not split.env.asynchronous:
-                    self._collect(split)
+        waits = split.slot is not None and not (split.stepping or split.valuing)
+        if waits and self._inference.is_answered(split.index):
+            moved = self._act(split)
+            if not split.env.asynchronous:
+                self._collect(split)
         return moved
 
     def _begin(self, split: Split) -> bool:
