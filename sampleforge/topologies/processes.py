@@ -51,6 +51,10 @@ class ProcessRunner:
             self._processes[node.worker.name] = process
             self._errors[node.worker.name] = ours
 
+    def pids(self) -> dict[str, int]:
+        """Process id of each worker by its name."""
+        return {name: p.pid for name, p in self._processes.items() if p.pid is not None}
+
     def poll(self, timeout: float) -> None:
         """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
         wait([p.sentinel for p in self._processes.values()], timeout)

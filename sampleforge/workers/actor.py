@@ -75,8 +75,11 @@ class ActorWorker:
 
     def step(self) -> bool:
         """Move every split as far as it goes without waiting for anybody else."""
+        started = perf_counter()
         self._count["heartbeat"][0] = time()
-        return any([self._advance(split) for split in self._splits])
+        moved = any([self._advance(split) for split in self._splits])
+        self._count["step_s"] += perf_counter() - started
+        return moved
 
     def wait(self, timeout: float) -> None:
         started = perf_counter()
