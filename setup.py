@@ -1,4 +1,6 @@
-"""Packaging of SampleForge: the library, the bundled environment families, the `sampleforge` command."""
+"""Packaging of SampleForge: the library, the bundled environment families, the `sampleforge`
+command.
+"""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """What it costs to hand a small fixed-size message from one process to another.
 
-For each channel, between two real processes:
+For each channel, between two real processes, each kept on a core of its own:
   round trip     a message there and its answer back, both sides blocking (wall time)
   CPU, blocking  processor time of one side per round trip: one send, one receive that had to sleep
   own cost       send and receive of a message that is already there, by one process alone
@@ -24,7 +24,7 @@ from multiprocessing import connection
 from typing import Protocol
 
 import faster_fifo
-from machine import describe, table
+from machine import describe, pin, table
 
 RECORD = struct.Struct("<iiq")
 """Worker, slot, generation: 16 bytes, as a slot hand-over has."""
@@ -155,6 +155,7 @@ def cpu_seconds() -> float:
 
 
 def answer(there: Channel, back: Channel, messages: int) -> None:
+    pin(1)
     for _ in range(messages):
         there.receive()
         back.send()
@@ -167,6 +168,8 @@ def ping_pong(make: Callable[[], Channel], messages: int) -> tuple[float, float]
     task = functools.partial(answer, there, back, messages + warm_up)
     other = multiprocessing.get_context("fork").Process(target=task)
     other.start()
+    cores = os.sched_getaffinity(0)
+    pin(0)
     for _ in range(warm_up):
         there.send()
         back.receive()
@@ -176,6 +179,7 @@ def ping_pong(make: Callable[[], Channel], messages: int) -> tuple[float, float]
         back.receive()
     wall, cpu = time.perf_counter() - start, cpu_seconds() - cpu
     other.join()
+    os.sched_setaffinity(0, cores)
     return wall / messages, cpu / messages
 
 

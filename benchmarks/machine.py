@@ -28,6 +28,13 @@ def describe(*packages: str) -> str:
     )
 
 
+def pin(index: int) -> None:
+    """Keeps this process on one of the cores it may use. Without it two processes that were woken
+    together can share one core for seconds, and a figure is one of two, by chance."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[index % len(cores)]})
+
+
 def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -3,7 +3,7 @@
 Two samplers with inline inference (ALE's vector env, 16 rows, Nature CNN, one action sampled per
 row) write rollouts into shared tensors; one learner takes the newest ones, steps, and publishes its
 weights. No checks, no statistics, no back-pressure: samplers overwrite what the learner has not
-taken in time. `--no-learner` measures the samplers alone.
+taken in time. Each sampler is kept on a core of its own. `--no-learner` measures samplers alone.
 
     taskset -c 0,1 python benchmarks/prototype_breakout.py --precision bf16
 """
@@ -19,7 +19,7 @@ import ale_py
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-from machine import describe, table
+from machine import describe, pin, table
 from torch import Tensor, nn
 
 FRAME_SKIP = 4
@@ -63,14 +63,20 @@ def autocast(precision: str) -> contextlib.AbstractContextManager[Any]:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
+def parent_lives() -> bool:
+    parent = mp.parent_process()
+    return parent is not None and parent.is_alive()
+
+
 def sample(me: int, shared: Shared, filled: Any, precision: str) -> None:
-    """Rolls out for ever; hands on the index of each rollout's slot."""
+    """Rolls out until it is killed; hands on the index of each rollout's slot."""
     torch.set_num_threads(1)
+    pin(me)
     env = ale_py.AtariVectorEnv("breakout", ROWS, num_threads=1)
     policy = NatureCnn(env.single_action_space.n)
     images, _ = env.reset(seed=me)
     slot = 0
-    while True:
+    while parent_lives():
         policy.load_state_dict(shared.policy.state_dict())
         rewards = np.zeros((ROLLOUT, ROWS), dtype=np.float32)
         for t in range(ROLLOUT):
@@ -95,7 +101,7 @@ def learn(shared: Shared, filled: Any, precision: str) -> None:
     torch.set_num_threads(1)
     optimiser = torch.optim.Adam(shared.policy.parameters(), 1e-4)
     me = 0
-    while True:
+    while parent_lives():
         me = (me + 1) % SAMPLERS
         slot = filled[me]
         if slot < 0:

@@ -1,4 +1,5 @@
-"""How fast the simulators are alone: random actions, no network, in one process and in two.
+"""How fast the simulators are alone: random actions, no network, in one process and in two,
+each kept on a core of its own.
 
 The ceiling of any sampler on this machine. Actions are drawn beforehand; resets are included.
 
@@ -16,7 +17,7 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import numpy as np
-from machine import describe, table
+from machine import describe, pin, table
 
 Step = Callable[[], int]
 """Steps the simulator once and says how many env steps that was."""
@@ -111,8 +112,9 @@ def share(start: Barrier) -> None:
     _start = start
 
 
-def measure(case: str, seconds: float) -> float:
+def measure(index: int, case: str, seconds: float) -> float:
     """Env steps per second of one process, after a warm-up and together with the others."""
+    pin(index)
     step = CASES[case][0]()
     warm = time.perf_counter() + seconds / 5
     while time.perf_counter() < warm:
@@ -129,7 +131,8 @@ def rate(case: str, processes: int, seconds: float) -> float:
     context = multiprocessing.get_context("spawn")
     arguments = (context.Barrier(processes),)
     with ProcessPoolExecutor(processes, context, initializer=share, initargs=arguments) as pool:
-        return sum(pool.map(measure, [case] * processes, [seconds] * processes))
+        futures = [pool.submit(measure, index, case, seconds) for index in range(processes)]
+        return sum(future.result() for future in futures)
 
 
 def main() -> None:

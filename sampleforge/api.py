@@ -31,8 +31,8 @@ class Result:
 
 
 def train(config: AppoConfig) -> Result:
-    """Run ``config`` to its stop condition. Raises ConfigError for what cannot run, and what a worker
-    died of as WorkerDied; Ctrl-C ends it in order, with a checkpoint."""
+    """Run ``config`` to its stop condition. Raises ConfigError for what cannot run, and what a
+    worker died of as WorkerDied; Ctrl-C ends it in order, with a checkpoint."""
     with Run(config) as run:
         for _ in run.reports():
             pass
@@ -42,10 +42,10 @@ def train(config: AppoConfig) -> Result:
 class Trainer:
     """Training step by step, for notebooks and sweeps::
 
-        with Trainer(config) as trainer:
-            for report in trainer:      # one dict of scalars per report interval
-                ...
-            trainer.save()
+    with Trainer(config) as trainer:
+        for report in trainer:      # one dict of scalars per report interval
+            ...
+        trainer.save()
     """
 
     def __init__(self, config: AppoConfig) -> None:
@@ -91,8 +91,8 @@ class LoadedPolicy:
         """(action, next recurrent state) for one observation as the environment gives it.
 
         ``state`` is the state of the step before; None begins an episode. The action is the most
-        likely one, or with ``stochastic`` a sample; structured as flat leaves if the action space is
-        a Dict or a Tuple.
+        likely one, or with ``stochastic`` a sample; structured as flat leaves if the action space
+        is a Dict or a Tuple.
         """
         leaves = _leaves_of(obs, self.spec)
         first = torch.tensor([state is None])

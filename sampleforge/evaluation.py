@@ -30,9 +30,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the frozen policy of a run folder.
 
-    Every env row plays the same number of episodes (the first rows one more), so that short episodes
-    are not over-represented. The same seed gives the same episodes. Returns what `sampleforge eval`
-    prints: return_mean, return_std, episodes, length_mean, seed, env_steps (of the checkpoint).
+    Every env row plays the same number of episodes (the first rows one more), so that short
+    episodes are not over-represented. The same seed gives the same episodes. Returns what
+    `sampleforge eval` prints: return_mean, return_std, episodes, length_mean, seed, env_steps (of
+    the checkpoint).
     """
     folder = RunFolder.existing(run_dir)
     config = folder.read_config(AppoConfig)

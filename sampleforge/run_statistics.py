@@ -29,7 +29,7 @@ class RunStatistics:
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
-        self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))  # type: ignore[assignment]
+        self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._updates = int(earlier.get("updates", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
@@ -113,7 +113,7 @@ class RunStatistics:
         return max(self._updates, int(self._total("updates")))
 
     def _stages(self) -> dict[str, float]:
-        """Microseconds of each stage per env step, over the whole run and summed over the workers."""
+        """Microseconds of each stage per env step, over the whole run, summed over the workers."""
         steps = self._total("env_steps")
         if not steps:
             return {}

@@ -86,7 +86,7 @@ class EnvSpec:
 
 
 def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
-    """Yield (dotted leaf name, leaf space) of a space; a plain space is one leaf called ``name``."""
+    """Yield (dotted name, leaf space) of a space; a plain space is one leaf called ``name``."""
     yield from _leaves(space, "", name)
 
 
@@ -104,13 +104,13 @@ def _leaves(space: gym.Space[Any], prefix: str, plain: str) -> Iterator[tuple[st
 
 
 def flatten(space: gym.Space[Any], value: Any, name: str) -> dict[str, Any]:
-    """Flat leaves of a value of ``space``; batched values (a leading row axis per leaf) work too."""
+    """Flat leaves of a value of ``space``; also if every leaf has a leading row axis."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return {name: value}
     found: dict[str, Any] = {}
-    keys = space.spaces.keys() if isinstance(space, spaces.Dict) else range(len(space.spaces))
-    for key in keys:
-        child = flatten(space.spaces[key], value[key], "")
+    children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    for key, sub_space in children:
+        child = flatten(sub_space, value[key], "")
         found.update({f"{key}.{sub}" if sub else str(key): leaf for sub, leaf in child.items()})
     return found
 

@@ -17,6 +17,7 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.parts import Start
 from sampleforge.topologies.plan import Plan, plan_appo
+from sampleforge.topologies.serial import SerialRunner
 
 
 def spec_of(config: EnvConfig) -> EnvSpec:
@@ -62,3 +63,21 @@ def _copy(batch: Batch) -> Batch:
         return column.clone() if isinstance(column, torch.Tensor) else column
 
     return Batch(**{f.name: copied(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+
+
+def updates(
+    config: AppoConfig, count: int, seed: int = 1
+) -> Iterator[tuple[Graph, dict[str, float]]]:
+    """``count`` learner updates of a serial run, each with its metrics."""
+    graph, _ = build(config, seed)
+    runner = SerialRunner(graph)
+    runner.start()
+    try:
+        while count:
+            before = graph.weights.published
+            while graph.weights.published == before:
+                runner.poll(0)
+            count -= 1
+            yield graph, runner.ask("metrics", None, 0)
+    finally:
+        runner.close()

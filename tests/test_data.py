@@ -145,7 +145,9 @@ def test_weights_arrive_whole_with_their_version() -> None:
     weights = SharedWeights(state)
     assert weights.published == 0
     for version in (10, 20, 30):
-        weights.publish({"w": torch.full((3,), float(version)), "count": torch.tensor(1.5)}, version)
+        weights.publish(
+            {"w": torch.full((3,), float(version)), "count": torch.tensor(1.5)}, version
+        )
         into = {"w": torch.empty(3), "count": torch.empty((), dtype=torch.float64)}
         assert weights.read(into) == (version // 10, version)
         assert into["w"].tolist() == [version] * 3
@@ -192,7 +194,7 @@ def test_a_write_in_progress_makes_the_reader_copy_again() -> None:
             if self.copies == 1:
                 weights.publish({"a": torch.tensor([3.0])}, 3)
                 weights._arrays["begun"][0] = 4
-                weights._arrays.torch("0/a").fill_(-1.0)  # half of publication 2, being rewritten
+                weights._arrays.tensor("0/a").fill_(-1.0)  # half of publication 2, being rewritten
             return super().__getitem__(name)
 
     into = Overtaken(a=torch.empty(1))

@@ -8,10 +8,11 @@ import torch
 
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
-from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.returns import gae, vtrace
 from sampleforge.ops.surrogate import (
     approx_kl,
+    clip_fraction,
     clipped_surrogate,
     clipped_value_loss,
     masked_mean,
@@ -28,7 +29,8 @@ class LossOutput:
 
 
 class AppoLoss:
-    """Clipped surrogate on the ratio to the behaviour policy, clipped value loss, exploration bonus.
+    """Clipped surrogate on the ratio to the behaviour policy, clipped value loss, exploration
+    bonus.
 
     With V-trace, advantages and value targets are recomputed for every minibatch from the newest
     values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
@@ -102,14 +104,13 @@ class AppoLoss:
             + config.kl_coeff * kl
         )
         with torch.no_grad():
-            outside = (log_ratio.abs() > torch.log1p(log_ratio.new_tensor(config.clip_ratio))).float()
             metrics = {
                 "loss": loss,
                 "policy_loss": policy_loss,
                 "value_loss": value_loss,
                 "entropy": entropy,
                 "approx_kl": kl,
-                "clip_fraction": masked_mean(outside, mask),
+                "clip_fraction": clip_fraction(log_ratio, config.clip_ratio, mask),
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
                 "value_mean": masked_mean(values, mask),
                 "target_mean": masked_mean(targets, mask),
@@ -144,4 +145,5 @@ def _values_after(model: ActorCritic, experience: Experience) -> torch.Tensor:
     if model.state_size == 0:
         last = {name: leaf[-1] for name, leaf in experience.obs.items()}
         return model.step(last, experience.state, experience.first[-1]).values
-    return model(experience.obs, experience.state, experience.first).values[-1]
+    output: ModelOutput = model(experience.obs, experience.state, experience.first)
+    return output.values[-1]

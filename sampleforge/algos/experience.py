@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -44,8 +45,10 @@ class Experience:
         empty = self.state.new_zeros(len(index), self.state.shape[1])
         return self._select(lambda x: x[:rollout].flatten(0, 1)[index].unsqueeze(0), empty)
 
-    def _select(self, pick, state: torch.Tensor) -> Experience:  # type: ignore[no-untyped-def]
-        picked = {
+    def _select(
+        self, pick: Callable[[torch.Tensor], torch.Tensor], state: torch.Tensor
+    ) -> Experience:
+        picked: dict[str, Any] = {
             name: None if getattr(self, name) is None else pick(getattr(self, name))
             for name in _COLUMNS
         }
@@ -60,8 +63,8 @@ class Experience:
     def next_values(self, values: torch.Tensor) -> torch.Tensor:
         """Values [T, B] of the state after each step, from those of obs[0..T] [T+1, B].
 
-        After a truncation that is the final observation's: obs[t+1] itself under next-step autoreset;
-        under same-step autoreset the value the sampler gave it.
+        After a truncation that is the final observation's: obs[t+1] itself under next-step
+        autoreset; under same-step autoreset the value the sampler gave it.
         """
         if self.final_value is None:
             return values[1:]
@@ -87,8 +90,8 @@ def experience_of(batch: Batch, config: LearnerConfig, version: int) -> Experien
     """Mark what counts and shape the rewards.
 
     Masked: rows whose action the environment ignored, and rows whose policy is more than
-    ``max_policy_lag`` versions older than ``version``. A row that is not valid also cuts the trace of
-    the step before it.
+    ``max_policy_lag`` versions older than ``version``. A row that is not valid also cuts the trace
+    of the step before it.
     """
     reward = batch.reward * config.reward_scale
     if config.reward_clip is not None:
@@ -126,5 +129,5 @@ def minibatches(
     device = experience.reward.device
     count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
     order = torch.randperm(count, generator=generator).to(device)
-    for index in order.split(per):
+    for index in torch.split(order, per):
         yield experience.rows(index) if whole_rows else experience.steps(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -65,8 +66,8 @@ class Learner:
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; returns what to report.
 
-        ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A gradient
-        step whose gradient is not finite is skipped and counted in ``skipped_steps``.
+        ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
+        gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
         """
         if self._config.lr_schedule == "linear":
             self._learning_rate = linear(self._config.learning_rate, progress)
@@ -100,7 +101,7 @@ class Learner:
         metrics["learning_rate"] = self._learning_rate
         return metrics
 
-    def _minibatches(self, experience: Experience):  # type: ignore[no-untyped-def]
+    def _minibatches(self, experience: Experience) -> Iterator[Experience]:
         rollout, rows = experience.reward.shape
         size = self._config.minibatch_size or rollout * rows
         whole_rows = self._loss.looks_along_time or self.model.state_size > 0
@@ -132,7 +133,7 @@ class Learner:
         """Running statistics move only between batches: within one, behaviour and learner agree."""
         if self.model.normaliser is not None:
             # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
-            rollout, rows = batch.steps
+            rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
             self.model.normaliser.update(leaves)
         if self._config.normalise_returns:

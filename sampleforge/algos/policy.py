@@ -31,8 +31,8 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 class Policy:
     """Samples actions with a model whose weights follow a `SharedWeights`.
 
-    ``version`` is the policy version of the weights in use. Deterministic for a seed, given the same
-    observations and publications.
+    ``version`` is the policy version of the weights in use. Deterministic for a seed, given the
+    same observations and publications.
     """
 
     def __init__(
@@ -60,9 +60,7 @@ class Policy:
                 self._published, self.version = self._weights.read(self._tensors)
 
     @torch.inference_mode()
-    def act(
-        self, obs: dict[str, torch.Tensor], state: torch.Tensor, first: torch.Tensor
-    ) -> Acted:
+    def act(self, obs: dict[str, torch.Tensor], state: torch.Tensor, first: torch.Tensor) -> Acted:
         """Sample actions for obs leaves [B, ...], recurrent state [B, S], first bool [B]."""
         with autocast(self._device, self._precision):
             output = self._model.step(obs, state, first)

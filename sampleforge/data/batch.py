@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ class Batch:
         def move(column: torch.Tensor) -> torch.Tensor:
             return column.to(device, non_blocking=True)
 
-        moved = {}
+        moved: dict[str, Any] = {}
         for field in fields(self):
             column = getattr(self, field.name)
             if isinstance(column, dict):
@@ -61,7 +62,8 @@ class BatchBuilder:
         self._wanted = slots_per_batch
         self._filled = 0
         rows = slots.shape.rows
-        self._buffers: dict[str, torch.Tensor] = {}  # [T, slots, rows, ...]; state: [slots, rows, S]
+        # [T, slots, rows, ...]; state: [slots, rows, S]
+        self._buffers: dict[str, torch.Tensor] = {}
         for name, column in self._columns.items():
             time = () if name == "state" else (column.shape[1],)
             inner = column.shape[2 if time else 1 :]
@@ -86,7 +88,7 @@ class BatchBuilder:
         return self._batch
 
     def _as_batch(self, rows: int) -> Batch:
-        flat: dict[str, torch.Tensor] = {}
+        flat: dict[str, Any] = {}
         for name, buffer in self._buffers.items():
             if name == "state":
                 flat[name] = buffer.view(rows, buffer.shape[-1])
@@ -96,4 +98,4 @@ class BatchBuilder:
         for name in [n for n in flat if "/" in n]:
             kind, leaf = name.split("/", 1)
             leaves[kind][leaf] = flat.pop(name)
-        return Batch(obs=leaves["obs"], actions=leaves["action"], **flat)  # type: ignore[arg-type]
+        return Batch(obs=leaves["obs"], actions=leaves["action"], **flat)

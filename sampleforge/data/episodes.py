@@ -1,4 +1,4 @@
-"""Finished episodes, from the actors to the driver: fixed-size records through a faster-fifo queue."""
+"""Finished episodes, from actors to driver: fixed-size records through a faster-fifo queue."""
 
 from __future__ import annotations
 

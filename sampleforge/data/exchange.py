@@ -1,9 +1,9 @@
 """Hand-over of trajectory slots between actors and one learner.
 
-Every slot belongs to one actor for good and travels in a circle: free ring of that actor -> the actor
-writes -> ready ring of that actor -> the learner reads -> free ring. Each ring has one producer and
-one consumer, so there is no lock that a killed process could hold, and the number of slots in
-circulation is the back-pressure: an actor without a free slot waits.
+Every slot belongs to one actor for good and travels in a circle: free ring of that actor -> the
+actor writes -> ready ring of that actor -> the learner reads -> free ring. Each ring has one
+producer and one consumer, so there is no lock that a killed process could hold, and the number of
+slots in circulation is the back-pressure: an actor without a free slot waits.
 """
 
 from __future__ import annotations

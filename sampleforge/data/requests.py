@@ -18,11 +18,11 @@ ACT, VALUE = 0, 1
 class InferenceRequests:
     """The mailbox between actors and the policy workers of one policy.
 
-    An actor writes what it wants and raises ``asked``; the policy worker that serves the actor writes
-    the answer into the slot and raises ``answered``. Each counter has one writer. No array travels:
-    observations lie in the slot; the recurrent state of every split (``state``
-    [actors, splits, rows, S]) and the final observations of same-step environments (``final_obs``) lie
-    here, because they outlive a slot.
+    An actor writes what it wants and raises ``asked``; the policy worker that serves the actor
+    writes the answer into the slot and raises ``answered``. Each counter has one writer. No array
+    travels: observations lie in the slot; the recurrent state of every split (``state`` [actors,
+    splits, rows, S]) and the final observations of same-step environments (``final_obs``) lie here,
+    because they outlive a slot.
     """
 
     def __init__(
@@ -40,7 +40,10 @@ class InferenceRequests:
             {
                 **{name: each for name in ("asked", "answered", "slot", "t", "kind")},
                 "state": ((*per_split, shape.state_size), "float32"),
-                **{f"final/{n}": ((*per_split, *leaf.shape), leaf.dtype) for n, leaf in final.items()},
+                **{
+                    f"final/{n}": ((*per_split, *leaf.shape), leaf.dtype)
+                    for n, leaf in final.items()
+                },
             }
         )
         self._final_names = list(final)

@@ -12,9 +12,10 @@ class IndexRings:
     """``count`` independent rings of small integers, each with a single producer and a single
     consumer.
 
-    The producer alone moves a ring's tail, the consumer alone its head, and an item is written before
-    the tail moves past it, so a process killed at any point leaves the ring whole. (The order of
-    stores is x86's and that of every machine after a system call; a `Wakeup` follows each push.)
+    The producer alone moves a ring's tail, the consumer alone its head, and an item is written
+    before the tail moves past it, so a process killed at any point leaves the ring whole. (The
+    order of stores is x86's and that of every machine after a system call; a `Wakeup` follows each
+    push.)
     """
 
     def __init__(self, count: int, capacity: int) -> None:

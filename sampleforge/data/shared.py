@@ -55,7 +55,7 @@ class SharedArrays:
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._numpy[name]
 
-    def torch(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> torch.Tensor:
         """The array as a torch tensor on the same memory."""
         return self._torch[name]
 

@@ -6,8 +6,8 @@ Ownership of a slot:
          -> READING (one learner) -> FREE
 
 No column has two writers. Ownership moves only by a hand-over through `SlotExchange`; there are no
-other locks. A slot's generation counts its lives: whoever holds (slot, generation) of an earlier life
-can tell that it is no longer his.
+other locks. A slot's generation counts its lives: whoever holds (slot, generation) of an earlier
+life can tell that it is no longer his.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class SlotShape:
         return self.rollout * self.rows
 
     def layout(self, count: int) -> Layout:
-        """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step and
-        after the last, [T, rows] for what a step adds."""
+        """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step
+        and after the last, [T, rows] for what a step adds."""
         before = (count, self.rollout + 1, self.rows)
         step = (count, self.rollout, self.rows)
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -78,8 +78,8 @@ class TrajectorySlots:
     """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
 
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
-    ``log_prob`` and ``value`` are the behaviour policy's, ``version`` its version, ``valid`` is False
-    where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
+    ``log_prob`` and ``value`` are the behaviour policy's, ``version`` its version, ``valid`` is
+    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -109,7 +109,7 @@ class TrajectorySlots:
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``."""
         skip = ("owner", "generation")
-        return {n: self.arrays.torch(n) for n in self.shape.layout(1) if n not in skip}
+        return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
         """Record a change of owner; only the old owner calls this."""

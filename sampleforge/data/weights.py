@@ -12,10 +12,10 @@ from sampleforge.data.shared import SharedArrays
 class SharedWeights:
     """All tensors of a model's state_dict, twice, in shared memory.
 
-    The learner writes the idle half and then announces it; readers copy the announced half. A reader
-    that is overtaken while it copies notices and copies again: the half it reads is written anew only
-    by the publication after next, and the writer says so *before* it begins (``begun``). Looking at
-    the announced count alone would miss a write in progress. No lock, no torn read.
+    The learner writes the idle half and then announces it; readers copy the announced half. A
+    reader that is overtaken while it copies notices and copies again: the half it reads is written
+    anew only by the publication after next, and the writer says so *before* it begins (``begun``).
+    Looking at the announced count alone would miss a write in progress. No lock, no torn read.
 
     One writer, any number of readers. Picklable to child processes.
     """
@@ -34,12 +34,12 @@ class SharedWeights:
         self._arrays = SharedArrays(layout)
 
     def publish(self, state: Mapping[str, torch.Tensor], version: int) -> None:
-        """Make ``state`` (of the constructor's names and shapes, on any device) the newest weights."""
+        """Make ``state`` (the constructor's names and shapes, any device) the newest weights."""
         count = int(self._arrays["published"][0]) + 1
         half = count % 2
         self._arrays["begun"][0] = count
         for name in self._names:
-            self._arrays.torch(f"{half}/{name}").copy_(state[name])
+            self._arrays.tensor(f"{half}/{name}").copy_(state[name])
         self._arrays["versions"][half] = version
         self._arrays["published"][0] = count
 
@@ -62,7 +62,7 @@ class SharedWeights:
             count = self.published
             half = count % 2
             for name in self._names:
-                into[name].copy_(self._arrays.torch(f"{half}/{name}"))
+                into[name].copy_(self._arrays.tensor(f"{half}/{name}"))
             version = int(self._arrays["versions"][half])
             if int(self._arrays["begun"][0]) < count + 2:
                 return count, version

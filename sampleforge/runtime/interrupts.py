@@ -9,8 +9,8 @@ from types import FrameType
 
 
 class Interrupts:
-    """While active, the first SIGINT or SIGTERM is remembered in ``received`` (the signal's number);
-    a second one calls ``at_once`` and ends the process with 128 + that number."""
+    """While active, the first SIGINT or SIGTERM is remembered in ``received`` (the signal's
+    number); a second one calls ``at_once`` and ends the process with 128 + that number."""
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self.received: int | None = None

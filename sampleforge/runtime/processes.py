@@ -63,8 +63,8 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
 def die_with_parent() -> None:
     """End this process when its parent has died, however it died.
 
-    PDEATHSIG would follow the fork server, which outlives a killed driver as long as it has children;
-    the parent's sentinel follows the driver itself.
+    PDEATHSIG would follow the fork server, which outlives a killed driver as long as it has
+    children; the parent's sentinel follows the driver itself.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a child process dies with its parent"

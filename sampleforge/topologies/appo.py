@@ -69,7 +69,9 @@ def appo(
     new_model = partial(seeded_model, config.model, spec, start.seed)
     channels = _channels(config, plan, spec, start, new_model)
     actors = [_actor(i, channels, config, plan, start, new_model) for i in range(plan.num_workers)]
-    policies = [_policy(i, channels, plan, start, new_model) for i in range(plan.num_policy_workers)]
+    policies = [
+        _policy(i, channels, plan, start, new_model) for i in range(plan.num_policy_workers)
+    ]
     learner = _learner(channels, config, plan, start, new_model, save, control)
     return Graph(
         name="appo",
@@ -132,9 +134,10 @@ def _actor(
         inference = InlineInference(new_policy, channels.exchange.slots, plan.num_splits)
     else:
         inference = RemoteInference(channels.requests, index)
+    envs = env_makers(index, config, plan, start)
     worker = ActorWorker(
         index,
-        env_makers(index, config, plan, start),
+        envs,
         channels.exchange,
         inference,
         channels.episodes,
@@ -145,13 +148,14 @@ def _actor(
     cores = available_cores()
     pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
     return Node(
-        worker, channels.actor_wakeups[index], Placement(pinned_to, config.worker_niceness)
+        worker,
+        channels.actor_wakeups[index],
+        Placement(pinned_to, config.worker_niceness),
+        envs=tuple(envs),
     )
 
 
-def _policy(
-    index: int, channels: Channels, plan: Plan, start: Start, new_model: NewModel
-) -> Node:
+def _policy(index: int, channels: Channels, plan: Plan, start: Start, new_model: NewModel) -> Node:
     assert channels.requests is not None
     worker = PolicyWorker(
         index,

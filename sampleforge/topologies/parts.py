@@ -74,7 +74,7 @@ def make_learner(new_model: NewModel, config: AppoConfig, plan: Plan, start: Sta
 
 
 def first_weights(new_model: NewModel, start: Start) -> SharedWeights:
-    """Weights as the run begins with them, published: nobody need wait for the learner's process."""
+    """Weights as the run begins, published: nobody need wait for the learner's process."""
     model = new_model()
     version = 0 if start.resume is None else start.resume.weights(model)
     weights = SharedWeights(model.state_dict())

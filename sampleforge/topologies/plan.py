@@ -47,7 +47,8 @@ class Plan:
 
 
 def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
-    """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the remedy.
+    """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the
+    remedy.
 
     ``device`` is the resolved device of learner and policy workers.
     """
@@ -96,7 +97,10 @@ def _inference(config: AppoConfig, device: str) -> tuple[Literal["inline", "work
         return config.inference, f"inference {config.inference}: as asked"
     if device.startswith("cuda"):
         return "worker", "inference worker: a GPU serves all actors at once"
-    return "inline", "inference inline: without a GPU, messages to a policy worker cost more than they save"
+    return (
+        "inline",
+        "inference inline: without a GPU, messages to a policy worker cost more than they save",
+    )
 
 
 def _precision(config: AppoConfig, device: str, image: bool) -> tuple[str, str]:
@@ -117,7 +121,8 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
     unit = shape.env_steps * (splits if synchronous else 1)
     if rest or count == 0 or (synchronous and count % splits):
         below = max(unit, config.batch_size // unit * unit)
-        nearest = sorted({below, below + unit}, key=lambda size: abs(size - config.batch_size))
+        asked = config.batch_size
+        nearest = sorted({below, below + unit}, key=lambda size: abs(size - asked))
         what = f"{shape.rows} rows x {shape.rollout} steps"
         if synchronous:
             what += f" x {splits} splits (synchronous: each gives its share to every batch)"
@@ -131,9 +136,9 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
 def _slots(config: AppoConfig, slots_per_batch: int, workers: int, synchronous: bool) -> int:
     """Slots in circulation: this number is the back-pressure.
 
-    Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being written
-    per split, and so many complete ones as may wait. Each actor has the same share, and at least one
-    per split, so none can wait for a slot that only it could free.
+    Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being
+    written per split, and so many complete ones as may wait. Each actor has the same share, and at
+    least one per split, so none can wait for a slot that only it could free.
     """
     if synchronous:
         return slots_per_batch
@@ -161,8 +166,8 @@ def _check_minibatch(config: AppoConfig, plan: Plan) -> None:
     if whole_rows and size % plan.rollout:
         below = max(plan.rollout, size // plan.rollout * plan.rollout)
         raise ConfigError(
-            f"--minibatch-size {size} is not a multiple of --rollout {plan.rollout}, and V-trace and "
-            f"recurrent cores need whole rollouts; nearest: {below} or {below + plan.rollout}"
+            f"--minibatch-size {size} is not a multiple of --rollout {plan.rollout}, and V-trace "
+            f"and recurrent cores need whole rollouts; nearest: {below} or {below + plan.rollout}"
         )
     if plan.batch_size % size:
         divisors = [d for d in range(1, plan.batch_size + 1) if plan.batch_size % d == 0]
@@ -171,5 +176,6 @@ def _check_minibatch(config: AppoConfig, plan: Plan) -> None:
         near = min(divisors, key=lambda d: abs(d - size))
         raise ConfigError(
             f"--minibatch-size {size} does not divide the batch of {plan.batch_size} = "
-            f"{plan.slots_per_batch} slots x {plan.rows} rows x {plan.rollout} steps; nearest: {near}"
+            f"{plan.slots_per_batch} slots x {plan.rows} rows x {plan.rollout} steps; "
+            f"nearest: {near}"
         )

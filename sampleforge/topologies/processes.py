@@ -18,7 +18,7 @@ STOP_GRACE = 3.0
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended by itself. The text ends with that process's traceback, if it had one."""
+    """A worker process ended by itself; the text ends with its traceback, if it left one."""
 
 
 class ProcessRunner:
@@ -51,8 +51,12 @@ class ProcessRunner:
             self._processes[node.worker.name] = process
             self._errors[node.worker.name] = ours
 
+    def pids(self) -> dict[str, int]:
+        """Process id of each worker by its name."""
+        return {name: p.pid for name, p in self._processes.items() if p.pid is not None}
+
     def poll(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds. Raises WorkerDied as soon as a worker has ended or hangs."""
+        """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
         wait([p.sentinel for p in self._processes.values()], timeout)
         self._check_alive()
         self._check_heartbeats()

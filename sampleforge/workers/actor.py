@@ -40,9 +40,9 @@ class Split:
 class ActorWorker:
     """Steps its splits in turn: whichever has its actions, or whose environments are done.
 
-    With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in a
-    policy worker; with one that steps in threads of its own (``env.asynchronous``), the other splits'
-    inference runs here meanwhile.
+    With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in
+    a policy worker; with one that steps in threads of its own (``env.asynchronous``), the other
+    splits' inference runs here meanwhile.
     """
 
     def __init__(
@@ -75,8 +75,11 @@ class ActorWorker:
 
     def step(self) -> bool:
         """Move every split as far as it goes without waiting for anybody else."""
+        started = perf_counter()
         self._count["heartbeat"][0] = time()
-        return any([self._advance(split) for split in self._splits])
+        moved = any([self._advance(split) for split in self._splits])
+        self._count["step_s"] += perf_counter() - started
+        return moved
 
     def wait(self, timeout: float) -> None:
         started = perf_counter()
@@ -95,11 +98,11 @@ class ActorWorker:
             moved = self._next(split)
         if split.slot is None:
             moved = self._begin(split)
-        if split.slot is not None and not (split.stepping or split.valuing):
-            if self._inference.is_answered(split.index):
-                moved = self._act(split)
-                if not split.env.asynchronous:
-                    self._collect(split)
+        waits = split.slot is not None and not (split.stepping or split.valuing)
+        if waits and self._inference.is_answered(split.index):
+            moved = self._act(split)
+            if not split.env.asynchronous:
+                self._collect(split)
         return moved
 
     def _begin(self, split: Split) -> bool:

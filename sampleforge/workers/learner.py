@@ -11,7 +11,6 @@ import torch
 
 from sampleforge.algos.learner import Learner
 from sampleforge.data.batch import BatchBuilder
-from sampleforge.data.counters import Counters
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
@@ -110,8 +109,8 @@ class LearnerWorker:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def handle(self, request: tuple[str, Any]) -> Any:
-        """Answer the driver: ("metrics", None) gives the means over the batches since the last time,
-        ("save", plain state) writes a checkpoint and gives None, or the error's text."""
+        """Answer the driver: ("metrics", None) gives the means over the batches since the last
+        time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
         kind, payload = request
         if kind == "metrics":
             means = {name: total / self._updates for name, total in self._sums.items()}

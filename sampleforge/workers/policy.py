@@ -64,18 +64,22 @@ class PolicyWorker:
         return True
 
     def wait(self, timeout: float) -> None:
+        started = perf_counter()
         self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
 
     def close(self) -> None:
         pass
 
     def _act(self, actors: Index, splits: Index) -> None:
         """obs[slots, t] in one gather, one forward, one write per column."""
+        started = perf_counter()
         slots, requests = self._slots, self._requests
         at = requests.slot[actors, splits], requests.t[actors, splits]
         obs = {name: self._rows(leaf[at]) for name, leaf in slots.obs.items()}
-        state = self._rows(requests.state[actors, splits])
-        acted = self._policy.act(obs, state, self._rows(slots.first[at]))
+        state, first = self._rows(requests.state[actors, splits]), self._rows(slots.first[at])
+        self._count["gather_s"] += perf_counter() - started
+        acted = self._policy.act(obs, state, first)
         each = (len(actors), slots.shape.rows)
         for name, action in acted.actions.items():
             slots.actions[name][at] = action.cpu().numpy().reshape(*each, *action.shape[1:])

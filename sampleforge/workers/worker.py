@@ -1,9 +1,9 @@
 """What every worker is, and the process around one.
 
-A worker's constructor runs in the driver and only remembers its parts; `start` runs where the worker
-works. `step` never waits: it does one piece of work, or returns False if there is none. `wait` is the
-waiting, and only a process does it. Thus the same workers run as processes, and in turn in one
-process (see `sampleforge.topologies.serial`).
+A worker's constructor runs in the driver and only remembers its parts; `start` runs where the
+worker works. `step` never waits: it does one piece of work, or returns False if there is none.
+`wait` is the waiting, and only a process does it. Thus the same workers run as processes, and in
+turn in one process (see `sampleforge.topologies.serial`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Placement:
 
 
 def run_worker(worker: Worker, stop: StopFlag, placement: Placement, errors: Connection) -> None:
-    """The main function of every child process. An exception goes to the driver as its traceback."""
+    """The main function of every child process; an exception's traceback goes to the driver."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     try:
         run(worker, stop)
@@ -77,5 +77,3 @@ def run(worker: Worker, stop: StopFlag) -> None:
                 worker.wait(IDLE_WAIT)
     finally:
         worker.close()
-
-

@@ -274,6 +274,35 @@ class MixedActionEnv(gym.Env[Any, Any]):
         return self._ask(), float(np.mean(right)), False, self.steps == self.length, {}
 
 
+class BalanceEnv(gym.Env[Any, Any]):
+    """A rod upright on its joint, linearised: it falls unless a torque in [-1, 1] holds it.
+    Observation: float32 [angle, velocity]; reward: 1 - angle**2 - 0.1 torque**2, at least -1.
+    Episodes are cut at ``length`` steps; the best mean return is nearly that."""
+
+    observation_space = spaces.Box(-10, 10, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, length: int = 50) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self.angle, self.velocity = self.np_random.uniform(-0.3, 0.3, 2)
+        self.steps = 0
+        return self._look(), {}
+
+    def _look(self) -> Any:
+        return np.array([self.angle, self.velocity], np.float32)
+
+    def step(self, action: Any) -> Step:
+        torque = float(action[0])
+        self.velocity = np.clip(self.velocity + 0.1 * (self.angle + torque), -10, 10)
+        self.angle = np.clip(self.angle + 0.1 * self.velocity, -10, 10)
+        self.steps += 1
+        reward = max(-1.0, 1.0 - float(self.angle) ** 2 - 0.1 * torque**2)
+        return self._look(), reward, False, self.steps == self.length, {}
+
+
 class CountingVectorEnv(VectorEnv[Any, Any, Any]):
     """CodeEnvs as a VectorEnv in autoreset ``mode`` "next_step", "same_step", "disabled", or
     "unsaid" (no metadata). Env ids are the rows. ``stacked``: final_obs is one array, as ALE's."""
