@@ -131,7 +131,7 @@ def _actor(
     inference: Inference
     if channels.requests is None:
         new_policy = policy_maker(index, new_model, channels.weights, plan, start)
-        inference = InlineInference(new_policy, channels.exchange.slots, plan.num_splits)
+        inference = InlineInference(new_policy, channels.exchange.slots, plan.num_splits, index)
     else:
         inference = RemoteInference(channels.requests, index)
     envs = env_makers(index, config, plan, start)

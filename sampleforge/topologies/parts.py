@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.learner import Learner
-from sampleforge.algos.policy import Policy
+from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -87,7 +87,7 @@ def make_policy(
 ) -> Policy:
     """A policy that follows ``weights``."""
     where = torch.device(device)
-    return Policy(new_model(), weights, device=where, precision=precision, seed=seed)
+    return SampledPolicy(new_model(), weights, device=where, precision=precision, seed=seed)
 
 
 def policy_maker(
