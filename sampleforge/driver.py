@@ -21,12 +21,8 @@ from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AppoConfig
 
 if TYPE_CHECKING:
-    import torch
-
-    from sampleforge.algos.learner import Learner
-    from sampleforge.checkpoint import Checkpoint, CheckpointStore
+    from sampleforge.checkpoint import CheckpointStore
     from sampleforge.metrics import Reporter
-    from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.run_folder import RunFolder
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.graph import Graph
@@ -138,6 +134,7 @@ class Run:
 
     def _wire(self, spec: EnvSpec) -> None:
         from sampleforge.models.registry import resolve_encoder
+        from sampleforge.run_checkpoint import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.run_statistics import RunStatistics
         from sampleforge.topologies.appo import appo
         from sampleforge.topologies.parts import Start, seeded_model
@@ -320,17 +317,24 @@ class Run:
 
     def _write_summary(self, error: BaseException | None) -> None:
         status = "failed" if error else "interrupted" if self.exit_code else "finished"
-        config = self.config
+        config, measured = self.config, self.statistics.summary()
         self.folder.write_summary(
             {
                 "status": status,
                 "algo": config.algo,
                 "env": config.env,
                 "seed": config.seed,
-                **self.statistics.summary(),
+                **measured,
                 "error": None if error is None else describe(error),
             }
         )
+        if error is None:
+            mean = measured["return_mean"]
+            reached = "no episode has ended" if mean is None else f"mean return {mean:.2f}"
+            self.reporter.log(
+                f"{status}: {measured['env_steps']:,} env steps, {reached}, in {self.folder.path}",
+                "result",
+            )
 
     def _end_at_once(self) -> None:
         if self._runner is not None:

@@ -12,8 +12,8 @@ class Interrupts:
     """While active, the first SIGINT or SIGTERM is remembered in ``received`` (the signal's
     number); a second one calls ``at_once`` and ends the process with 128 + that number.
 
-    Until `defer` is called there is nothing to bring in order, and the first one leaves at once too,
-    but by an exception: KeyboardInterrupt, or SystemExit(143).
+    Until `defer` is called there is nothing to bring in order, and the first one leaves at once
+    too, but by an exception: KeyboardInterrupt, or SystemExit(143).
     """
 
     def __init__(self, at_once: Callable[[], None]) -> None:

@@ -71,9 +71,9 @@ def die_with_parent() -> None:
     """End this process when its parent has died, however it died.
 
     The parent's sentinel is a pipe whose other end only the parent holds. On Linux the kernel sends
-    SIGKILL when that end closes: a simulator that hangs in C with the interpreter's lock in its hand
-    dies too, which a thread of ours would not reach. (PDEATHSIG would follow the fork server, which
-    outlives a killed driver as long as it has children.)
+    SIGKILL when that end closes: a simulator that hangs in C with the interpreter's lock in its
+    hand dies too, which a thread of ours would not reach. (PDEATHSIG would follow the fork server,
+    which outlives a killed driver as long as it has children.)
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a child process dies with its parent"

@@ -72,6 +72,7 @@ COUNTERS = (
     "env_steps",
     "env_frames",
     "episodes",
+    "restarts",  # of environments that raised
     "split_steps",
     "rollouts",
     "step_s",  # seconds of an actor in its loop, waiting left out
