@@ -142,7 +142,7 @@ def _actor(
         inference,
         channels.episodes,
         channels.actor_wakeups[index],
-        channels.counters,
+        channels.progress,
         counter_row=index,
     )
     cores = available_cores()

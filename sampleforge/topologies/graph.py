@@ -19,8 +19,7 @@ EVERYWHERE = Placement()
 
 @dataclass(frozen=True)
 class Node:
-    """A worker, where it runs, how it is woken, and what makes the env vectors that it steps, one per
-    split (none: it steps none)."""
+    """A worker, where it runs, how it is woken; ``envs`` make the env vectors that it steps."""
 
     worker: Worker
     wakeup: Wakeup
@@ -73,6 +72,7 @@ COUNTERS = (
     "env_steps",
     "env_frames",
     "episodes",
+    "restarts",  # of environments that raised
     "split_steps",
     "rollouts",
     "step_s",  # seconds of an actor in its loop, waiting left out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, time
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class PolicyWorker:
         self._count = self._counters.row(self._counter_row)
 
     def step(self) -> bool:
+        self._count["heartbeat"][0] = time()
         actors, splits = self._requests.waiting(self._actors)
         if not len(actors):
             return False
