@@ -76,7 +76,7 @@ class ReplayShard:
         capacity: int,
         priority: Prioritisation,
         ledger: ReplayLedger,
-        seed: int,
+        seed: list[int],
     ) -> None:
         assert 1 <= capacity < count, (capacity, count)
         self._index = index
@@ -85,7 +85,7 @@ class ReplayShard:
         self._capacity = capacity
         self._priority = priority
         self._ledger = ledger
-        self._random = np.random.default_rng([seed, index])
+        self._random = np.random.default_rng([*seed, index])
         self._steps = slots.shape.env_steps
         self._tree = SumTree(count * self._steps) if priority.alpha > 0 else None
         self._stored: deque[int] = deque()  # oldest first
@@ -154,6 +154,7 @@ class ReplayShard:
         if self._tree is not None:
             self._tree.set_range(self._place(slot), np.zeros(self._steps))
         usable = np.count_nonzero(self._slots.extras["steps"][slot])
+        self._ledger.full[self._index] = True
         self._ledger.stored[self._index] -= usable
         self._slots.move(slot, Owner.STORED, Owner.FREE)
         self._free.append(slot)

@@ -122,6 +122,15 @@ class SampleTickets:
         self._to_shard.push(shard, ticket)
         self._shard_wakeups[shard].set()
 
+    def wake_shards(self) -> None:
+        """Learner: samples were ordered, so that more may be inserted."""
+        for wakeup in self._shard_wakeups:
+            wakeup.set()
+
+    def wake_learner(self) -> None:
+        """Shard: experience was inserted, so that more may be sampled."""
+        self._learner_wakeup.set()
+
     def take_asked(self, shard: int) -> int | None:
         """Shard: the next ticket to serve, or None."""
         return self._to_shard.pop(shard)

@@ -17,6 +17,7 @@ _OF_SHARD = {
     "mass": "float64",  # sum of their priorities
     "drawn": "int64",
     "age_sum": "float64",  # of the drawn, in transitions inserted since
+    "full": "bool",  # it has begun to evict: it will not hold more
     "stale_updates": "int64",  # priorities that came too late: their transition was evicted
 }
 _OF_LEARNER = {
@@ -37,6 +38,7 @@ class ReplayLedger:
     mass: npt.NDArray[np.float64]
     drawn: npt.NDArray[np.int64]
     age_sum: npt.NDArray[np.float64]
+    full: npt.NDArray[np.bool_]
     stale_updates: npt.NDArray[np.int64]
     base: npt.NDArray[np.int64]
     carried: npt.NDArray[np.float64]
@@ -98,10 +100,12 @@ class RateLimiter:
         return bool(committed <= allowed / ledger.shards)
 
     def begin_learning(self) -> bool:
-        """Learner: whether there are enough transitions to learn from; remembers the first time."""
+        """Learner: whether there are enough transitions to learn from; remembers the first time.
+        Full shards are enough, whatever ``learning_starts``: where episodes are short, steps that
+        reset take room."""
         ledger = self.ledger
         if not ledger.learning[0]:
-            if ledger.stored.sum() < self.learning_starts:
+            if ledger.stored.sum() < self.learning_starts and not ledger.full.all():
                 return False
             ledger.base[:] = ledger.inserted
             ledger.learning[0] = True
@@ -111,7 +115,7 @@ class RateLimiter:
         """Learner, once it may learn: ``count`` more samples may be drawn."""
         return self.ratio is None or self.balance - count >= -self.tolerance
 
-    def sampled(self, count: int) -> None:
+    def count_samples(self, count: int) -> None:
         """Learner: ``count`` samples have been ordered."""
         self.ledger.sampled[0] += count
 

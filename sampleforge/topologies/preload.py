@@ -2,5 +2,5 @@
 
 import setproctitle  # noqa: F401
 
-import sampleforge.topologies.appo
-import sampleforge.topologies.processes  # noqa: F401
+import sampleforge.topologies.processes
+import sampleforge.topologies.registry  # noqa: F401

@@ -8,7 +8,7 @@ from time import perf_counter, time
 import numpy as np
 
 from sampleforge.data.episodes import EpisodeQueue
-from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.exchange import RolloutExchange
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
@@ -50,7 +50,7 @@ class ActorWorker:
         self,
         index: int,
         make_envs: Sequence[Callable[[], EnvVector]],
-        exchange: SlotExchange,
+        exchange: RolloutExchange,
         inference: Inference,
         episodes: EpisodeQueue,
         wakeup: Wakeup,

@@ -1,0 +1,40 @@
+"""Which topology an algorithm's name means: the one place that knows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies import parts
+from sampleforge.topologies.apex import apex, network_maker
+from sampleforge.topologies.apex_plan import plan_apex
+from sampleforge.topologies.appo import appo
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.plan import plan_appo
+
+NewModel = Callable[[], ActorCritic | QNetwork]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``plan(config, spec, device)`` decides the numbers, ``wire(config, plan, spec, start, save,
+    control)`` makes the graph, ``model_maker(config, spec, seed)`` what makes the acting model."""
+
+    plan: Callable[..., Any]
+    wire: Callable[..., Graph]
+    model_maker: Callable[[Any, EnvSpec, int], NewModel]
+
+
+_TOPOLOGIES = {
+    "appo": Topology(plan_appo, appo, parts.model_maker),
+    "apex": Topology(plan_apex, apex, network_maker),
+}
+
+
+def topology(config: AnyConfig) -> Topology:
+    return _TOPOLOGIES[config.algo]
