@@ -67,11 +67,8 @@ def dqn_loss(
     loss = (weights * each).mean()
     metrics = {
         "loss": loss.detach(),
-        "td_error_mean": errors.mean(),
         "td_error_max": errors.max(),
-        "q_mean": q.detach().mean(),
-        "q_taken_mean": taken.detach().mean(),
-        "target_mean": targets.mean(),
+        "q_mean": taken.detach().mean(),
         "importance_weight_mean": weights.mean(),
     }
     return DqnOutput(loss, errors, metrics)

@@ -69,7 +69,10 @@ class DqnLearner:
         if self.version % config.target_update_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
-        return Learned(metrics, output.errors.float().cpu().numpy() if finite else None)
+        if not finite:
+            return Learned(metrics, None)
+        errors = output.errors.cpu().numpy()
+        return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import Dense, activation, orthogonal_
+from sampleforge.models.encoders import Activation, Dense, activation, orthogonal_
 from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
 from sampleforge.models.trunk import Trunk
 from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
@@ -46,13 +46,13 @@ class QNetwork(nn.Module):
         self.normaliser = ObservationNormaliser(observations) if needed else None
         self.trunk = Trunk(config, observations)
         self.state_size = self.trunk.state_size
-        self.advantage = self._head(config, head_size, self.num_actions)
-        self.value = self._head(config, head_size, 1) if dueling else None
-
-    def _head(self, config: ModelConfig, head_size: int, outputs: int) -> nn.Sequential:
-        sizes = (head_size,) if head_size else ()
-        hidden = Dense(self.trunk.out_features, sizes, activation(config.activation, "relu"))
-        return nn.Sequential(hidden, orthogonal_(nn.Linear(hidden.out_features, outputs), gain=1.0))
+        self.dueling = dueling
+        outputs = self.num_actions + dueling  # the value comes last
+        features, act = self.trunk.out_features, activation(config.activation, "relu")
+        if head_size:
+            self.heads: nn.Module = _Streams(features, head_size, self.num_actions, dueling, act)
+        else:
+            self.heads = orthogonal_(nn.Linear(features, outputs), gain=1.0)
 
     def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
         """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""
@@ -73,11 +73,11 @@ class QNetwork(nn.Module):
 
     def _q_values(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # 8 bits are too few for a value
-            advantage: Tensor = self.advantage(features)
-            if self.value is None:
-                return advantage
-            value: Tensor = self.value(features)
-            return value + advantage - advantage.mean(-1, keepdim=True)
+            outputs: Tensor = self.heads(features)
+        if not self.dueling:
+            return outputs
+        advantage, value = outputs[..., :-1], outputs[..., -1:]
+        return value + advantage - advantage.mean(-1, keepdim=True)
 
     def distribution(self, parameters: Tensor, obs: Mapping[str, Tensor]) -> GreedyActions:
         """What to do with Q-values [..., A], under the action mask if ``obs`` has one."""
@@ -87,6 +87,22 @@ class QNetwork(nn.Module):
             # Final observations allow nothing; nothing is done there, and no value is used.
             mask = mask | ~mask.any(-1, keepdim=True)
         return GreedyActions(parameters, mask)
+
+
+class _Streams(nn.Module):
+    """Features [..., F] -> advantages and, last, the value: each through a hidden layer."""
+
+    def __init__(
+        self, features: int, size: int, actions: int, dueling: bool, act: Activation
+    ) -> None:
+        super().__init__()
+        widths = (actions, 1) if dueling else (actions,)
+        self.hidden = nn.ModuleList(Dense(features, (size,), act) for _ in widths)
+        self.out = nn.ModuleList(orthogonal_(nn.Linear(size, n), gain=1.0) for n in widths)
+
+    def forward(self, features: Tensor) -> Tensor:
+        pairs = zip(self.hidden, self.out, strict=True)
+        return torch.cat([out(hidden(features)) for hidden, out in pairs], -1)
 
 
 class Best(NamedTuple):
