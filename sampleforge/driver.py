@@ -141,6 +141,7 @@ class Run:
 
         config, chosen = self.config, topology(self.config)
         model = resolve_encoder(config.model, spec.observations)
+        config = chosen.fit(config, spec)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)

@@ -14,7 +14,7 @@ from sampleforge.data.transitions import Transitions
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.topologies.apex import apex
-from sampleforge.topologies.apex_plan import ApexPlan, plan_apex
+from sampleforge.topologies.apex_plan import ApexPlan, fit, plan_apex
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.parts import Start
@@ -42,6 +42,7 @@ def apex_config(**kwargs: Any) -> ApexConfig:
         "replay_capacity": 21 * 20,
         "batch_size": 16,
         "prefetch_batches": 4,
+        "samples_per_insert": 1.0,
     }
     return ApexConfig(**{**defaults, **kwargs})
 
@@ -49,6 +50,7 @@ def apex_config(**kwargs: Any) -> ApexConfig:
 def build_apex(config: ApexConfig) -> tuple[Graph, ApexPlan]:
     """The wired graph of a config; nothing is started."""
     spec = spec_of(config)
+    config = fit(config, spec)
     plan = plan_apex(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None

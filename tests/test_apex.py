@@ -15,7 +15,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.apex import exploration_thirds, network_maker, row_epsilons, rung
-from sampleforge.topologies.apex_plan import plan_apex
+from sampleforge.topologies.apex_plan import ApexPlan, fit, plan_apex
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.processes import ProcessRunner, WorkerDied
 from sampleforge.workers.worker import Surroundings
@@ -31,8 +31,14 @@ from tests.harness import spec_of
 
 def checking_graph(config: ApexConfig):  # type: ignore[no-untyped-def]
     graph, plan = build_apex(config)
-    maker = CheckingLearnerMaker(network_maker(config, spec_of(config), 0), config)
+    spec = spec_of(config)
+    maker = CheckingLearnerMaker(network_maker(config, spec, 0), fit(config, spec))
     return with_learner(graph, maker), plan
+
+
+def planned(config: ApexConfig) -> ApexPlan:
+    spec = spec_of(config)
+    return plan_apex(fit(config, spec), spec, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ class running:
 
 def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:
     chosen = apex_config(num_workers=3, num_envs_per_worker=4)
-    plan = plan_apex(chosen, spec_of(chosen), "cpu")
+    plan = planned(chosen)
     epsilons = row_epsilons(chosen, plan)
     literal = [0.4 ** (1 + 7 * i / 11) for i in range(12)]
     assert sorted(epsilons.tolist(), reverse=True) == pytest.approx(literal)
@@ -114,7 +120,7 @@ def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:
 def test_total_capacity_is_the_flag_for_any_number_of_shards() -> None:
     for shards in (1, 2, 3, 7):
         chosen = apex_config(num_replay_shards=shards, replay_capacity=21 * 20)
-        plan = plan_apex(chosen, spec_of(chosen), "cpu")
+        plan = planned(chosen)
         assert plan.capacity == chosen.replay_capacity
         assert len(plan.stored_slots) == shards
 
@@ -130,7 +136,7 @@ def test_total_capacity_is_the_flag_for_any_number_of_shards() -> None:
 def test_what_cannot_run_is_refused_with_numbers(change: dict[str, Any], message: str) -> None:
     chosen = apex_config(**change)
     with pytest.raises(ConfigError, match=message):
-        plan_apex(chosen, spec_of(chosen), "cpu")
+        planned(chosen)
 
 
 def test_configs_that_make_no_sense_are_refused() -> None:
@@ -221,7 +227,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
 
     other = DqnLearner(
         network_maker(config, spec_of(config), 9)(),
-        config,
+        fit(config, spec_of(config)),
         device=torch.device("cpu"),
         precision="fp32",
     )

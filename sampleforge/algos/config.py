@@ -91,8 +91,10 @@ class AppoLossConfig(Checked):
 
 @dataclass(frozen=True)
 class DqnConfig(Checked):
-    batch_size: int = 512
-    """Transitions per gradient step."""
+    """What is left open is fitted to the observations: `sampleforge.topologies.apex_plan.fit`."""
+
+    batch_size: int | None = None
+    """Transitions per gradient step (none: 512 for images, else 128)."""
     gamma: float = 0.99
     """Discount per env step."""
     n_step: int = 3
@@ -107,17 +109,20 @@ class DqnConfig(Checked):
     """TD errors beyond this count linearly (0: all count squared)."""
     value_rescaling: bool = False
     """Learn squashed values h(Q) instead of clipping rewards."""
-    optimiser: Literal["adam", "rmsprop"] = "rmsprop"
-    """rmsprop: centred, as in the paper."""
-    learning_rate: float = 6.25e-5
+    optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
+    """rmsprop: centred, as in the paper (auto: rmsprop for images, else adam)."""
+    learning_rate: float | None = None
+    """None: the paper's 6.25e-5 for images, else 1e-3."""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """linear: to zero at the stop condition."""
-    optimiser_eps: float = 1.5e-7
+    optimiser_eps: float | None = None
+    """Added to the denominator of the step (none: 1.5e-7 for images, else 1e-6)."""
     rmsprop_decay: float = 0.95
     max_grad_norm: float = 40.0
     """Gradients are clipped to this norm (0: never)."""
-    target_update_interval: int = 2500
-    """Learner steps between copies of the network to the target network."""
+    target_update_interval: int | None = None
+    """Learner steps between copies of the network to the target network (none: 2500 for images,
+    else 200)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None

@@ -37,7 +37,10 @@ class DqnLearner:
         self.model = model.to(device)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
         self.version = 0
+        assert config.learning_rate is not None and config.target_update_interval is not None
         self._config = config
+        self._learning_rate = config.learning_rate
+        self._target_interval = config.target_update_interval
         self._device = device
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -55,7 +58,7 @@ class DqnLearner:
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         metrics = to_floats({**output.metrics, "grad_norm": norm})
-        rate = config.learning_rate
+        rate = self._learning_rate
         if config.lr_schedule == "linear":
             rate = linear(rate, progress)
         finite = bool(np.isfinite(metrics["grad_norm"]) and np.isfinite(metrics["td_error_max"]))
@@ -66,7 +69,7 @@ class DqnLearner:
             if self.model.normaliser is not None:
                 self.model.normaliser.update(batch.obs)
         self.version += 1
-        if self.version % config.target_update_interval == 0:
+        if self.version % self._target_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
@@ -98,6 +101,7 @@ def _make_optimiser(
     parameters: list[torch.nn.Parameter], config: DqnConfig
 ) -> torch.optim.Optimizer:
     rate, eps = config.learning_rate, config.optimiser_eps
+    assert rate is not None and eps is not None and config.optimiser != "auto"
     if config.optimiser == "adam":
         return torch.optim.Adam(parameters, lr=rate, eps=eps, fused=True)
     return torch.optim.RMSprop(

@@ -174,9 +174,8 @@ def _replay_channels(
     config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots, joined: Channels, start: Start
 ) -> ReplayChannels:
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
-    ratio = None if config.sampler_only else config.samples_per_insert
     ledger = ReplayLedger(len(shard_wakeups))
-    limiter = RateLimiter(ledger, ratio, plan.tolerance, config.learning_starts)
+    limiter = RateLimiter(ledger, plan.ratio, plan.tolerance, plan.learning_starts)
     if start.resume is not None:
         limiter.load(start.resume.plain()["limiter"])
     return ReplayChannels(
@@ -184,7 +183,7 @@ def _replay_channels(
             slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
         ),
         tickets=SampleTickets(
-            config.prefetch_batches, config.batch_size, shard_wakeups, joined.learner_wakeup
+            config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
         ),
         limiter=limiter,
         shard_wakeups=shard_wakeups,
@@ -261,7 +260,7 @@ def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
         Edge("learner", shards, f"order of a sample ({config.prefetch_batches} under way)"),
-        Edge(shards, "learner", f"{config.batch_size} drawn items"),
+        Edge(shards, "learner", f"{plan.batch_size} drawn items"),
         Edge("learner", shards, "their TD errors"),
         *sampler_edges(plan),
         Edge(actors, "driver", "finished episodes"),
@@ -269,8 +268,11 @@ def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
 
 
 def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
-    ratio = config.samples_per_insert
-    limit = "free-running" if ratio is None else f"{ratio:g} within {plan.tolerance:g} samples"
+    limit = (
+        "free-running"
+        if plan.ratio is None
+        else f"{plan.ratio:g} within {plan.tolerance:g} samples"
+    )
     notes = [
         f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
         f"x {plan.rows} rows",
@@ -284,7 +286,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
     ]
     if start.resume is not None:
         notes.append(
-            f"resumed with an empty replay: {config.learning_starts} transitions are collected "
+            f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
             "with the trained policy before learning goes on"
         )
     return tuple(notes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.data.replay import EXTRAS
@@ -11,7 +13,7 @@ from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.plan import SamplerPlan, plan_sampler
+from sampleforge.topologies.plan import SamplerPlan, has_image, plan_sampler
 
 _TREE_BYTES = 8 * 16 / 15  # per step that a slot holds
 
@@ -21,6 +23,8 @@ class ApexPlan(SamplerPlan):
     """What `plan_apex` decided; every count is per run unless it says otherwise."""
 
     batch_size: int
+    learning_starts: int
+    ratio: float | None  # samples per insert
     learner_threads: int
     leases: int  # slots that an actor may have, per shard
     stored_slots: tuple[int, ...]  # per shard
@@ -43,9 +47,43 @@ class ApexPlan(SamplerPlan):
         return sum(self.stored_slots) * self.rows * self.rollout
 
 
+_FOR_IMAGES: dict[str, Any] = {
+    "batch_size": 512,
+    "optimiser": "rmsprop",
+    "learning_rate": 6.25e-5,
+    "optimiser_eps": 1.5e-7,
+    "target_update_interval": 2500,
+    "learning_starts": 50_000,
+    "samples_per_insert": 1.0,
+}
+"""The paper's, table 1 and appendix C."""
+_FOR_VECTORS: dict[str, Any] = {
+    "batch_size": 128,
+    "optimiser": "adam",
+    "learning_rate": 1e-3,
+    "optimiser_eps": 1e-6,
+    "target_update_interval": 200,
+    "learning_starts": 1000,
+    "samples_per_insert": 8.0,
+}
+
+
+def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
+    """``config`` with what it leaves open fitted to the observations."""
+    fitting = _FOR_IMAGES if has_image(spec) else _FOR_VECTORS
+    left_open = {n: v for n, v in fitting.items() if getattr(config, n) in (None, "auto")}
+    if config.samples_per_insert is None:
+        del left_open["samples_per_insert"]  # there, none is an answer
+    if "learning_starts" in left_open:
+        left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
+    return dataclasses.replace(config, **left_open)
+
+
 def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
-    """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the
-    remedy. ``device`` is the resolved device of learner and policy workers."""
+    """Decide the numbers of a config that was fitted. Raises ConfigError with the numbers, the
+    reason, the remedy. ``device`` is the resolved device of learner and policy workers."""
+    assert config.batch_size is not None and config.learning_starts is not None
+    assert config.samples_per_insert != "auto"
     sampler = plan_sampler(config, spec, device)
     shape = slot_shape(config, sampler, spec)
     shards = config.num_replay_shards
@@ -62,10 +100,17 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     plan = ApexPlan(
         **sampler.__dict__,
         batch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        ratio=None if config.sampler_only else config.samples_per_insert,
         learner_threads=config.learner_threads or 1,
         leases=leases,
         stored_slots=per_shard,
-        tolerance=_tolerance(config, shape, shards * sampler.num_workers * leases),
+        tolerance=_tolerance(
+            config,
+            config.samples_per_insert,
+            config.batch_size * config.prefetch_batches,
+            shards * sampler.num_workers * leases * shape.env_steps,
+        ),
         slot_bytes=shape.nbytes(slots),
         tree_bytes=int(slots * shape.env_steps * _TREE_BYTES) if config.priority_alpha else 0,
     )
@@ -78,19 +123,16 @@ def slot_shape(config: ApexConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShap
     return SlotShape(plan.rollout, plan.rows, spec, config.model.state_size, EXTRAS)
 
 
-def _tolerance(config: ApexConfig, shape: SlotShape, leased: int) -> float:
-    """Of the limiter: all rollouts and all batches under way may arrive at once."""
-    if config.samples_per_insert is None:
+def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
+    """Of the limiter: all ``leased`` steps may be inserted, all ``drawn`` samples taken, at once."""
+    if ratio is None:
         return math.inf
-    least = leased * shape.env_steps * config.samples_per_insert
-    least += config.prefetch_batches * config.batch_size
-    asked = config.samples_per_insert_tolerance
+    least, asked = leased * ratio + drawn, config.samples_per_insert_tolerance
     if asked is not None and asked < least:
         raise ConfigError(
-            f"--samples-per-insert-tolerance {asked:g} is less than {least:g}, the samples that "
-            f"{leased} rollouts of {shape.env_steps} steps and {config.prefetch_batches} batches "
-            f"of {config.batch_size} under way amount to; raise it, or lower --rollout, "
-            "--num-envs-per-worker or --prefetch-batches"
+            f"--samples-per-insert-tolerance {asked:g} is less than {least:g} = {leased} steps of "
+            f"rollouts under way x {ratio:g} samples per insert + {drawn} samples under way; raise "
+            "it, or lower --rollout, --num-envs-per-worker or --prefetch-batches"
         )
     return least if asked is None else asked
 

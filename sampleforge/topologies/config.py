@@ -33,7 +33,11 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
 
     algo: ClassVar[str] = "apex"
     rollout: int = 50
-    model: ModelConfig = field(default_factory=lambda: ModelConfig(normalise_observations=False))
+    model: ModelConfig = field(
+        default_factory=lambda: ModelConfig(
+            hidden_sizes=(128, 128), activation="relu", normalise_observations=False
+        )
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -68,6 +68,11 @@ def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
         return make_model(config, spec.observations, spec.actions)
 
 
+def fit(config: AppoConfig, spec: EnvSpec) -> AppoConfig:
+    """The config as it is: APPO's plan alone depends on the environment."""
+    return config
+
+
 def model_maker(config: AppoConfig, spec: EnvSpec, seed: int) -> NewModel:
     """Makes the actor-critic with its initial weights."""
     return partial(seeded_model, config.model, spec, seed)

@@ -64,7 +64,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     slots = _slots(config, slots_per_batch, sampler.num_workers, synchronous)
     # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
-    all_cores = synchronous and _has_image(spec) and not config.serial
+    all_cores = synchronous and has_image(spec) and not config.serial
     cores = len(available_cores()) if all_cores else 1
     plan = Plan(
         **sampler.__dict__,
@@ -82,7 +82,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
 def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     """Actors, rows and inference, fitted to the machine. Raises ConfigError."""
     cores = len(available_cores())
-    image = _has_image(spec)
+    image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
     envs = config.num_envs_per_worker or (16 if image else 32)
     if config.num_envs_per_worker is None:
@@ -108,7 +108,7 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     )
 
 
-def _has_image(spec: EnvSpec) -> bool:
+def has_image(spec: EnvSpec) -> bool:
     return any(leaf.is_image for leaf in spec.observations.values())
 
 

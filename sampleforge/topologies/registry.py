@@ -9,9 +9,8 @@ from typing import Any
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies import parts
+from sampleforge.topologies import apex_plan, parts
 from sampleforge.topologies.apex import apex, network_maker
-from sampleforge.topologies.apex_plan import plan_apex
 from sampleforge.topologies.appo import appo
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
@@ -22,17 +21,19 @@ NewModel = Callable[[], ActorCritic | QNetwork]
 
 @dataclass(frozen=True)
 class Topology:
-    """``plan(config, spec, device)`` decides the numbers, ``wire(config, plan, spec, start, save,
+    """``fit(config, spec)`` is the config with what it leaves open fitted to the environment,
+    ``plan(config, spec, device)`` decides the numbers, ``wire(config, plan, spec, start, save,
     control)`` makes the graph, ``model_maker(config, spec, seed)`` what makes the acting model."""
 
+    fit: Callable[[Any, EnvSpec], Any]
     plan: Callable[..., Any]
     wire: Callable[..., Graph]
     model_maker: Callable[[Any, EnvSpec, int], NewModel]
 
 
 _TOPOLOGIES = {
-    "appo": Topology(plan_appo, appo, parts.model_maker),
-    "apex": Topology(plan_apex, apex, network_maker),
+    "appo": Topology(parts.fit, plan_appo, appo, parts.model_maker),
+    "apex": Topology(apex_plan.fit, apex_plan.plan_apex, apex, network_maker),
 }
 
 
