@@ -122,7 +122,7 @@ class DqnConfig(Checked):
     """Gradients are clipped to this norm (0: never)."""
     target_update_interval: int | None = None
     """Learner steps between copies of the network to the target network (none: 2500 for images,
-    else 200)."""
+    else 100)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None

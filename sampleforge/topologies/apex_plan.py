@@ -62,7 +62,7 @@ _FOR_VECTORS: dict[str, Any] = {
     "optimiser": "adam",
     "learning_rate": 1e-3,
     "optimiser_eps": 1e-6,
-    "target_update_interval": 200,
+    "target_update_interval": 100,
     "learning_starts": 1000,
     "samples_per_insert": 8.0,
 }
@@ -124,7 +124,7 @@ def slot_shape(config: ApexConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShap
 
 
 def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
-    """Of the limiter: all ``leased`` steps may be inserted, all ``drawn`` samples taken, at once."""
+    """Of the limiter: all ``leased`` steps may come, all ``drawn`` samples be taken, at once."""
     if ratio is None:
         return math.inf
     least, asked = leased * ratio + drawn, config.samples_per_insert_tolerance
