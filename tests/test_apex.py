@@ -85,6 +85,7 @@ class running:
     def __init__(self, graph: Any, folder: Path) -> None:
         from multiprocessing import Pipe
 
+        (folder / "scratch").mkdir()
         self.ours, self.theirs = Pipe()
         surroundings = Surroundings(folder / "log.txt", folder / "scratch")
         self.runner = ProcessRunner(graph, self.ours, surroundings, 30.0)
@@ -97,6 +98,19 @@ class running:
         self.runner.close()
         self.ours.close()
         self.theirs.close()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> None:
+    """A slow learner: leases come one at a time. Every row plays on all the same."""
+    chosen = apex_config(samples_per_insert=30.0, num_splits=3, num_replay_shards=shards)
+    graph, _ = build_apex(chosen)
+    ended = {key: 0 for key in graph.exploration or {}}
+    for _ in serial_rounds(graph, 2500):
+        for episode in graph.episodes.take():
+            ended[episode.actor, episode.split, episode.row] += 1
+    assert graph.counters.total("updates") > 500
+    assert min(ended.values()) > 0.5 * np.mean(list(ended.values()))
 
 
 def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:

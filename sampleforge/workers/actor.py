@@ -20,13 +20,14 @@ class Split:
 
     ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
     ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
-    with: the slot that held it belongs to the learner by then.
+    with: the slot that held it belongs to the learner by then. ``rollouts``: how many it has begun.
     """
 
     def __init__(self, index: int, env: EnvVector) -> None:
         self.index = index
         self.env = env
         self.slot: int | None = None
+        self.rollouts = 0
         self.t = 0
         self.stepping = False
         self.valuing = False
@@ -111,9 +112,12 @@ class ActorWorker:
 
     def _begin(self, split: Split) -> bool:
         """Start a rollout where the last one ended, if there is a free slot and more to do."""
-        slot = None if self._progress.done else self._exchange.take_free(self._index)
+        if self._progress.done or not self._is_next(split):
+            return False
+        slot = self._exchange.take_free(self._index)
         if slot is None:
             return False
+        split.rollouts += 1
         slots = self._exchange.slots
         for name, leaf in split.carry.items():
             slots.obs[name][slot, 0] = leaf
@@ -122,6 +126,11 @@ class ActorWorker:
         split.slot, split.t = slot, 0
         self._ask(split)
         return True
+
+    def _is_next(self, split: Split) -> bool:
+        """Whether no split that waits for a slot has begun fewer rollouts: where slots come one at
+        a time, the first split would take them all."""
+        return all(s.slot is not None or s.rollouts >= split.rollouts for s in self._splits)
 
     def _ask(self, split: Split) -> None:
         assert split.slot is not None

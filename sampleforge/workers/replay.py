@@ -44,6 +44,7 @@ class ReplayWorker:
         self._count["heartbeat"][0] = time()
         self._shard = self._make_shard()
         self._leased = [0] * self._exchange.actors
+        self._turn = 0
 
     def step(self) -> bool:
         self._count["heartbeat"][0] = time()
@@ -71,20 +72,22 @@ class ReplayWorker:
         return moved
 
     def _lease(self) -> bool:
-        """Give every actor what it may have, one slot at a time in turn."""
-        moved = False
-        steps = self._exchange.slots.shape.env_steps
-        for _ in range(self._exchange.leases):
-            for actor, leased in enumerate(self._leased):
-                if leased == self._exchange.leases:
-                    continue
-                if not self._limiter.may_lease(self._index, steps):
-                    return moved
+        """Give the actors what they may have, one slot at a time and in turn: where the limiter
+        allows only one now and then, the first actor would get them all."""
+        moved, passed, exchange = False, 0, self._exchange
+        while passed < exchange.actors:
+            actor = self._turn
+            if self._leased[actor] == exchange.leases:
+                passed += 1
+            elif not self._limiter.may_lease(self._index, exchange.slots.shape.env_steps):
+                return moved
+            else:
                 slot = self._shard.lease()
                 assert slot is not None, "there is a slot for every lease"
                 self._leased[actor] += 1
-                self._exchange.lease(self._index, actor, slot)
-                moved = True
+                exchange.lease(self._index, actor, slot)
+                moved, passed = True, 0
+            self._turn = (actor + 1) % exchange.actors
         return moved
 
     def _serve(self) -> bool:
