@@ -263,7 +263,8 @@ def test_a_serial_benchmark_reports_and_trains_nothing_to_keep(tmp_path) -> None
 
 def check_result(result) -> None:
     assert result["sampled_per_s"] > 0 and result["trained_per_s"] > 0
-    assert result["frames_per_s"] == pytest.approx(result["sampled_per_s"])  # no frame skip
+    # No frame skip; but the two counters are not read at the same instant.
+    assert result["frames_per_s"] == pytest.approx(result["sampled_per_s"], rel=0.05)
     assert result["fraction_of_peak"] == pytest.approx(
         result["frames_per_s"] / result["peak_frames_per_s"]
     )
@@ -276,7 +277,7 @@ def check_result(result) -> None:
     assert "driver" in result["busy_cores"]
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_benchmark_of_processes(run_cli, tmp_path) -> None:
     flags = "--env CartPole-v1 --num-workers 2 --benchmark --benchmark-seconds 1 --run-dir run"
     done = run_cli("train", "appo", *flags.split())
@@ -293,7 +294,7 @@ def test_benchmark_of_processes(run_cli, tmp_path) -> None:
     assert not list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_sampler_only_has_nothing_trained(run_cli, tmp_path) -> None:
     flags = "--env CartPole-v1 --num-workers 1 --sampler-only --no-benchmark-peak --run-dir run"
     done = run_cli("train", "appo", *flags.split(), "--benchmark", "--benchmark-seconds", "0.5")
@@ -304,7 +305,7 @@ def test_sampler_only_has_nothing_trained(run_cli, tmp_path) -> None:
     assert result["verdict"]["bottleneck"] not in ("learn", "batch", "publish")
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_an_interrupted_benchmark_reports_nothing(start_cli, tmp_path) -> None:
     flags = "--env CartPole-v1 --num-workers 1 --benchmark --benchmark-seconds 30 --run-dir run"
     process = start_cli("train", "appo", *flags.split())
@@ -312,12 +313,12 @@ def test_an_interrupted_benchmark_reports_nothing(start_cli, tmp_path) -> None:
         if line.startswith("benchmark: the simulator"):
             break
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
     assert not (tmp_path / "run" / "benchmark.json").exists()
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_a_training_run_is_not_benchmarked_over(run_cli, tmp_path) -> None:
     flags = "--env CartPole-v1 --num-workers 1 --train-for-env-steps 100 --run-dir run"
     assert run_cli("train", "appo", *flags.split()).returncode == 0

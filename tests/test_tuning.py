@@ -78,13 +78,13 @@ def test_splits_divide_the_envs() -> None:
     assert directions("num_envs_per_worker", {**DEFAULTS, "num_envs_per_worker": 4})[1] == [2]
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_ctrl_c_keeps_the_best_so_far(start_cli, tmp_path) -> None:
     flags = "CartPole-v1 appo --seconds-per-trial 0.3 --out tuned.yaml"
     process = start_cli("tune", *flags.split())
     assert "(the defaults)" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
     assert "interrupted: this is the best so far" in out and "may change what is learned" in out
     assert not list(tmp_path.glob("sampleforge-tune-*")) and not (tmp_path / "runs").exists()
@@ -93,7 +93,7 @@ def test_ctrl_c_keeps_the_best_so_far(start_cli, tmp_path) -> None:
     assert config.inference in ("inline", "worker") and config.batch_size is not None
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_what_cannot_be_tuned(run_cli, tmp_path) -> None:
     done = run_cli("tune", "CartPole-v9", "appo", "--out", "tuned.yaml")
     assert done.returncode == 1 and "CartPole-v9" in done.stdout

@@ -72,8 +72,10 @@ class QNetwork(nn.Module):
         return self._q_values(features)
 
     def _q_values(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):  # 8 bits are too few for a value
-            outputs: Tensor = self.heads(features)
+        if torch.is_autocast_enabled(features.device.type):
+            with torch.autocast(features.device.type, enabled=False):  # 8 bits are too few
+                return self._q_values(features)
+        outputs: Tensor = self.heads(features)
         if not self.dueling:
             return outputs
         advantage, value = outputs[..., :-1], outputs[..., -1:]
