@@ -282,6 +282,17 @@ def test_without_a_ratio_both_run_freely_from_learning_starts_on() -> None:
     assert limiter.may_sample(10**9) and limiter.may_lease(0, 10**9)
 
 
+def test_actors_do_not_run_away_from_a_learner_that_starts_late() -> None:
+    ledger = ReplayLedger(2)
+    limiter = RateLimiter(ledger, 4.0, tolerance=800.0, learning_starts=100)
+    for shard in (0, 1):
+        while limiter.may_lease(shard, 10):
+            ledger.inserted[shard] += 10
+            ledger.stored[shard] += 10
+    assert ledger.inserted.tolist() == [150, 150], "learning_starts, and what the tolerance allows"
+    assert limiter.begin_learning() and abs(limiter.balance) <= 800
+
+
 def test_full_shards_are_enough_to_learn() -> None:
     """Where episodes are short, resets take room: learning_starts may never be reached."""
     ledger = ReplayLedger(2)

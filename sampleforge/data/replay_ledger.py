@@ -93,10 +93,12 @@ class RateLimiter:
     def may_lease(self, shard: int, steps: int) -> bool:
         """Shard: another slot of ``steps`` transitions may be given to an actor."""
         ledger = self.ledger
-        if self.ratio is None or not ledger.learning[0]:
+        if self.ratio is None:
             return True
         committed = ledger.inserted[shard] - ledger.base[shard] + ledger.leased[shard] + steps
-        allowed = (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
+        # Until learning begins, base is 0: a learner that starts late finds no pile of old steps.
+        first = 0 if ledger.learning[0] else self.learning_starts
+        allowed = first + (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
         return bool(committed <= allowed / ledger.shards)
 
     def begin_learning(self) -> bool:
