@@ -246,6 +246,7 @@ def _learner(
         save,
         joined.learner_wakeup,
         counter_row=plan.num_workers + plan.num_policy_workers + len(plan.stored_slots),
+        publish_interval=max(1, config.weights_refresh_interval // 2),
         seed=[start.seed, start.resumes],
         threads=plan.learner_threads,
         control=control,

@@ -24,7 +24,8 @@ from sampleforge.workers.progress import Progress
 
 
 class ReplayLearnerWorker:
-    """Keeps samples ordered, learns from each, returns its errors, publishes the weights.
+    """Keeps samples ordered, learns from each, returns its errors, publishes the weights, each
+    ``publish_interval`` env steps of all actors together.
 
     A shard is drawn by its mass, so that all shards together are like one. Order is kept per shard:
     errors reach it before a sample is drawn that was ordered after them.
@@ -45,6 +46,7 @@ class ReplayLearnerWorker:
         wakeup: Wakeup,
         counter_row: int,
         *,
+        publish_interval: int,
         seed: list[int],
         threads: int,
         control: Connection | None = None,
@@ -61,6 +63,7 @@ class ReplayLearnerWorker:
         self._counter_row = counter_row
         self._seed = seed
         self._threads = threads
+        self._publish_interval = publish_interval
         self._control = control
 
     def start(self) -> None:
@@ -73,6 +76,7 @@ class ReplayLearnerWorker:
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
         self._sums: dict[str, float] = {}
         self._updates = 0
+        self._published_at = 0  # env steps
         self._late = 0  # samples that were evicted before they were read
         self._count = self._progress.counters.row(self._counter_row)
 
@@ -138,7 +142,7 @@ class ReplayLearnerWorker:
             tickets.errors[ticket] = 0.0  # of those evicted, which the shard will not take
             tickets.errors[ticket, held] = errors
             tickets.ask(shard, ticket, UPDATE)
-        self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        self._publish()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
@@ -146,6 +150,14 @@ class ReplayLearnerWorker:
         self._updates += 1
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def _publish(self) -> None:
+        """Publish the weights, if the actors have come far enough to look for newer ones: after
+        every update it would take a small network as long as learning."""
+        env_steps = self._progress.env_steps
+        if env_steps - self._published_at >= self._publish_interval:
+            self._published_at = env_steps
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
 
     def _beta(self, fraction: float) -> float:
         first, last = self._config.priority_beta, self._config.priority_beta_final
