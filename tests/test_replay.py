@@ -293,6 +293,19 @@ def test_actors_do_not_run_away_from_a_learner_that_starts_late() -> None:
     assert limiter.begin_learning() and abs(limiter.balance) <= 800
 
 
+@pytest.mark.parametrize("owed", [-1000.0, 1000.0])
+def test_a_resumed_run_begins_to_learn_whatever_was_owed(owed: float) -> None:
+    ledger = ReplayLedger(2)
+    limiter = RateLimiter(ledger, 4.0, tolerance=1000.0, learning_starts=5)
+    limiter.load({"balance": owed})
+    for shard in (0, 1):
+        assert limiter.may_lease(shard, 10)
+        ledger.inserted[shard] = ledger.stored[shard] = 10
+    assert limiter.begin_learning()
+    assert limiter.may_sample(50) == (owed > 0)
+    assert limiter.may_lease(0, 10) == (owed < 0)
+
+
 def test_full_shards_are_enough_to_learn() -> None:
     """Where episodes are short, resets take room: learning_starts may never be reached."""
     ledger = ReplayLedger(2)

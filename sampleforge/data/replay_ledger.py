@@ -96,10 +96,13 @@ class RateLimiter:
         if self.ratio is None:
             return True
         committed = ledger.inserted[shard] - ledger.base[shard] + ledger.leased[shard] + steps
-        # Until learning begins, base is 0: a learner that starts late finds no pile of old steps.
-        first = 0 if ledger.learning[0] else self.learning_starts
-        allowed = first + (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
-        return bool(committed <= allowed / ledger.shards)
+        allowed = (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
+        if ledger.learning[0]:
+            return bool(committed <= allowed / ledger.shards)
+        # Also before: a learner that starts late finds no pile of old steps. But what learning
+        # needs to begin is always allowed, whatever the run before owed.
+        needed = self.learning_starts / ledger.shards
+        return bool(committed - steps < needed or committed <= needed + allowed / ledger.shards)
 
     def begin_learning(self) -> bool:
         """Learner: whether there are enough transitions to learn from; remembers the first time.
