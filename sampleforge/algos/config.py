@@ -94,7 +94,7 @@ class DqnConfig(Checked):
     """What is left open is fitted to the observations: `sampleforge.topologies.apex_plan.fit`."""
 
     batch_size: int | None = None
-    """Transitions per gradient step (none: 512 for images, else 128)."""
+    """Transitions per gradient step (none: 512 for images, else 256)."""
     gamma: float = 0.99
     """Discount per env step."""
     n_step: int = 3
@@ -112,7 +112,7 @@ class DqnConfig(Checked):
     optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
     """rmsprop: centred, as in the paper (auto: rmsprop for images, else adam)."""
     learning_rate: float | None = None
-    """None: the paper's 6.25e-5 for images, else 1e-3."""
+    """None: the paper's 6.25e-5 for images, else 5e-4."""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """linear: to zero at the stop condition."""
     optimiser_eps: float | None = None

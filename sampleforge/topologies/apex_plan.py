@@ -58,9 +58,9 @@ _FOR_IMAGES: dict[str, Any] = {
 }
 """The paper's, table 1 and appendix C."""
 _FOR_VECTORS: dict[str, Any] = {
-    "batch_size": 128,
+    "batch_size": 256,
     "optimiser": "adam",
-    "learning_rate": 1e-3,
+    "learning_rate": 5e-4,
     "optimiser_eps": 1e-6,
     "target_update_interval": 100,
     "learning_starts": 1000,
