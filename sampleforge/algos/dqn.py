@@ -42,7 +42,7 @@ def q_targets(
     ``rescaled``: h(returns + discount * h^-1(...))."""
     q = target.q_values(batch.next_obs)
     chooser = online.q_values(batch.next_obs) if double else q
-    best = online.distribution(chooser, batch.next_obs).best().actions
+    best = online.distribution(chooser, batch.next_obs).best.actions
     following = q.gather(1, best.unsqueeze(1)).squeeze(1)
     if rescaled:
         return rescale(batch.returns + batch.discount * unrescale(following))

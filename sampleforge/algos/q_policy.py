@@ -44,9 +44,8 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         rows: torch.Tensor,
     ) -> Acted:
         with autocast(self._device, self._precision):
-            output = self._model.step(obs, state, first)
-        q = output.parameters
-        actions = self._model.distribution(q, obs).explore(self._epsilons[rows], self._generator)
-        taken = q.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+            choices, state = self._model.choices(obs, state, first)
+        actions = choices.explore(self._epsilons[rows], self._generator)
+        taken = choices.q.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
         self._acted += len(rows)
-        return Acted({ACTION: actions}, {"value": output.values, "taken": taken}, output.state)
+        return Acted({ACTION: actions}, {"value": choices.best.values, "taken": taken}, state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -56,10 +57,16 @@ class QNetwork(nn.Module):
 
     def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
         """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""
+        actions, state = self.choices(obs, state, first)
+        return ModelOutput(actions.q, actions.best.values, state)
+
+    def choices(
+        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+    ) -> tuple[GreedyActions, Tensor]:
+        """One step, as `step`: what can be done, and the next state."""
         leaves = obs if self.normaliser is None else self.normaliser(obs)
         features, state = self.trunk.step(leaves, state, first)
-        q = self._q_values(features)
-        return ModelOutput(q, self.distribution(q, obs).best().values, state)
+        return self.distribution(self._q_values(features), obs), state
 
     def q_values(self, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A] float32 of leaves [B, ...], for a network without a core."""
@@ -124,12 +131,13 @@ class GreedyActions:
         self.q = q
         self.mask = mask
 
+    @cached_property
     def best(self) -> Best:
         q = self.q if self.mask is None else self.q.masked_fill(~self.mask, -math.inf)
         return Best(*q.max(-1))
 
     def mode(self) -> dict[str, Tensor]:
-        return {ACTION: self.best().actions}
+        return {ACTION: self.best.actions}
 
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Epsilon-greedy, with the epsilon of evaluation."""
@@ -141,14 +149,14 @@ class GreedyActions:
         return torch.where(
             self._uniform(epsilons.shape, generator) < epsilons,
             self._any(generator),
-            self.best().actions,
+            self.best.actions,
         )
 
     def _any(self, generator: torch.Generator | None) -> Tensor:
-        lots = self._uniform(self.q.shape, generator)
-        if self.mask is not None:
-            lots = lots.masked_fill(~self.mask, -1.0)
-        return lots.argmax(-1)
+        shape, device = self.q.shape, self.q.device
+        if self.mask is None:
+            return torch.randint(shape[-1], shape[:-1], device=device, generator=generator)
+        return self._uniform(shape, generator).masked_fill(~self.mask, -1.0).argmax(-1)
 
     def _uniform(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
         return torch.rand(shape, device=self.q.device, generator=generator)
