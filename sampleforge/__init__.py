@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
     from sampleforge.config import ConfigError
     from sampleforge.models.config import ModelConfig
-    from sampleforge.topologies.config import AppoConfig
+    from sampleforge.topologies.config import ApexConfig, AppoConfig
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
+    "ApexConfig": "sampleforge.topologies.config",
     "AppoConfig": "sampleforge.topologies.config",
     "ConfigError": "sampleforge.config",
     "LoadedPolicy": "sampleforge.api",
@@ -34,6 +35,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ApexConfig",
     "AppoConfig",
     "ConfigError",
     "LoadedPolicy",

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,13 +17,14 @@ from sampleforge.config import ConfigError
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.processes import process_context, start_fork_server
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AnyConfig
 
 if TYPE_CHECKING:
     from sampleforge.checkpoint import CheckpointStore
     from sampleforge.metrics import Reporter
     from sampleforge.run_folder import RunFolder
     from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.apex_plan import ApexPlan
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.plan import Plan
 
@@ -45,7 +45,7 @@ class Runner(Protocol):
     def kill(self) -> None: ...
 
 
-def run(config: AppoConfig) -> int:
+def run(config: AnyConfig) -> int:
     """Train, and return the exit code of the command line. Raises ConfigError; see `Run`."""
     try:
         with Run(config) as training:
@@ -66,7 +66,7 @@ class Run:
     worker died of comes out of `reports` as WorkerDied.
     """
 
-    def __init__(self, config: AppoConfig) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         self._asked = config
@@ -93,7 +93,7 @@ class Run:
 
         self._resources.enter_context(self.interrupts)
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
-            imported = pool.submit(import_heavy, "sampleforge.topologies.appo")
+            imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self._asked)
             imported.result()
         self._prepare_folder()
@@ -130,23 +130,24 @@ class Run:
                 f"run folder {path} holds a training run, whose config and summary --benchmark "
                 "would overwrite; give another --run-dir"
             )
-        self.config: AppoConfig = config
+        self.config: AnyConfig = config
 
     def _wire(self, spec: EnvSpec) -> None:
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.run_checkpoint import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.run_statistics import RunStatistics
-        from sampleforge.topologies.appo import appo
-        from sampleforge.topologies.parts import Start, seeded_model
-        from sampleforge.topologies.plan import plan_appo
+        from sampleforge.topologies.parts import Start
+        from sampleforge.topologies.registry import topology
 
-        config = self.config
+        config, chosen = self.config, topology(self.config)
         model = resolve_encoder(config.model, spec.observations)
-        plan = self._plan = plan_appo(config, spec, resolve_device(config.device))
+        config = chosen.fit(config, spec)
+        plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)
+        config = dataclasses.replace(config, model=model)
         assert config.seed is not None
-        self.new_model = partial(seeded_model, model, spec, config.seed)
+        self.new_model = chosen.model_maker(config, spec, config.seed)
         start = Start(
             seed=config.seed,
             resumes=self._earlier.get("resumes", -1) + 1,
@@ -161,8 +162,8 @@ class Run:
         self._control = ours
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
-        self.graph: Graph = appo(
-            dataclasses.replace(config, model=model),
+        self.graph: Graph = chosen.wire(
+            config,
             plan,
             spec,
             start,
@@ -267,7 +268,7 @@ class Run:
 
     # ---- benchmark ----
 
-    def _prepare_benchmark(self, plan: Plan, spec: EnvSpec) -> None:
+    def _prepare_benchmark(self, plan: Plan | ApexPlan, spec: EnvSpec) -> None:
         """Measure the simulator alone, before the workers start."""
         from sampleforge.benchmark import Benchmark, Setting
 
