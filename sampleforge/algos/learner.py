@@ -136,7 +136,8 @@ class Learner:
             rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
             self.model.normaliser.update(leaves)
-        if self._config.normalise_returns:
+        learned = metrics["valid_steps"] > metrics["stale_steps"] and not metrics["skipped_steps"]
+        if self._config.normalise_returns and learned:
             self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])
 
     def _rescale_values(self, mean: float, mean_of_squares: float) -> None:
