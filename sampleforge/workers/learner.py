@@ -103,7 +103,7 @@ class LearnerWorker:
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
-        self._count["trained_steps"] += metrics["valid_steps"] - metrics["stale_steps"]
+        self._count["trained_steps"] += metrics.pop("own_trained_steps")
         self._updates += 1
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
