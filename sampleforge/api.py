@@ -14,10 +14,11 @@ import torch
 from sampleforge import spec as specs
 from sampleforge.checkpoint import CheckpointStore
 from sampleforge.config import ConfigError
-from sampleforge.driver import Run, model_tensors
+from sampleforge.driver import Run
 from sampleforge.env.probe import probe
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.registry import make_model, resolve_encoder
+from sampleforge.run_checkpoint import model_tensors
 from sampleforge.run_folder import RunFolder
 from sampleforge.topologies.config import AppoConfig
 
@@ -50,6 +51,7 @@ class Trainer:
 
     def __init__(self, config: AppoConfig) -> None:
         self._run = Run(config)
+        self._policy: LoadedPolicy | None = None
 
     def __enter__(self) -> Trainer:
         self._run.__enter__()
@@ -72,9 +74,10 @@ class Trainer:
     def compute_action(self, obs: Any) -> Any:
         """The most likely action for one observation, by the newest weights. For a recurrent model
         use `load_policy`, which carries the state."""
-        policy = LoadedPolicy(self._run.new_model(), self._run.spec)
-        self._run.graph.weights.read(policy.model.state_dict())
-        return policy.act(obs)[0]
+        if self._policy is None:
+            self._policy = LoadedPolicy(self._run.new_model(), self._run.spec)
+        self._run.graph.weights.read(self._policy.model.state_dict())
+        return self._policy.act(obs)[0]
 
 
 class LoadedPolicy:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import secrets
 import sys
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,18 +21,16 @@ from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AppoConfig
 
 if TYPE_CHECKING:
-    import torch
-
-    from sampleforge.algos.learner import Learner
-    from sampleforge.checkpoint import Checkpoint, CheckpointStore
+    from sampleforge.checkpoint import CheckpointStore
     from sampleforge.metrics import Reporter
-    from sampleforge.models.actor_critic import ActorCritic
     from sampleforge.run_folder import RunFolder
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.plan import Plan
 
-SAVE_TIMEOUT = 60.0
-INTERRUPTED_SAVE_TIMEOUT = 3.0
+SAVE_TIMEOUT = 300.0
+"""Seconds that the learner may need to answer: it answers between two updates."""
+INTERRUPTED_SAVE_TIMEOUT = 2.5
 POLL = 0.1
 
 
@@ -38,6 +38,7 @@ class Runner(Protocol):
     """How the workers of a graph run: `ProcessRunner` or `SerialRunner`."""
 
     def start(self) -> None: ...
+    def pids(self) -> dict[str, int]: ...
     def poll(self, timeout: float) -> None: ...
     def ask(self, kind: str, payload: Any, timeout: float) -> Any: ...
     def close(self) -> None: ...
@@ -45,17 +46,16 @@ class Runner(Protocol):
 
 
 def run(config: AppoConfig) -> int:
-    """Train, and return the exit code of the command line; see `Run`."""
+    """Train, and return the exit code of the command line. Raises ConfigError; see `Run`."""
     try:
         with Run(config) as training:
             for _ in training.reports():
                 pass
         return training.exit_code
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Exception:
-        traceback.print_exc()
+    except ConfigError:
+        raise
+    except Exception as error:
+        print(describe(error), file=sys.stderr)
         return 1
 
 
@@ -74,14 +74,15 @@ class Run:
         self._resources = ExitStack()
         self.interrupts = Interrupts(self._end_at_once)
         self._runner: Runner | None = None
+        self.exit_code = 0
 
     # ---- beginning ----
 
     def __enter__(self) -> Run:
         try:
             self._open()
-        except BaseException:
-            self._resources.close()
+        except BaseException as error:
+            self._end(error)
             raise
         return self
 
@@ -90,14 +91,16 @@ class Run:
             start_fork_server()
         from sampleforge.env.probe import probe
 
-        with ThreadPoolExecutor(1) as pool:  # the probe's process and our imports run side by side
-            probed = pool.submit(probe, self._asked)
-            import torch  # noqa: F401
-
-            self._prepare_folder()
-            spec = probed.result()
         self._resources.enter_context(self.interrupts)
-        self._wire(spec)
+        with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
+            imported = pool.submit(importlib.import_module, "sampleforge.topologies.appo")
+            self.spec: EnvSpec = probe(self._asked)
+            imported.result()
+        self._prepare_folder()
+        self.interrupts.defer()
+        self._wire(self.spec)
+        if self.config.benchmark:
+            self._prepare_benchmark(self._plan, self.spec)
         assert self._runner is not None
         self._runner.start()
 
@@ -122,23 +125,28 @@ class Run:
             self._earlier = found[0].state
         if config.seed is None:
             config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
+        if resuming and config.benchmark:
+            raise ConfigError(
+                f"run folder {path} holds a training run, whose config and summary --benchmark "
+                "would overwrite; give another --run-dir"
+            )
         self.config: AppoConfig = config
 
     def _wire(self, spec: EnvSpec) -> None:
         from sampleforge.models.registry import resolve_encoder
+        from sampleforge.run_checkpoint import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.run_statistics import RunStatistics
         from sampleforge.topologies.appo import appo
-        from sampleforge.topologies.parts import Start
+        from sampleforge.topologies.parts import Start, seeded_model
         from sampleforge.topologies.plan import plan_appo
-        from sampleforge.topologies.processes import ProcessRunner
-        from sampleforge.topologies.serial import SerialRunner
 
         config = self.config
         model = resolve_encoder(config.model, spec.observations)
-        plan = plan_appo(config, spec, resolve_device(config.device))
+        plan = self._plan = plan_appo(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)
         assert config.seed is not None
+        self.new_model = partial(seeded_model, model, spec, config.seed)
         start = Start(
             seed=config.seed,
             resumes=self._earlier.get("resumes", -1) + 1,
@@ -150,6 +158,7 @@ class Run:
         self._start = start
         self._last_saved = start.env_steps
         ours, theirs = process_context().Pipe()
+        self._control = ours
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
         self.graph: Graph = appo(
@@ -162,10 +171,17 @@ class Run:
         )
         self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
+        self._runner = self._make_runner(self.graph)
+
+    def _make_runner(self, graph: Graph) -> Runner:
+        from sampleforge.topologies.processes import ProcessRunner
+        from sampleforge.topologies.serial import SerialRunner
+        from sampleforge.workers.worker import Surroundings
+
         if self._serial:
-            self._runner = SerialRunner(self.graph)
-        else:
-            self._runner = ProcessRunner(self.graph, ours, config.env_timeout)
+            return SerialRunner(graph)
+        surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
+        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.metrics import Reporter
@@ -184,8 +200,14 @@ class Run:
     # ---- running ----
 
     def reports(self) -> Iterator[dict[str, float]]:
-        """Run until a stop condition or an interrupt, yielding each report's scalars."""
+        """Run until a stop condition or an interrupt, yielding each report's scalars. A benchmark
+        yields none and has an end of its own."""
         assert self._runner is not None
+        if self.config.benchmark:
+            result = self._benchmark.measure_system(self._runner)
+            if result is not None:
+                self.folder.write_benchmark(result)
+            return
         progress = self.graph.progress
         next_report, next_save = self._clock() + self._interval(), self._save_clock()
         while not progress.done and self.interrupts.received is None:
@@ -197,7 +219,8 @@ class Run:
             if monotonic() >= next_save:
                 next_save = self._save_clock()
                 self.save()
-        yield self._report()
+        if self.interrupts.received is None:
+            yield self._report()
 
     def _clock(self) -> float:
         """What reports are spaced by: seconds, or in serial mode env steps, to be deterministic."""
@@ -242,6 +265,27 @@ class Run:
         last, self._last_saved = self._last_saved, env_steps
         return every is not None and env_steps // every > last // every
 
+    # ---- benchmark ----
+
+    def _prepare_benchmark(self, plan: Plan, spec: EnvSpec) -> None:
+        """Measure the simulator alone, before the workers start."""
+        from sampleforge.benchmark import Benchmark, Setting
+
+        config, system = self.config, self._runner
+        setting = Setting.of(config, plan, spec)
+        self._benchmark = Benchmark(
+            self.graph, setting, config.benchmark_seconds, self._go_on, self.reporter.log
+        )
+        if config.benchmark_peak:
+            alone = self._benchmark.simulators()
+            self._runner = self._make_runner(alone)
+            self._benchmark.measure_peak(self._runner, alone)
+            self._runner = system
+
+    def _go_on(self) -> bool:
+        self._take_episodes()
+        return self.interrupts.received is None
+
     # ---- ending ----
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
@@ -256,79 +300,55 @@ class Run:
             self._end(error)
 
     def _final_save(self) -> None:
-        if self.config.sampler_only:
+        if self.config.sampler_only or self.config.benchmark:
             return
         interrupted = self.interrupts.received is not None
         self.save(INTERRUPTED_SAVE_TIMEOUT if interrupted else SAVE_TIMEOUT)
 
     def _end(self, error: BaseException | None) -> None:
-        assert self._runner is not None
-        summary = self.statistics.summary()
-        self._runner.close()
+        """Close everything, whatever fails; write the summary if there is anything to sum up."""
+        with self._resources:
+            if self._runner is None:
+                return
+            self._runner.close()
+            if error is not None:
+                self.reporter.log(describe(error), "error", on_screen=False)
+            self._write_summary(error)
+
+    def _write_summary(self, error: BaseException | None) -> None:
         status = "failed" if error else "interrupted" if self.exit_code else "finished"
-        config = self.config
+        config, measured = self.config, self.statistics.summary()
         self.folder.write_summary(
             {
                 "status": status,
                 "algo": config.algo,
                 "env": config.env,
                 "seed": config.seed,
-                **summary,
-                "restarts": 0,
-                "error": None if error is None else f"{type(error).__name__}: {error}",
+                **measured,
+                "error": None if error is None else describe(error),
             }
         )
-        self._resources.close()
+        if error is None:
+            mean = measured["return_mean"]
+            reached = "no episode has ended" if mean is None else f"mean return {mean:.2f}"
+            self.reporter.log(
+                f"{status}: {measured['env_steps']:,} env steps, {reached}, in {self.folder.path}",
+                "result",
+            )
 
     def _end_at_once(self) -> None:
         if self._runner is not None:
             self._runner.kill()
 
 
-class SaveCheckpoint:
-    """What the learner's process calls to write a checkpoint."""
+def describe(error: BaseException) -> str:
+    """An error as text: a worker's death ends with the worker's own traceback, and where the driver
+    was when it noticed says nothing."""
+    from sampleforge.topologies.processes import WorkerDied
 
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-
-    def __call__(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-        from sampleforge.checkpoint import Checkpoint
-
-        self._store.save(
-            Checkpoint(tensors, state),
-            env_steps=state["env_steps"],
-            version=state["learner"]["version"],
-            return_mean=state["return_mean"],
-            milestone=state["milestone"],
-        )
-
-
-class ResumeCheckpoint:
-    """The latest checkpoint, for the driver (weights) and the learner's process (everything)."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-
-    def weights(self, model: ActorCritic) -> int:
-        """Load the model's weights; returns their policy version."""
-        checkpoint = self._load()
-        model.load_state_dict(model_tensors(checkpoint.tensors))
-        return int(checkpoint.state["learner"]["version"])
-
-    def learner(self, learner: Learner) -> None:
-        """Load all of the learner's state."""
-        checkpoint = self._load()
-        learner.load(checkpoint.tensors, checkpoint.state["learner"])
-
-    def _load(self) -> Checkpoint:
-        found = self._store.load(log=lambda text: None)
-        assert found is not None, "the driver has loaded it before"
-        return found[0]
-
-
-def model_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model's state_dict among a checkpoint's tensors."""
-    return {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+    if isinstance(error, WorkerDied):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def resolve_device(asked: str) -> str:

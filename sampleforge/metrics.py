@@ -63,11 +63,13 @@ class Reporter:
         self._events.write(values, env_steps)
         self._display.update(values)
 
-    def log(self, text: str, level: Level = "info", source: str = "driver") -> None:
-        """Write a message of process ``source`` to log.txt and to the screen (debug: only to
-        log.txt). Raises OSError, naming the file, the first time that log.txt cannot be written;
-        from then on messages go to the screen alone."""
-        if level != "debug":
+    def log(
+        self, text: str, level: Level = "info", source: str = "driver", *, on_screen: bool = True
+    ) -> None:
+        """Write a message of process ``source`` to log.txt and, ``on_screen`` and unless it is for
+        debugging, to the screen. Raises OSError, naming the file, the first time that log.txt
+        cannot be written; from then on messages go to the screen alone."""
+        if on_screen and level != "debug":
             self._display.message(text, level)
         if self._log is None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,6 +41,7 @@ class RunFolder:
         self.benchmark_file = self.path / "benchmark.json"
         self.log_file = self.path / "log.txt"
         self.tensorboard = self.path / "tb"
+        self.scratch = self.path / "scratch"
         self.checkpoints = self.path / "checkpoints"
         self._lock: int | None = None
 
@@ -65,6 +67,8 @@ class RunFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._locked()
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
+            self.scratch.mkdir(mode=0o700)
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -89,8 +93,9 @@ class RunFolder:
         return handle
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Remove what simulators dropped, and give up the lock."""
         if self._lock is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 

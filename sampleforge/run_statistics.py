@@ -25,6 +25,7 @@ class RunStatistics:
         self._history: deque[tuple[float, float, float, float]] = deque()
         self._remember()
         self._episodes = int(earlier.get("episodes", 0))
+        self._restarts = int(earlier.get("restarts", 0))
         self._frames = int(earlier.get("env_frames", 0))
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
@@ -47,6 +48,7 @@ class RunStatistics:
         """Plain values to go on from, for a checkpoint."""
         return {
             "episodes": self._episodes,
+            "restarts": self._restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
             "returns": list(self._returns),
@@ -76,6 +78,7 @@ class RunStatistics:
             "env_steps_per_s": steps_10s,
             "trained_per_s": trained_10s,
             "episodes": float(self._episodes),
+            "restarts": float(self._restarts_so_far()),
             "updates": float(self._updates_so_far()),
             "free_slots_fill": free,
             "ready_slots_fill": ready,
@@ -101,6 +104,7 @@ class RunStatistics:
             "trained_per_s": self._total("trained_steps") / elapsed,
             "updates": self._updates_so_far(),
             "episodes": self._episodes,
+            "restarts": self._restarts_so_far(),
             "return_mean": self.return_mean,
             "return_std": float(np.std(self._returns)) if self._returns else None,
             "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
@@ -108,6 +112,9 @@ class RunStatistics:
 
     def _total(self, name: str) -> float:
         return self._graph.counters.total(name)
+
+    def _restarts_so_far(self) -> int:
+        return self._restarts + int(self._total("restarts"))
 
     def _updates_so_far(self) -> int:
         return max(self._updates, int(self._total("updates")))

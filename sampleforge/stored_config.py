@@ -26,7 +26,7 @@ OF_THE_COMMAND = ("run_dir", "resume")
 _STOP = {"train_for_env_steps", "train_for_seconds"}
 _REPORTING = {
     *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
-    *("quiet", "debug", "benchmark", "benchmark_seconds", "sampler_only"),
+    *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
 }
 _MACHINE = {
     *("serial", "device", "precision", "inference", "env_timeout", "decorrelate"),

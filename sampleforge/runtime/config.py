@@ -33,6 +33,8 @@ class RunConfig(Checked):
     """Measure throughput (the simulator's own, then the system's), report, exit."""
     benchmark_seconds: float = 20.0
     """Length of each measurement of --benchmark."""
+    benchmark_peak: bool = True
+    """Measure the simulator alone first, as what there is to reach (off: the system only)."""
     sampler_only: bool = False
     """Collect experience and throw it away: the sampler's own speed."""
     report_interval: float = 5.0

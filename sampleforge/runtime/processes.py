@@ -16,7 +16,8 @@ import threading
 from collections.abc import Iterable
 from multiprocessing.context import BaseContext
 
-PRELOAD = ["sampleforge.runtime.preload"]
+PRELOAD = "sampleforge.topologies.preload"
+"""What the fork server imports: a name, because what it means lies above this floor."""
 
 
 def process_context() -> BaseContext:
@@ -28,7 +29,7 @@ def process_context() -> BaseContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([PRELOAD])
     return context
 
 
@@ -38,7 +39,13 @@ def start_fork_server() -> None:
         from multiprocessing import forkserver
 
         process_context()
-        forkserver.ensure_running()
+        # Inherited: without it, Ctrl-C in the first second would end the server in the middle of
+        # its imports, with a traceback.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
@@ -63,17 +70,33 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
 def die_with_parent() -> None:
     """End this process when its parent has died, however it died.
 
-    PDEATHSIG would follow the fork server, which outlives a killed driver as long as it has
-    children; the parent's sentinel follows the driver itself.
+    The parent's sentinel is a pipe whose other end only the parent holds. On Linux the kernel sends
+    SIGKILL when that end closes: a simulator that hangs in C with the interpreter's lock in its
+    hand dies too, which a thread of ours would not reach. (PDEATHSIG would follow the fork server,
+    which outlives a killed driver as long as it has children.)
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a child process dies with its parent"
+    if sys.platform == "linux":
+        _kill_at_hangup(parent.sentinel)
+        return
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def _kill_at_hangup(pipe: int) -> None:
+    """Have this process killed when the other end of ``pipe`` closes, or has closed already."""
+    import fcntl
+
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if multiprocessing.connection.wait([pipe], 0):
+        os._exit(1)
 
 
 def available_cores() -> list[int]:

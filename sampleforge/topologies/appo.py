@@ -134,19 +134,25 @@ def _actor(
         inference = InlineInference(new_policy, channels.exchange.slots, plan.num_splits)
     else:
         inference = RemoteInference(channels.requests, index)
+    envs = env_makers(index, config, plan, start)
     worker = ActorWorker(
         index,
-        env_makers(index, config, plan, start),
+        envs,
         channels.exchange,
         inference,
         channels.episodes,
         channels.actor_wakeups[index],
-        channels.counters,
+        channels.progress,
         counter_row=index,
     )
     cores = available_cores()
     pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
-    return Node(worker, channels.actor_wakeups[index], Placement(pinned_to, config.worker_niceness))
+    return Node(
+        worker,
+        channels.actor_wakeups[index],
+        Placement(pinned_to, config.worker_niceness),
+        envs=tuple(envs),
+    )
 
 
 def _policy(index: int, channels: Channels, plan: Plan, start: Start, new_model: NewModel) -> Node:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.weights import SharedWeights
+from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Placement, StopFlag, Worker
@@ -17,11 +19,12 @@ EVERYWHERE = Placement()
 
 @dataclass(frozen=True)
 class Node:
-    """A worker, where it runs, how it is woken."""
+    """A worker, where it runs, how it is woken; ``envs`` make the env vectors that it steps."""
 
     worker: Worker
     wakeup: Wakeup
     placement: Placement = EVERYWHERE
+    envs: tuple[Callable[[], EnvVector], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a topology function returns. ``learner`` is the node that answers the driver."""
+    """What a topology function returns. ``learner`` is the node that answers the driver.
+    Row i of ``counters`` is that of ``nodes[i]``."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -68,10 +72,13 @@ COUNTERS = (
     "env_steps",
     "env_frames",
     "episodes",
+    "restarts",  # of environments that raised
     "split_steps",
     "rollouts",
-    "env_s",  # seconds in the environments
-    "infer_s",  # ... in forward passes
+    "step_s",  # seconds of an actor in its loop, waiting left out
+    "env_s",  # ... in the environments
+    "infer_s",  # ... in forward passes, or, in an actor with policy workers, asking for them
+    "gather_s",  # ... of infer_s, collecting the observations
     "wait_s",  # ... waiting for somebody else
     "batch_s",  # ... copying slots into batches
     "learn_s",  # ... in gradient steps

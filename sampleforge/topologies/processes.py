@@ -11,10 +11,12 @@ from typing import Any
 
 from sampleforge.runtime.processes import process_context
 from sampleforge.topologies.graph import Graph
-from sampleforge.workers.worker import run_worker
+from sampleforge.workers.worker import Surroundings, run_worker
 
-STOP_GRACE = 3.0
+STOP_GRACE = 1.5
 """Seconds a worker has to leave its loop before it is killed."""
+START_GRACE = 30.0
+"""Seconds a process has to begin: it may have to wait for the fork server's imports."""
 
 
 class WorkerDied(RuntimeError):
@@ -24,13 +26,16 @@ class WorkerDied(RuntimeError):
 class ProcessRunner:
     """Runs each worker of ``graph`` in a process of its own.
 
-    ``control`` is the driver's end of the learner's pipe. ``step_timeout``: seconds an actor may
-    spend in one step before it counts as hung.
+    ``control`` is the driver's end of the learner's pipe. ``step_timeout``: seconds an actor or a
+    policy worker may spend in one step before it counts as hung.
     """
 
-    def __init__(self, graph: Graph, control: Connection, step_timeout: float) -> None:
+    def __init__(
+        self, graph: Graph, control: Connection, surroundings: Surroundings, step_timeout: float
+    ) -> None:
         self._graph = graph
         self._control = control
+        self._surroundings = surroundings
         self._step_timeout = step_timeout
         self._processes: dict[str, BaseProcess] = {}
         self._errors: dict[str, Connection] = {}
@@ -42,14 +47,18 @@ class ProcessRunner:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(node.worker, self._graph.stop, node.placement, theirs),
+                args=(node.worker, self._graph.stop, node.placement, self._surroundings, theirs),
                 name=f"sampleforge: {node.worker.name}",
-                daemon=True,
+                daemon=False,  # an environment may have processes of its own
             )
             process.start()
             theirs.close()
             self._processes[node.worker.name] = process
             self._errors[node.worker.name] = ours
+
+    def pids(self) -> dict[str, int]:
+        """Process id of each worker by its name."""
+        return {name: p.pid for name, p in self._processes.items() if p.pid is not None}
 
     def poll(self, timeout: float) -> None:
         """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
@@ -70,39 +79,41 @@ class ProcessRunner:
 
     def _check_alive(self) -> None:
         for name, process in self._processes.items():
-            if process.exitcode is not None:
-                raise WorkerDied(self._obituary(name, process.exitcode))
+            if process.exitcode is not None or self._errors[name].poll():
+                raise WorkerDied(self._obituary(name, process))
 
-    def _obituary(self, name: str, exitcode: int) -> str:
-        how = f"exit code {exitcode}"
-        if exitcode < 0:
-            how = f"signal {signal.Signals(-exitcode).name}"
-            if exitcode == -signal.SIGKILL:
-                how += " (was it out of memory?)"
-        text = f"{name} ended by {how}"
-        errors = self._errors[name]
+    def _obituary(self, name: str, process: BaseProcess) -> str:
         try:
-            if errors.poll():
-                text += f"; its traceback:\n\n{errors.recv().rstrip()}"
+            # Before it has ended: a text longer than the pipe would never let it end.
+            return f"{name} failed; its traceback:\n\n{self._errors[name].recv().rstrip()}"
         except EOFError:
-            pass  # it died without a word, and the exit code says how
-        return text
+            process.join(STOP_GRACE)
+        code = process.exitcode
+        if code is None or code >= 0:
+            return f"{name} ended without a word (exit code {code}); see above, or log.txt"
+        hint = " (was it out of memory?)" if code == -signal.SIGKILL else ""
+        return f"{name} was ended by signal {signal.Signals(-code).name}{hint}"
 
     def _check_heartbeats(self) -> None:
         beats = self._graph.counters.column("heartbeat")
         for index, node in enumerate(self._graph.nodes):
-            if not node.worker.name.startswith("actor"):
-                continue
-            age = time() - max(self._started, beats[index])
+            if node is self._graph.learner:
+                continue  # an update has no limit; what it is asked for has
+            age = time() - (beats[index] or self._started + START_GRACE)
             if age > self._step_timeout:
-                pid = self._processes[node.worker.name].pid
-                assert pid is not None
-                os.kill(pid, signal.SIGUSR1)  # faulthandler prints all its stacks
-                sleep(0.5)
+                self._dump_stacks(node.worker.name)
                 raise WorkerDied(
                     f"{node.worker.name} has been in one step for {age:.0f} s (--env-timeout "
-                    f"{self._step_timeout:.0f}); its stacks are above. Does the environment hang?"
+                    f"{self._step_timeout:g}); its stacks are above. Does the environment hang?"
                 )
+
+    def _dump_stacks(self, name: str) -> None:
+        """Have a process print the stacks of its threads, even if it was stopped."""
+        pid = self._processes[name].pid
+        assert pid is not None
+        for number in (signal.SIGUSR1, signal.SIGCONT):  # faulthandler's, see become_worker
+            os.kill(pid, number)
+        sleep(0.5)
 
     def close(self) -> None:
         """End all workers: in order, or, after `STOP_GRACE`, by force."""
@@ -119,7 +130,7 @@ class ProcessRunner:
                 process.kill()
         for process in self._processes.values():
             process.join()
-            process.close()
+            process.close()  # hangs up, too: its end even if the fork server had lost it
         for errors in self._errors.values():
             errors.close()
         self._processes.clear()

@@ -22,6 +22,10 @@ class SerialRunner:
         for worker in self._workers:
             worker.start()
 
+    def pids(self) -> dict[str, int]:
+        """No worker has a process of its own."""
+        return {}
+
     def poll(self, timeout: float) -> None:
         """One round. Raises RuntimeError if nobody had anything to do: a deadlock."""
         if not any([worker.step() for worker in self._workers]):

@@ -7,12 +7,12 @@ from time import perf_counter, time
 
 import numpy as np
 
-from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
+from sampleforge.workers.progress import Progress
 
 
 class Split:
@@ -30,6 +30,7 @@ class Split:
         self.t = 0
         self.stepping = False
         self.valuing = False
+        self.rebuilt = 0
         self.carry = {
             name: np.zeros((env.num_rows, *leaf.shape), leaf.dtype)
             for name, leaf in env.spec.observations.items()
@@ -53,7 +54,7 @@ class ActorWorker:
         inference: Inference,
         episodes: EpisodeQueue,
         wakeup: Wakeup,
-        counters: Counters,
+        progress: Progress,
         counter_row: int,
     ) -> None:
         self.name = f"actor {index}"
@@ -63,20 +64,26 @@ class ActorWorker:
         self._inference = inference
         self._episodes = episodes
         self._wakeup = wakeup
-        self._counters = counters
+        self._progress = progress
         self._counter_row = counter_row
+        self._splits: list[Split] = []
 
     def start(self) -> None:
-        self._count = self._counters.row(self._counter_row)
-        self._splits = [Split(i, make()) for i, make in enumerate(self._make_envs)]
+        self._count = self._progress.counters.row(self._counter_row)
+        self._count["heartbeat"][0] = time()
+        for index, make in enumerate(self._make_envs):
+            self._splits.append(Split(index, make()))
         self._inference.start()
         for split in self._splits:
             split.env.reset(split.carry)
 
     def step(self) -> bool:
         """Move every split as far as it goes without waiting for anybody else."""
+        started = perf_counter()
         self._count["heartbeat"][0] = time()
-        return any([self._advance(split) for split in self._splits])
+        moved = any([self._advance(split) for split in self._splits])
+        self._count["step_s"] += perf_counter() - started
+        return moved
 
     def wait(self, timeout: float) -> None:
         started = perf_counter()
@@ -103,8 +110,8 @@ class ActorWorker:
         return moved
 
     def _begin(self, split: Split) -> bool:
-        """Start a rollout where the last one ended, if there is a free slot."""
-        slot = self._exchange.take_free(self._index)
+        """Start a rollout where the last one ended, if there is a free slot and more to do."""
+        slot = None if self._progress.done else self._exchange.take_free(self._index)
         if slot is None:
             return False
         slots = self._exchange.slots
@@ -163,6 +170,9 @@ class ActorWorker:
         self._count["env_frames"] += steps * split.env.spec.frame_skip
         self._count["episodes"] += episodes
         self._count["split_steps"] += 1
+        if split.env.rebuilt != split.rebuilt:
+            self._count["restarts"] += split.env.rebuilt - split.rebuilt
+            split.rebuilt = split.env.rebuilt
 
     def _next(self, split: Split) -> bool:
         """On to t + 1, or, at the end of the rollout, hand the slot over and begin another."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, time
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class PolicyWorker:
         self._count = self._counters.row(self._counter_row)
 
     def step(self) -> bool:
+        self._count["heartbeat"][0] = time()
         actors, splits = self._requests.waiting(self._actors)
         if not len(actors):
             return False
@@ -64,18 +65,22 @@ class PolicyWorker:
         return True
 
     def wait(self, timeout: float) -> None:
+        started = perf_counter()
         self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
 
     def close(self) -> None:
         pass
 
     def _act(self, actors: Index, splits: Index) -> None:
         """obs[slots, t] in one gather, one forward, one write per column."""
+        started = perf_counter()
         slots, requests = self._slots, self._requests
         at = requests.slot[actors, splits], requests.t[actors, splits]
         obs = {name: self._rows(leaf[at]) for name, leaf in slots.obs.items()}
-        state = self._rows(requests.state[actors, splits])
-        acted = self._policy.act(obs, state, self._rows(slots.first[at]))
+        state, first = self._rows(requests.state[actors, splits]), self._rows(slots.first[at])
+        self._count["gather_s"] += perf_counter() - started
+        acted = self._policy.act(obs, state, first)
         each = (len(actors), slots.shape.rows)
         for name, action in acted.actions.items():
             slots.actions[name][at] = action.cpu().numpy().reshape(*each, *action.shape[1:])

@@ -8,14 +8,17 @@ turn in one process (see `sampleforge.topologies.serial`).
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Protocol
 
 from sampleforge.data.shared import SharedArrays
+from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.processes import become_worker
 
 IDLE_WAIT = 0.5
@@ -55,11 +58,32 @@ class Placement:
     niceness: int = 0
 
 
-def run_worker(worker: Worker, stop: StopFlag, placement: Placement, errors: Connection) -> None:
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a worker's process leaves what it has to say, and what simulators drop: they write into
+    the working directory. All paths are absolute."""
+
+    log_file: Path
+    scratch: Path
+
+
+def run_worker(
+    worker: Worker,
+    stop: StopFlag,
+    placement: Placement,
+    surroundings: Surroundings,
+    errors: Connection,
+) -> None:
     """The main function of every child process; an exception's traceback goes to the driver."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
+    logging.basicConfig(
+        filename=surroundings.log_file,
+        format=f"%(asctime)s {worker.name:<16} %(levelname)-7s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+    )
     try:
-        run(worker, stop)
+        with scratch_directory(surroundings.scratch):
+            run(worker, stop)
     except BaseException:
         errors.send(traceback.format_exc())
         errors.close()
@@ -70,8 +94,8 @@ def run_worker(worker: Worker, stop: StopFlag, placement: Placement, errors: Con
 
 def run(worker: Worker, stop: StopFlag) -> None:
     """A worker's life."""
-    worker.start()
     try:
+        worker.start()
         while not stop.is_set():
             if not worker.step():
                 worker.wait(IDLE_WAIT)

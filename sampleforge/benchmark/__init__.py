@@ -1,0 +1,165 @@
+"""Benchmark mode: the simulator's own rate, then the whole system's, and what limits it.
+
+Nothing here knows an algorithm: a topology takes part by the ``envs`` of its nodes and by counting
+the seconds of `sampleforge.topologies.graph.COUNTERS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from sampleforge.benchmark.stages import Crew, stages
+from sampleforge.benchmark.table import render, sentence
+from sampleforge.benchmark.verdict import Setting, verdict
+from sampleforge.benchmark.window import Window, measure
+from sampleforge.data.counters import Counters
+from sampleforge.topologies.graph import COUNTERS, Graph, Node
+from sampleforge.workers.simulator import SimulatorWorker
+from sampleforge.workers.worker import StopFlag
+
+__all__ = ["Benchmark", "Setting"]
+
+WARM_UP = 0.25
+"""Of the measurement's length: so long everything runs before it counts."""
+WARM_UPDATES = 2
+"""Learner updates that must have been made by then, for lazy set-up to be over."""
+WARM_UP_LIMIT = 120.0
+"""Seconds after which the measurement begins all the same."""
+
+
+class Runner(Protocol):
+    """Of the driver's runners, what a measurement needs."""
+
+    def start(self) -> None: ...
+    def pids(self) -> dict[str, int]: ...
+    def poll(self, timeout: float) -> None: ...
+    def ask(self, kind: str, payload: Any, timeout: float) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came before everything was measured."""
+
+
+class Benchmark:
+    """One benchmark of a wired graph. ``tick`` is called several times a second and says whether to
+    go on; ``log`` takes text for the user, and a level."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        setting: Setting,
+        seconds: float,
+        tick: Callable[[], bool],
+        log: Callable[..., None],
+    ) -> None:
+        self._graph = graph
+        self._setting = setting
+        self._seconds = seconds
+        self._tick = tick
+        self._log = log
+        self._peak: Window | None = None
+
+    def simulators(self) -> Graph:
+        """The graph with only its envs left: the same processes, rows, splits and cores."""
+        stepping = [node for node in self._graph.nodes if node.envs]
+        counters = Counters(COUNTERS, len(stepping))
+        nodes = tuple(
+            Node(
+                SimulatorWorker(node.worker.name, node.envs, counters, row),
+                node.wakeup,
+                node.placement,
+            )
+            for row, node in enumerate(stepping)
+        )
+        return dataclasses.replace(self._graph, nodes=nodes, counters=counters, stop=StopFlag())
+
+    def measure_peak(self, runner: Runner, graph: Graph) -> None:
+        """Step ``graph``, which `simulators` made, with ``runner``, from start to close."""
+        count = len(graph.nodes)
+        self._log(f"benchmark: the simulator alone, random actions, {count} processes: {self._for}")
+        try:
+            runner.start()
+            self._warm_up(runner, graph, updates=0)
+            self._peak = measure(graph, runner, self._seconds, self._check)
+        except Interrupted:
+            pass  # and `measure_system` says so
+        finally:
+            runner.close()
+
+    def measure_system(self, runner: Runner) -> dict[str, Any] | None:
+        """Measure the running graph and log what was found; returns what benchmark.json holds, or
+        None if interrupted."""
+        learning = not self._setting.sampler_only
+        what = "the whole system" if learning else "the sampler without a learner"
+        try:
+            self._check()
+            self._log(f"benchmark: {what}: a warm-up, then {self._for}")
+            self._warm_up(runner, self._graph, updates=WARM_UPDATES if learning else 0)
+            window = measure(self._graph, runner, self._seconds, self._check)
+        except Interrupted:
+            self._log("benchmark: interrupted, no result", "warning")
+            return None
+        result = self._result(window)
+        self._log(render(result))
+        self._log(sentence(result), "result")
+        return result
+
+    @property
+    def _for(self) -> str:
+        return f"{self._seconds:g} s"
+
+    def _check(self) -> None:
+        if not self._tick():
+            raise Interrupted
+
+    def _warm_up(self, runner: Runner, graph: Graph, updates: int) -> None:
+        """Until every env has stepped, the learner has learned, and the time is up."""
+        begun, counters = monotonic(), graph.counters
+        rows = [row for row, node in enumerate(graph.nodes) if node.envs] or range(len(graph.nodes))
+        learned = counters.total("updates")
+        while monotonic() - begun < WARM_UP_LIMIT:
+            stepped = (counters.column("env_steps")[list(rows)] > 0).all()
+            ready = stepped and counters.total("updates") - learned >= updates
+            if ready and monotonic() - begun >= WARM_UP * self._seconds:
+                return
+            runner.poll(0.05)
+            self._check()
+
+    def _result(self, window: Window) -> dict[str, Any]:
+        """All of benchmark.json."""
+        setting, peak = self._setting, self._peak
+        table = stages(window.counted, _crew(self._graph), window.seconds)
+        judged = verdict(table, window.free, sum(window.busy.values()), setting)
+        sampled, frames = window.rate("env_steps"), window.rate("env_frames")
+        return {
+            "env": self._graph.exchange.slots.shape.spec.env_id,
+            "topology": self._graph.name,
+            "seconds": window.seconds,
+            "sampled_per_s": sampled,
+            "trained_per_s": None if setting.sampler_only else window.rate("trained_steps"),
+            "frames_per_s": frames,
+            "peak_sampled_per_s": peak and peak.rate("env_steps"),
+            "peak_frames_per_s": peak and peak.rate("env_frames"),
+            "fraction_of_peak": peak and frames / max(1e-9, peak.rate("env_frames")),
+            "stages": [dataclasses.asdict(stage) for stage in table],
+            "peak_emulate_us": peak and peak.per_step("env_s"),
+            "queue_fill": {"free": window.free, "ready": window.ready},
+            "policy_lag": window.lag,
+            "updates_per_s": window.rate("updates"),
+            "busy_cores": window.busy,
+            "verdict": dataclasses.asdict(judged),
+            "setting": dataclasses.asdict(setting),
+        }
+
+
+def _crew(graph: Graph) -> Crew:
+    """Who steps environments, who only infers, who only learns."""
+    actors = [row for row, node in enumerate(graph.nodes) if node.envs]
+    learners = [r for r, node in enumerate(graph.nodes) if node is graph.learner and not node.envs]
+    others = set(range(len(graph.nodes))) - {*actors, *learners}
+    policies = [r for r in sorted(others) if graph.nodes[r].worker.name.startswith("policy")]
+    return Crew(actors, policies, learners)

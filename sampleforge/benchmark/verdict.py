@@ -1,0 +1,169 @@
+"""What limits a run, and which flag to try: by rules, from the stage table and the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sampleforge.benchmark.stages import Stage
+from sampleforge.runtime.processes import available_cores
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.plan import Plan
+
+WAITS = 0.15
+"""Share of its time from which on a process counts as waiting for another."""
+EMPTY = 0.1
+"""Mean share of free slots below which actors are waiting for slots."""
+BUSY = 0.7
+"""Share of its time from which on a policy worker counts as busy."""
+IDLE_CORES = 0.25
+"""Share of all cores' time that must be unused for more processes to pay."""
+
+CHANGES_LEARNING = ("--precision", "--batch-size", "--num-epochs", "--num-envs-per-worker")
+"""Flags that may change what is learned as well."""
+SAMPLER = ("emulate", "gather", "forward", "bookkeeping")
+LEARNER = ("batch", "learn", "publish")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
+    all splits; ``cores`` are those that the run may use."""
+
+    num_workers: int
+    num_envs_per_worker: int
+    num_splits: int
+    inference: str
+    num_policy_workers: int
+    batch_size: int
+    num_epochs: int
+    precision: str
+    device: str
+    learner_threads: int
+    synchronous: bool
+    sampler_only: bool
+    images: bool
+    cores: int
+
+    @classmethod
+    def of(cls, config: AppoConfig, plan: Plan, spec: EnvSpec) -> Setting:
+        """What `plan_appo` made of a config."""
+        return cls(
+            num_workers=plan.num_workers,
+            num_envs_per_worker=plan.num_splits * plan.rows,
+            num_splits=plan.num_splits,
+            inference=plan.inference,
+            num_policy_workers=plan.num_policy_workers,
+            batch_size=plan.batch_size,
+            num_epochs=config.num_epochs,
+            precision=plan.precision,
+            device=plan.device,
+            learner_threads=plan.learner_threads,
+            synchronous=plan.synchronous,
+            sampler_only=config.sampler_only,
+            images=any(leaf.is_image for leaf in spec.observations.values()),
+            cores=len(available_cores()),
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``bottleneck`` is a stage's name, ``reason`` says by which figures, ``flags`` what to try."""
+
+    bottleneck: str
+    reason: str
+    flags: tuple[str, ...]
+
+
+def verdict(stages: Sequence[Stage], free: float, busy_cores: float, setting: Setting) -> Verdict:
+    """The stage that limits the run. ``free`` is the mean share of free slots, ``busy_cores`` how
+    many cores' time the run used."""
+    share = {stage.name: stage.share for stage in stages}
+    us = {stage.name: stage.us for stage in stages}
+    idle = 1.0 - busy_cores / setting.cores
+    found, reason = _limit(share, us, free, setting)
+    return Verdict(found, reason, _flags(found, idle, setting))
+
+
+def _limit(
+    share: dict[str, float], us: dict[str, float], free: float, setting: Setting
+) -> tuple[str, str]:
+    """The limiting stage, and why."""
+    actors_wait, learner_waits = share["hand-over"], share.get("learner idle", 0.0)
+    if setting.sampler_only:
+        stage, why = _sampler_limit(share, us)
+        return stage, f"no learner: {why}"
+    if setting.synchronous:
+        stage, why = _sampler_limit(share, us)
+        if actors_wait > learner_waits:
+            stage, why = _largest(us, LEARNER), f"the actors wait {actors_wait:.0%} of their time"
+        return stage, f"synchronous, sampler and learner take turns: {why}"
+    for_slots = setting.inference == "inline" or free < EMPTY
+    if actors_wait > WAITS and for_slots and actors_wait > learner_waits:
+        stage = _largest(us, LEARNER)
+        return stage, (
+            f"the learner is behind: actors wait {actors_wait:.0%} of their time for free slots "
+            f"({free:.0%} are free on the average), and most of the learner's goes into {stage}"
+        )
+    if learner_waits > WAITS:
+        stage, why = _sampler_limit(share, us)
+        return stage, f"the sampler is behind: the learner waits {learner_waits:.0%}, and {why}"
+    stage = _largest(us, SAMPLER + LEARNER)
+    return stage, f"nobody waits, the cores are full, and {stage} takes most of their time"
+
+
+def _sampler_limit(share: dict[str, float], us: dict[str, float]) -> tuple[str, str]:
+    """The stage that limits the sampler, and why."""
+    if "policy idle" in share:
+        busy = share["gather"] + share["forward"]
+        if busy > BUSY:
+            stage = _largest(us, ("gather", "forward"))
+            return stage, f"the policy workers are busy {busy:.0%} of their time"
+        stage = _largest(share, ("emulate", "bookkeeping", "hand-over"))
+    else:
+        stage = _largest(share, SAMPLER)
+    return stage, f"{stage} takes {share[stage]:.0%} of the actors' time"
+
+
+def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
+    return max((name for name in names if name in figures), key=lambda name: figures[name])
+
+
+def _flags(stage: str, idle: float, setting: Setting) -> tuple[str, ...]:
+    """What to try against a stage, best first; none where only a faster simulator would help."""
+    spare = idle > IDLE_CORES
+    cpu = setting.device == "cpu"
+    more_envs = f"--num-envs-per-worker {2 * setting.num_envs_per_worker}"
+    more_workers = f"--num-workers {setting.num_workers + max(1, int(idle * setting.cores))}"
+    bf16 = setting.images and setting.precision == "fp32"
+    inline = setting.inference == "inline"
+    rules = {
+        "emulate": [(spare, more_workers)],
+        "gather": [(cpu, "--inference inline"), (True, more_envs)],
+        "forward": [
+            (bf16, "--precision bf16"),
+            (not inline and not cpu, f"--num-policy-workers {setting.num_policy_workers + 1}"),
+            (not inline and cpu, "--inference inline"),
+            (inline and spare, more_workers),
+            (True, more_envs),
+        ],
+        "bookkeeping": [(True, more_envs), (inline and setting.num_splits > 1, "--num-splits 1")],
+        "hand-over": [
+            (setting.num_splits == 1, "--num-splits 2"),
+            (cpu, "--inference inline"),
+            (True, more_envs),
+        ],
+        "batch": [(True, more_envs)],
+        "learn": [
+            (setting.num_epochs > 1, f"--num-epochs {setting.num_epochs - 1}"),
+            (cpu and spare, f"--learner-threads {setting.learner_threads + 1}"),
+            (bf16, "--precision bf16"),
+            (True, f"--batch-size {2 * setting.batch_size}"),
+        ],
+        "publish": [(True, f"--batch-size {2 * setting.batch_size}")],
+    }
+    flags = [flag for applies, flag in rules[stage] if applies]
+    if setting.synchronous and not setting.sampler_only:
+        flags.append("--async-rl")
+    return tuple(flags)

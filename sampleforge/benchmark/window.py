@@ -1,0 +1,88 @@
+"""One measurement: what all workers counted, used and waited with between two moments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from sampleforge.topologies.graph import COUNTERS, Graph
+
+TICK = 0.1
+"""Seconds between two looks at the queues."""
+ANSWER_TIMEOUT = 60.0
+
+
+class Runner(Protocol):
+    def pids(self) -> dict[str, int]: ...
+    def poll(self, timeout: float) -> None: ...
+    def ask(self, kind: str, payload: Any, timeout: float) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
+    ``busy``: processor seconds per second of each process; ``lag``: policy lag, mean and max, if
+    somebody learned."""
+
+    seconds: float
+    counted: dict[str, npt.NDArray[np.float64]]
+    free: float
+    ready: float
+    busy: dict[str, float]
+    lag: dict[str, float | None]
+
+    def rate(self, name: str) -> float:
+        """Per second, over all workers."""
+        return float(self.counted[name].sum()) / self.seconds
+
+    def per_step(self, name: str) -> float:
+        """Microseconds per env step, of a counter of seconds."""
+        steps = max(1.0, float(self.counted["env_steps"].sum()))
+        return float(self.counted[name].sum()) / steps * 1e6
+
+
+def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], None]) -> Window:
+    """Watch the running ``graph`` for so many seconds; ``go_on`` is called at every look and may
+    raise. Raises what the runner raises when a worker dies."""
+    learns = graph.learner in graph.nodes
+    if learns:
+        runner.ask("metrics", None, ANSWER_TIMEOUT)  # its means start anew
+    processes = {"driver": psutil.Process(os.getpid())}
+    processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
+    before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
+    begun, looked, fills = monotonic(), 0.0, []
+    while monotonic() < begun + seconds:
+        runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
+        if monotonic() >= looked + TICK:
+            looked = monotonic()
+            fills.append(graph.exchange.fill())
+            go_on()
+    after, elapsed = _counted(graph), monotonic() - begun
+    busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
+    lag = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
+    free, ready = np.mean(fills, axis=0) if fills else graph.exchange.fill()
+    return Window(
+        seconds=elapsed,
+        counted={name: after[name] - before[name] for name in COUNTERS},
+        free=float(free),
+        ready=float(ready),
+        busy=busy,
+        lag={"mean": lag.get("policy_lag_mean"), "max": lag.get("policy_lag_max")},
+    )
+
+
+def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
+    return {name: graph.counters.column(name) for name in COUNTERS}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Processor seconds that all threads of a process have used."""
+    times = process.cpu_times()
+    return float(times.user + times.system)

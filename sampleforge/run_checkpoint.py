@@ -1,0 +1,57 @@
+"""The checkpoints of a run, as its processes write and read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.checkpoint import Checkpoint, CheckpointStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from sampleforge.algos.learner import Learner
+    from sampleforge.models.actor_critic import ActorCritic
+
+
+class SaveCheckpoint:
+    """What the learner's process calls to write a checkpoint."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    def __call__(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        self._store.save(
+            Checkpoint(tensors, state),
+            env_steps=state["env_steps"],
+            version=state["learner"]["version"],
+            return_mean=state["return_mean"],
+            milestone=state["milestone"],
+        )
+
+
+class ResumeCheckpoint:
+    """The latest checkpoint, for the driver (weights) and the learner's process (everything)."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+
+    def weights(self, model: ActorCritic) -> int:
+        """Load the model's weights; returns their policy version."""
+        checkpoint = self._load()
+        model.load_state_dict(model_tensors(checkpoint.tensors))
+        return int(checkpoint.state["learner"]["version"])
+
+    def learner(self, learner: Learner) -> None:
+        """Load all of the learner's state."""
+        checkpoint = self._load()
+        learner.load(checkpoint.tensors, checkpoint.state["learner"])
+
+    def _load(self) -> Checkpoint:
+        found = self._store.load(log=lambda text: None)
+        assert found is not None, "the driver has loaded it before"
+        return found[0]
+
+
+def model_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The model's state_dict among a checkpoint's tensors."""
+    return {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
