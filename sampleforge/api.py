@@ -20,7 +20,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.registry import make_model, resolve_encoder
 from sampleforge.run_checkpoint import model_tensors
 from sampleforge.run_folder import RunFolder
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import ALGOS, AnyConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Result:
     summary: dict[str, Any]
 
 
-def train(config: AppoConfig) -> Result:
+def train(config: AnyConfig) -> Result:
     """Run ``config`` to its stop condition. Raises ConfigError for what cannot run, and what a
     worker died of as WorkerDied; Ctrl-C ends it in order, with a checkpoint."""
     with Run(config) as run:
@@ -49,7 +49,7 @@ class Trainer:
         trainer.save()
     """
 
-    def __init__(self, config: AppoConfig) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         self._run = Run(config)
         self._policy: LoadedPolicy | None = None
 
@@ -144,13 +144,23 @@ def load_policy(run_dir: str | Path, which: str = "latest") -> LoadedPolicy:
     ConfigError if the folder has no checkpoint.
     """
     folder = RunFolder.existing(run_dir)
-    config = folder.read_config(AppoConfig)
+    config = config_of(folder)
     model, spec, _ = load_model(folder, config, which)
     return LoadedPolicy(model, spec)
 
 
+def config_of(folder: RunFolder) -> AnyConfig:
+    """The config of a run folder, of whatever algorithm. Raises ConfigError if it cannot be read."""
+    if folder.algo not in ALGOS:
+        raise ConfigError(
+            f"{folder.config_file} is a config for {folder.algo}, which this version does not have; "
+            f"there is: {', '.join(ALGOS)}"
+        )
+    return folder.read_config(ALGOS[folder.algo])
+
+
 def load_model(
-    folder: RunFolder, config: AppoConfig, which: str = "latest"
+    folder: RunFolder, config: AnyConfig, which: str = "latest"
 ) -> tuple[ActorCritic, specs.EnvSpec, dict[str, Any]]:
     """(model with its weights, spec, the checkpoint's plain state)."""
     store = CheckpointStore(folder.checkpoints, config.keep_checkpoints)

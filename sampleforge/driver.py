@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sampleforge.config import ConfigError
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.processes import process_context, start_fork_server
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AnyConfig
 
 if TYPE_CHECKING:
     from sampleforge.checkpoint import CheckpointStore
@@ -45,7 +45,7 @@ class Runner(Protocol):
     def kill(self) -> None: ...
 
 
-def run(config: AppoConfig) -> int:
+def run(config: AnyConfig) -> int:
     """Train, and return the exit code of the command line. Raises ConfigError; see `Run`."""
     try:
         with Run(config) as training:
@@ -66,7 +66,7 @@ class Run:
     worker died of comes out of `reports` as WorkerDied.
     """
 
-    def __init__(self, config: AppoConfig) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         self._asked = config
@@ -93,7 +93,7 @@ class Run:
 
         self._resources.enter_context(self.interrupts)
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
-            imported = pool.submit(importlib.import_module, "sampleforge.topologies.appo")
+            imported = pool.submit(importlib.import_module, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self._asked)
             imported.result()
         self._prepare_folder()
@@ -130,19 +130,18 @@ class Run:
                 f"run folder {path} holds a training run, whose config and summary --benchmark "
                 "would overwrite; give another --run-dir"
             )
-        self.config: AppoConfig = config
+        self.config: AnyConfig = config
 
     def _wire(self, spec: EnvSpec) -> None:
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.run_checkpoint import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.run_statistics import RunStatistics
-        from sampleforge.topologies.appo import appo
         from sampleforge.topologies.parts import Start, seeded_model
-        from sampleforge.topologies.plan import plan_appo
+        from sampleforge.topologies.registry import TOPOLOGIES
 
-        config = self.config
+        config, topology = self.config, TOPOLOGIES[self.config.algo]
         model = resolve_encoder(config.model, spec.observations)
-        plan = self._plan = plan_appo(config, spec, resolve_device(config.device))
+        plan = self._plan = topology.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)
         assert config.seed is not None
@@ -161,7 +160,7 @@ class Run:
         self._control = ours
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
-        self.graph: Graph = appo(
+        self.graph: Graph = topology.wire(
             dataclasses.replace(config, model=model),
             plan,
             spec,

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.api import load_model
+from sampleforge.api import config_of, load_model
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.run_folder import RunFolder
-from sampleforge.topologies.config import AppoConfig
 
 MAX_ROWS = 16
 
@@ -36,7 +35,7 @@ def evaluate(
     the checkpoint).
     """
     folder = RunFolder.existing(run_dir)
-    config = folder.read_config(AppoConfig)
+    config = config_of(folder)
     model, _, state = load_model(folder, config, which)
     seed = (config.seed or 0) + 1 if seed is None else seed
     rows = min(MAX_ROWS, episodes)

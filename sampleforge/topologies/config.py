@@ -31,5 +31,8 @@ class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvCon
             )
 
 
-ALGOS = {"appo": AppoConfig}
+AnyConfig = AppoConfig
+"""The config of one or another algorithm."""
+
+ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig}
 """Config class per algorithm's name."""
