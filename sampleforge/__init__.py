@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
     from sampleforge.config import ConfigError
     from sampleforge.models.config import ModelConfig
-    from sampleforge.topologies.config import AppoConfig
+    from sampleforge.topologies.config import AppoConfig, DdppoConfig
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
     "AppoConfig": "sampleforge.topologies.config",
     "ConfigError": "sampleforge.config",
+    "DdppoConfig": "sampleforge.topologies.config",
     "LoadedPolicy": "sampleforge.api",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",
@@ -36,6 +37,7 @@ _HOMES = {
 __all__ = [
     "AppoConfig",
     "ConfigError",
+    "DdppoConfig",
     "LoadedPolicy",
     "ModelConfig",
     "Result",

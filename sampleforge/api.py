@@ -150,11 +150,11 @@ def load_policy(run_dir: str | Path, which: str = "latest") -> LoadedPolicy:
 
 
 def config_of(folder: RunFolder) -> AnyConfig:
-    """The config of a run folder, of whatever algorithm. Raises ConfigError if it cannot be read."""
+    """The config of a run folder, of whatever algorithm. Raises ConfigError if it is damaged."""
     if folder.algo not in ALGOS:
         raise ConfigError(
-            f"{folder.config_file} is a config for {folder.algo}, which this version does not have; "
-            f"there is: {', '.join(ALGOS)}"
+            f"{folder.config_file} is a config for {folder.algo}, which this version does not "
+            f"have; there is: {', '.join(ALGOS)}"
         )
     return folder.read_config(ALGOS[folder.algo])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sampleforge.benchmark.stages import Stage
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.plan import Plan
 
 WAITS = 0.15
@@ -47,8 +47,8 @@ class Setting:
     cores: int
 
     @classmethod
-    def of(cls, config: AppoConfig, plan: Plan, spec: EnvSpec) -> Setting:
-        """What `plan_appo` made of a config."""
+    def of(cls, config: AnyConfig, plan: Plan, spec: EnvSpec) -> Setting:
+        """What the plan made of a config."""
         return cls(
             num_workers=plan.num_workers,
             num_envs_per_worker=plan.num_splits * plan.rows,

@@ -15,7 +15,7 @@ from sampleforge.presets import preset_names, preset_values
 from sampleforge.stored_config import config_values
 from sampleforge.topologies.config import ALGOS
 
-ANNOUNCED = ("apex", "ddppo")
+ANNOUNCED = ("apex",)
 """Algorithms of the design that this version does not have."""
 
 

@@ -8,11 +8,14 @@ torch's default one), so it can be left, and another one joined, within the same
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -24,12 +27,53 @@ class RankLost(RuntimeError):
     """A collective did not come about: a rank has died, stands still, or is cut off."""
 
 
+class Meeting:
+    """The place where the ranks of one machine find each other: a store on loopback, at a free
+    port, which is there as long as this object."""
+
+    def __init__(self) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def rendezvous(
+        self, rank: int, size: int, backend: Backend, timeout: float, device: str
+    ) -> Rendezvous:
+        """How one rank comes here; picklable to its process."""
+        return Rendezvous("127.0.0.1", self._store.port, rank, size, backend, timeout, device)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One rank's way to the others; ``device`` is the one that it learns on."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    backend: Backend
+    timeout: float
+    device: str
+
+    def join(self) -> RankGroup:
+        """Meet the others. Raises RankLost if they do not come."""
+        store = TCPStore(
+            self.host, self.port, is_master=False, timeout=timedelta(seconds=self.timeout)
+        )
+        return RankGroup(
+            store,
+            self.rank,
+            self.size,
+            backend=self.backend,
+            timeout=self.timeout,
+            device=torch.device(self.device),
+        )
+
+
 class RankGroup:
     """Rank ``rank`` of ``size``, which find each other through ``store`` (any torch Store).
 
     ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
     has ended is noticed at once. ``address`` is the network address that gloo listens on. Raises
-    RankLost if not all ranks come.
+    RankLost if not all ranks come. ``waited``: seconds spent waiting for other ranks so far.
     """
 
     def __init__(
@@ -44,6 +88,7 @@ class RankGroup:
         device: torch.device | None = None,
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
+        self.waited = 0.0
         self._device = device if backend == "nccl" and device else torch.device("cpu")
         limit = timedelta(seconds=timeout)
         store.set_timeout(limit)
@@ -94,8 +139,10 @@ class RankGroup:
             raise self._lost(what, error) from error
 
     def _wait(self, begin: Callable[[], Any], what: str) -> None:
+        started = perf_counter()
         try:
             begin().wait()
+            self.waited += perf_counter() - started
         except RuntimeError as error:
             raise self._lost(what, error) from error
 

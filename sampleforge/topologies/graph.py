@@ -52,6 +52,8 @@ class Graph:
     exchange: SlotExchange
     weights: SharedWeights
     stop: StopFlag
+    held: tuple[object, ...] = ()
+    """What must be there as long as the graph."""
 
     def stop_all(self) -> None:
         """Ask every worker to leave its loop."""

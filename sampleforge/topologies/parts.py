@@ -10,9 +10,11 @@ from typing import Protocol
 import torch
 
 from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy
 from sampleforge.data.weights import SharedWeights
+from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector
@@ -20,7 +22,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.plan import Plan
 
 NewModel = Callable[[], ActorCritic]
@@ -58,7 +60,13 @@ def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
         return make_model(config, spec.observations, spec.actions)
 
 
-def make_learner(new_model: NewModel, config: AppoConfig, plan: Plan, start: Start) -> Learner:
+def make_learner(
+    new_model: NewModel,
+    config: AnyConfig,
+    plan: Plan,
+    start: Start,
+    averaging: Averaging | None = None,
+) -> Learner:
     """The learner as it begins: initial weights, or those of the checkpoint."""
     learner = Learner(
         new_model(),
@@ -67,6 +75,7 @@ def make_learner(new_model: NewModel, config: AppoConfig, plan: Plan, start: Sta
         device=torch.device(plan.device),
         precision=plan.precision,
         seed=start.seed,
+        averaging=averaging,
     )
     if start.resume is not None:
         start.resume.learner(learner)
@@ -100,7 +109,7 @@ def policy_maker(
 
 
 def env_makers(
-    actor: int, config: AppoConfig, plan: Plan, start: Start
+    actor: int, config: EnvConfig, plan: Plan, start: Start
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row."""
 

@@ -11,7 +11,7 @@ from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AnyConfig, AppoConfig
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 
@@ -68,7 +68,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     slots_per_batch = _slots_per_batch(config, shape, workers * config.num_splits)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     slots = _slots(config, slots_per_batch, workers, synchronous)
-    precision, why_precision = _precision(config, device, image)
+    precision, why_precision = choose_precision(config, device, image)
     threads = config.learner_threads or (cores if synchronous and not config.serial else 1)
     plan = Plan(
         num_workers=workers,
@@ -87,8 +87,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
         slot_bytes=shape.nbytes(slots),
         reasons=(why, why_precision),
     )
-    _check_memory(plan)
-    _check_minibatch(config, plan)
+    check_memory(plan)
+    check_minibatch(config, plan)
     return plan
 
 
@@ -103,7 +103,8 @@ def _inference(config: AppoConfig, device: str) -> tuple[Literal["inline", "work
     )
 
 
-def _precision(config: AppoConfig, device: str, image: bool) -> tuple[str, str]:
+def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
+    """Of forward and backward passes, and why so."""
     if config.precision != "auto":
         return config.precision, f"precision {config.precision}: as asked"
     if device.startswith("cuda") and image:
@@ -147,7 +148,8 @@ def _slots(config: AppoConfig, slots_per_batch: int, workers: int, synchronous: 
     return math.ceil(total / workers) * workers
 
 
-def _check_memory(plan: Plan) -> None:
+def check_memory(plan: Plan) -> None:
+    """Raises ConfigError if the slots do not fit into shared memory."""
     free = shared_memory_free()
     if free is not None and plan.slot_bytes > 0.9 * free:
         raise ConfigError(
@@ -158,7 +160,8 @@ def _check_memory(plan: Plan) -> None:
         )
 
 
-def _check_minibatch(config: AppoConfig, plan: Plan) -> None:
+def check_minibatch(config: AnyConfig, plan: Plan) -> None:
+    """Raises ConfigError unless the minibatches are equal parts of the batch."""
     size = config.minibatch_size
     if size is None:
         return

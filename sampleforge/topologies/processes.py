@@ -97,7 +97,7 @@ class ProcessRunner:
     def _check_heartbeats(self) -> None:
         beats = self._graph.counters.column("heartbeat")
         for index, node in enumerate(self._graph.nodes):
-            if node is self._graph.learner:
+            if node is self._graph.learner and not beats[index]:
                 continue  # an update has no limit; what it is asked for has
             age = time() - (beats[index] or self._started + START_GRACE)
             if age > self._step_timeout:

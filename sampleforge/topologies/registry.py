@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sampleforge.topologies.appo import appo
+from sampleforge.topologies.ddppo import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.plan import Plan, plan_appo
 
@@ -19,5 +20,5 @@ class Topology:
     wire: Callable[..., Graph]
 
 
-TOPOLOGIES = {"appo": Topology(plan_appo, appo)}
+TOPOLOGIES = {"appo": Topology(plan_appo, appo), "ddppo": Topology(plan_ddppo, ddppo)}
 """By the ``algo`` of a config class; see `sampleforge.topologies.config.ALGOS`."""

@@ -9,6 +9,20 @@ from sampleforge.config import Checked, ConfigError, check_range
 
 
 @dataclass(frozen=True)
+class RanksConfig(Checked):
+    num_ranks: int | None = None
+    """Processes that each sample and learn (none: one per core)."""
+    rank_timeout: float = 60.0
+    """Seconds after which a rank that the others wait for counts as lost; one that has died is
+    noticed at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "num_ranks", low=1)
+        check_range(self, "rank_timeout", low=0, above=True)
+
+
+@dataclass(frozen=True)
 class SamplerConfig(Checked):
     num_workers: int | None = None
     """Actor workers (none: fitted to the machine's cores)."""

@@ -24,6 +24,7 @@ class LearnerWorker:
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
     when the weights that were learned from it are published, so that no rollout begins before.
+    ``counts_updates``: of several ranks, which make the same updates, one counts them.
     """
 
     name = "learner"
@@ -43,6 +44,7 @@ class LearnerWorker:
         pinned: bool,
         threads: int,
         control: Connection | None = None,
+        counts_updates: bool = True,
     ) -> None:
         self._make_learner = make_learner
         self._exchange = exchange
@@ -56,6 +58,7 @@ class LearnerWorker:
         self._pinned = pinned
         self._threads = threads
         self._control = control
+        self._counts_updates = counts_updates
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
@@ -102,7 +105,8 @@ class LearnerWorker:
         self._held.clear()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
-        self._count["updates"][0] = self._learner.version
+        if self._counts_updates:
+            self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += metrics.pop("own_trained_steps")
         self._updates += 1
         for name, value in metrics.items():

@@ -1,0 +1,114 @@
+"""A rank: an actor and a learner in one process, one of several that learn the same policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from time import time
+from typing import Any
+
+import torch
+
+from sampleforge.algos.averaging import Averaging, OverRanks
+from sampleforge.algos.learner import Learner
+from sampleforge.data.ranks import RankGroup, RankLost
+from sampleforge.data.weights import SharedWeights
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.agreement import check_agreement, share_state
+from sampleforge.workers.learner import LearnerWorker, answer
+from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import StopFlag
+
+
+class RankWorker:
+    """Samples a rollout of every split, learns from them together with the other ranks, and again.
+
+    The actor and the learner worker are those of other topologies: the slots of this rank go round
+    between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
+    ranks; all of them end after the same update, the first at which one of them finds the progress
+    done. ``control`` is the driver's pipe, at one rank only.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        join: Callable[[], RankGroup],
+        actor: ActorWorker,
+        new_learner: Callable[[Averaging], Learner],
+        new_learner_worker: Callable[[Callable[[], Learner]], LearnerWorker],
+        weights: SharedWeights,
+        progress: Progress,
+        wakeup: Wakeup,
+        stop: StopFlag,
+        *,
+        debug: bool,
+        control: Connection | None = None,
+    ) -> None:
+        self.name = f"rank {index}"
+        self._index = index
+        self._join = join
+        self._actor = actor
+        self._new_learner = new_learner
+        self._new_learner_worker = new_learner_worker
+        self._weights = weights
+        self._progress = progress
+        self._wakeup = wakeup
+        self._stop = stop
+        self._debug = debug
+        self._control = control
+        self._group: RankGroup | None = None
+
+    def start(self) -> None:
+        self._actor.start()
+        self._count = self._progress.counters.row(self._index)
+        self._count["heartbeat"][0] = math.inf  # from here on others are waited for
+        self._group = self._join()
+        self._learner = self._new_learner(OverRanks(self._group))
+        share_state(self._learner, self._group)
+        self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        self._worker = self._new_learner_worker(lambda: self._learner)
+        self._worker.start()
+        self._version = self._learner.version
+        self._ended = False
+
+    def step(self) -> bool:
+        """One env step of every split, and, when all their rollouts are complete, one update."""
+        answer(self._control, self.handle)
+        if self._ended:
+            return False
+        try:
+            moved = self._actor.step()
+            self._count["heartbeat"][0] = math.inf  # an update has no limit but the ranks' timeout
+            moved = self._worker.step() or moved
+            if self._learner.version != self._version:
+                self._agree()
+        except RankLost:
+            if not self._stop.is_set():
+                raise
+            self._ended = True  # the others have left, as this one was about to
+            return False
+        self._count["heartbeat"][0] = time()
+        return moved
+
+    def wait(self, timeout: float) -> None:
+        self._wakeup.wait(timeout)
+
+    def close(self) -> None:
+        self._actor.close()
+        if self._group is not None:
+            self._group.close()
+
+    def handle(self, request: tuple[str, Any]) -> Any:
+        """Answer the driver; see `LearnerWorker.handle`."""
+        return self._worker.handle(request)
+
+    def _agree(self) -> None:
+        """After an update: whether to end is decided together, as all that happens to all."""
+        assert self._group is not None
+        self._version = self._learner.version
+        self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
+        if self._debug:
+            check_agreement(self._learner, self._group)
+        self._count["wait_s"][0] = self._group.waited
