@@ -60,6 +60,7 @@ setup(
             "atari = sampleforge_envs.atari",
             "mujoco = sampleforge_envs.mujoco",
             "minatar = sampleforge_envs.minatar",
+            "vizdoom = sampleforge_envs.vizdoom",
         ],
     },
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SAVE_TIMEOUT = 300.0
 """Seconds that the learner may need to answer: it answers between two updates."""
-INTERRUPTED_SAVE_TIMEOUT = 2.5
+INTERRUPTED_SAVE_TIMEOUT = 2.0
 POLL = 0.1
 
 

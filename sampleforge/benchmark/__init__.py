@@ -133,7 +133,7 @@ class Benchmark:
         """All of benchmark.json."""
         setting, peak = self._setting, self._peak
         table = stages(window.counted, _crew(self._graph), window.seconds)
-        judged = verdict(table, window.free, sum(window.busy.values()), setting)
+        judged = verdict(table, window.free, window.idle_cores, setting)
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         return {
             "env": self._graph.exchange.slots.shape.spec.env_id,
@@ -151,6 +151,8 @@ class Benchmark:
             "policy_lag": window.lag,
             "updates_per_s": window.rate("updates"),
             "busy_cores": window.busy,
+            "idle_cores": window.idle_cores,
+            "others_cores": max(0.0, setting.cores - sum(window.busy.values()) - window.idle_cores),
             "verdict": dataclasses.asdict(judged),
             "setting": dataclasses.asdict(setting),
         }

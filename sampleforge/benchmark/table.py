@@ -14,6 +14,9 @@ from sampleforge.benchmark.verdict import CHANGES_LEARNING
 from sampleforge.reporting.progress import number
 
 WIDTH = 100
+OTHERS = 0.15
+"""Share of the cores from which on other programs make the figures doubtful."""
+OTHERS_WARNING = "other programs are running here: measure again on an idle machine"
 
 
 def render(result: dict[str, Any]) -> str:
@@ -91,8 +94,11 @@ def _lines(result: dict[str, Any]) -> Iterable[str]:
     if lag["mean"] is not None:
         yield f"policy lag {lag['mean']:.1f} updates on the average, {lag['max']:.0f} at most"
     busy = ", ".join(f"{name} {cores:.2f}" for name, cores in result["busy_cores"].items())
-    total = sum(result["busy_cores"].values())
+    total, others = sum(result["busy_cores"].values()), result["others_cores"]
     yield f"cores used {total:.2f} of {setting['cores']}: {busy}"
+    yield f"           {result['idle_cores']:.2f} idle, {others:.2f} used by others"
+    if others > OTHERS * setting["cores"]:
+        yield f"           {OTHERS_WARNING}"
     found = result["verdict"]
     yield f"bottleneck {found['bottleneck']}: {found['reason']}"
     advice = ", or ".join(map(_advice, found["flags"]))

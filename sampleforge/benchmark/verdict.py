@@ -76,14 +76,13 @@ class Verdict:
     flags: tuple[str, ...]
 
 
-def verdict(stages: Sequence[Stage], free: float, busy_cores: float, setting: Setting) -> Verdict:
-    """The stage that limits the run. ``free`` is the mean share of free slots, ``busy_cores`` how
-    many cores' time the run used."""
+def verdict(stages: Sequence[Stage], free: float, idle_cores: float, setting: Setting) -> Verdict:
+    """The stage that limits the run. ``free`` is the mean share of free slots, ``idle_cores`` how
+    many cores' time nobody used."""
     share = {stage.name: stage.share for stage in stages}
     us = {stage.name: stage.us for stage in stages}
-    idle = 1.0 - busy_cores / setting.cores
     found, reason = _limit(share, us, free, setting)
-    return Verdict(found, reason, _flags(found, idle, setting))
+    return Verdict(found, reason, _flags(found, idle_cores, setting))
 
 
 def _limit(
@@ -130,12 +129,12 @@ def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
     return max((name for name in names if name in figures), key=lambda name: figures[name])
 
 
-def _flags(stage: str, idle: float, setting: Setting) -> tuple[str, ...]:
+def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
     """What to try against a stage, best first; none where only a faster simulator would help."""
-    spare = idle > IDLE_CORES
+    spare = idle_cores > IDLE_CORES * setting.cores
     cpu = setting.device == "cpu"
     more_envs = f"--num-envs-per-worker {2 * setting.num_envs_per_worker}"
-    more_workers = f"--num-workers {setting.num_workers + max(1, int(idle * setting.cores))}"
+    more_workers = f"--num-workers {setting.num_workers + max(1, int(idle_cores))}"
     bf16 = setting.images and setting.precision == "fp32"
     inline = setting.inference == "inline"
     rules = {

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.graph import COUNTERS, Graph
 
 TICK = 0.1
@@ -28,14 +29,15 @@ class Runner(Protocol):
 @dataclass(frozen=True)
 class Window:
     """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
-    ``busy``: processor seconds per second of each process; ``lag``: policy lag, mean and max, if
-    somebody learned."""
+    ``busy``: processor seconds per second of each process; ``idle_cores``: of the cores that we may
+    use, how many nobody used; ``lag``: policy lag, mean and max, if somebody learned."""
 
     seconds: float
     counted: dict[str, npt.NDArray[np.float64]]
     free: float
     ready: float
     busy: dict[str, float]
+    idle_cores: float
     lag: dict[str, float | None]
 
     def rate(self, name: str) -> float:
@@ -57,6 +59,7 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
     processes = {"driver": psutil.Process(os.getpid())}
     processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
     before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
+    idle = _idle_s()
     begun, looked, fills = monotonic(), 0.0, []
     while monotonic() < begun + seconds:
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
@@ -74,6 +77,7 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
         free=float(free),
         ready=float(ready),
         busy=busy,
+        idle_cores=(_idle_s() - idle) / elapsed,
         lag={"mean": lag.get("policy_lag_mean"), "max": lag.get("policy_lag_max")},
     )
 
@@ -86,3 +90,9 @@ def _cpu_s(process: psutil.Process) -> float:
     """Processor seconds that all threads of a process have used."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def _idle_s() -> float:
+    """Seconds for which the cores that we may use were idle, together."""
+    cores = psutil.cpu_times(percpu=True)
+    return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))

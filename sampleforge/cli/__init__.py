@@ -14,6 +14,7 @@ from sampleforge.config import ConfigError, nearest
 
 VERBS = {
     "train": "train an agent, or resume a run",
+    "tune": "find the fastest flags for this machine",
     "eval": "play episodes with a trained policy",
     "plot": "draw the learning curves of runs",
     "envs": "list the environments",

@@ -32,7 +32,7 @@ def run(args: Sequence[str]) -> int:
 
 def parse_config(algo: str, args: Sequence[str]) -> Any:
     """The config of a command line. Raises ConfigError; exits as `flags.parse` does."""
-    cls = _config_class(algo)
+    cls = config_class(algo)
     values = flags.unchecked(cls)
     parsed = _parse(algo, cls, values(), args)
     if parsed.preset or parsed.config:
@@ -48,7 +48,7 @@ def parse_config(algo: str, args: Sequence[str]) -> Any:
     return config
 
 
-def _config_class(algo: str) -> type[Any]:
+def config_class(algo: str) -> type[Any]:
     """The config class of an algorithm's name. Raises ConfigError for one that there is not."""
     if algo in ALGOS:
         return ALGOS[algo]

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from multiprocessing import spawn
 from typing import IO, Any
 
 from sampleforge.config import ConfigError, to_plain
@@ -71,6 +72,7 @@ def _start(
     config: EnvConfig, write_end: int, output: IO[bytes], scratch: str
 ) -> subprocess.Popen[bytes]:
     """The child, in a process group and a directory of its own, with the payload in its stdin."""
+    main = _main_module()
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
         stdin=subprocess.PIPE,
@@ -81,12 +83,23 @@ def _start(
         cwd=scratch,
     )
     path = [os.path.abspath(entry) for entry in sys.path]
-    payload = {"config": _own_part(config), "path": path, "fd": write_end}
+    payload = {"config": _own_part(config), "path": path, "fd": write_end, "main": main}
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once; its output says why
         child.stdin.write(json.dumps(payload).encode() + b"\n")
         child.stdin.flush()  # and stays open: its end tells the child that we are gone
     return child
+
+
+def _main_module() -> dict[str, Any]:
+    """Where the main module is, for the child to import it as multiprocessing's children do: it may
+    register environments, or be the module of the factory.
+
+    Raises RuntimeError if we are in such an import ourselves: a script without ``if __name__ ==
+    "__main__"`` would start itself for ever.
+    """
+    found = spawn.get_preparation_data("probe")
+    return {name: value for name, value in found.items() if name.startswith("init_main")}
 
 
 def _own_part(config: EnvConfig) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import sys
 import threading
 import traceback
-from typing import Any
+from multiprocessing import spawn
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -38,6 +40,7 @@ def main(payload: dict[str, Any]) -> None:
     faulthandler.dump_traceback_later(config.env_timeout, exit=True)
     answer: dict[str, Any]
     try:
+        import_main(payload["main"])
         answer = {"spec": spec_to_plain(try_out(config))}
     except ConfigError as error:
         answer = {"error": str(error)}
@@ -47,6 +50,16 @@ def main(payload: dict[str, Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def import_main(where: dict[str, Any]) -> None:
+    """Import the parent's main module, as multiprocessing's children do."""
+    this = cast("Any", multiprocessing.current_process())
+    this._inheriting = True  # what multiprocessing refuses to start processes by, in such an import
+    try:
+        spawn.prepare(where)
+    finally:
+        del this._inheriting
 
 
 def _leave_with_parent() -> None:

@@ -83,6 +83,8 @@ class ProcessRunner:
                 raise WorkerDied(self._obituary(name, process))
 
     def _obituary(self, name: str, process: BaseProcess) -> str:
+        if not self._errors[name].poll():
+            return f"the fork server has died, and nobody watches over {name} any more"
         try:
             # Before it has ended: a text longer than the pipe would never let it end.
             return f"{name} failed; its traceback:\n\n{self._errors[name].recv().rstrip()}"

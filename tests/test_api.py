@@ -1,0 +1,94 @@
+"""SampleForge from Python: scripts, as users write them, and the trainer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sampleforge as sf
+from tests.runs import summary
+
+SCRIPT = """
+import gymnasium as gym
+import sampleforge as sf
+
+gym.register("Mine-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+
+def make():
+    return gym.make("Mine-v0")
+
+def config(env):
+    return sf.AppoConfig(
+        env=env, run_dir=env.strip("_").replace(":", "-"), train_for_env_steps=2000,
+        num_workers=1, num_envs_per_worker=4, num_splits=1, quiet=True,
+    )
+"""
+
+
+def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mine.py").write_text(SCRIPT + text)
+    command = [sys.executable, "mine.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_script_may_register_its_own_env_or_hold_its_factory(tmp_path: Path) -> None:
+    done = script(
+        tmp_path,
+        'if __name__ == "__main__":\n'
+        '    for env in ("Mine-v0", "__main__:make"):\n'
+        "        print(sf.train(config(env)).summary['status'])\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished\n") == 2
+    assert summary(tmp_path / "Mine-v0")["return_mean"] <= 20
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    """And does not start itself for ever."""
+    done = script(tmp_path, 'sf.train(config("Mine-v0"))\n')
+    assert done.returncode == 1
+    assert "if __name__ == '__main__':" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.py"}
+
+
+def test_the_trainer_step_by_step(tmp_path: Path) -> None:
+    config = sf.AppoConfig(
+        env="CartPole-v1",
+        run_dir=str(tmp_path / "run"),
+        serial=True,
+        quiet=True,
+        train_for_env_steps=4000,
+        num_envs_per_worker=8,
+        report_interval=1.0,
+    )
+    with sf.Trainer(config) as trainer:
+        steps = [report["env_steps"] for report in trainer]
+        assert len(steps) >= 4 and steps == sorted(steps)
+        trainer.save()
+        obs = [0.0, 0.0, 0.2, 3.0]
+        chosen = trainer.compute_action(obs)
+        assert trainer.run_dir == tmp_path / "run"
+    assert sf.load_policy(trainer.run_dir).act(obs)[0] == chosen
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
+def test_an_exception_of_the_caller_ends_the_run_in_order(tmp_path: Path) -> None:
+    config = sf.AppoConfig(
+        env="CartPole-v1", run_dir=str(tmp_path / "run"), serial=True, quiet=True, seed=1
+    )
+    with pytest.raises(ZeroDivisionError), sf.Trainer(config) as trainer:
+        next(iter(trainer))
+        raise ZeroDivisionError
+    written = summary(tmp_path / "run")
+    assert written["status"] == "failed" and "ZeroDivisionError" in written["error"]
+    assert written["env_steps"] >= 5000
+
+
+def test_no_env_is_a_config_error() -> None:
+    with pytest.raises(sf.ConfigError, match="no environment"):
+        sf.Trainer(sf.AppoConfig())

@@ -1,0 +1,111 @@
+"""A run from its command to its summary: what it writes, when it stops, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import RunCli, StartCli
+from tests.runs import summary, train, until_trained
+
+SUMMARY = {
+    *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
+    *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
+    *("policy_lag", "restarts", "error"),
+}
+IN_FLIGHT = 4 * 32 * 8
+"""Env steps that may be under way when the goal is reached: rollouts of `SMALL`, twice over."""
+
+pytestmark = pytest.mark.multiprocess(timeout=120)
+
+
+def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
+    name = "mein Läufer 1"
+    done = run_cli(*train("CartPole-v1", "--train-for-env-steps", "10000", run_dir=name))
+    assert (done.returncode, done.stderr) == (0, "")
+    run = tmp_path / name
+    assert done.stdout.startswith("finished: 10,") and done.stdout.rstrip().endswith(name)
+    assert {path.name for path in run.iterdir()} == {
+        *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock")
+    }
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    written = summary(run)
+    assert set(written) == SUMMARY
+    assert written["status"] == "finished" and written["error"] is None
+    assert 10_000 <= written["env_steps"] < 10_000 + IN_FLIGHT
+    assert written["updates"] > 0 and written["episodes"] > 0 and written["return_mean"] > 8
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert abs(last["env_steps"] - written["env_steps"]) < IN_FLIGHT
+    for name in ("return_mean", "length_mean", "policy_lag_mean", "updates", "frames_per_s_60s"):
+        assert name in last
+
+
+@pytest.mark.parametrize("inference", ["inline", "worker"])
+def test_time_is_up(run_cli: RunCli, tmp_path: Path, inference: str) -> None:
+    """Reports are plain lines where the output is no terminal."""
+    arguments = train("CartPole-v1", "--train-for-seconds", "2", "--inference", inference)
+    arguments.remove("--quiet")
+    done = run_cli(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert 2.0 <= summary(tmp_path / "run")["wall_s"] < 6.0
+    assert "actors --> learner" in done.stdout, "the topology is shown"
+    assert "\x1b" not in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("finished: ")
+
+
+@pytest.mark.parametrize(
+    ("env", "remedy"),
+    [
+        ("nosuch.module:make", "there is no module 'nosuch'"),
+        ("ALE/Brekout-v5", "did you mean ALE/Breakout-v5"),
+        ("CartPole-v3", "did you mean CartPole-v1"),
+    ],
+)
+def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, remedy: str) -> None:
+    done = run_cli("train", "appo", "--env", env)
+    assert done.returncode == 2
+    assert remedy in done.stderr.rstrip().splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (["--num-envs-per-worker", "100000", "--rollout", "30000"], "of shared memory"),
+        (["--batch-size", "1000"], "--batch-size 1000 is not a multiple of"),
+        (["--device", "cuda:17"], "CUDA devices"),
+        (["--model.encoder", "nature"], "image"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(
+    run_cli: RunCli, more: list[str], complaint: str
+) -> None:
+    done = run_cli(*train("CartPole-v1", *more))
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_is_one_runs_at_a_time(
+    start_cli: StartCli, run_cli: RunCli, tmp_path: Path
+) -> None:
+    first = start_cli(*train("CartPole-v1"))
+    until_trained(first, tmp_path / "run")
+    second = run_cli(*train("CartPole-v1"))
+    assert second.returncode == 2
+    assert f"in use by process {first.pid}" in second.stderr
+    assert first.poll() is None
+    first.terminate()
+    assert first.wait(20) == 143
+
+
+def test_a_folder_that_cannot_be_made(run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run_cli(*train("CartPole-v1", run_dir="file/run"))
+    assert done.returncode == 2
+    assert "give another --run-dir" in done.stderr
