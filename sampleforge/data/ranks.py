@@ -73,7 +73,8 @@ class RankGroup:
 
     ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
     has ended is noticed at once. ``address`` is the network address that gloo listens on. Raises
-    RankLost if not all ranks come. ``waited``: seconds spent waiting for other ranks so far.
+    RankLost if not all ranks come. ``waited``: seconds spent waiting for other ranks since all
+    have come.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class RankGroup:
             self.gather(torch.zeros(1))  # connections are made now, not in the first update
         except RuntimeError as error:
             raise RankLost(f"rank {rank} of {size} found no others: {error}") from error
+        self.waited = 0.0
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's ``values`` [k] as float64 [ranks, k], in rank order, on their device."""

@@ -15,6 +15,7 @@ from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.ranks import Backend, Meeting, Rendezvous
+from sampleforge.data.rollout_board import RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.memory import human_bytes
@@ -33,9 +34,10 @@ from sampleforge.topologies.parts import (
     seeded_model,
 )
 from sampleforge.topologies.plan import Plan, check_memory, check_minibatch, choose_precision
-from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
+from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.worker import Placement, StopFlag
@@ -62,7 +64,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
         synchronous=True,
         device=device,
         precision=precision,
-        learner_threads=config.learner_threads or max(1, cores // ranks),
+        learner_threads=config.learner_threads or (max(1, cores // ranks) if image else 1),
         pin_actors=config.set_workers_cpu_affinity and ranks <= cores and not config.serial,
         slot_bytes=ranks * shape.nbytes(config.num_splits),
         reasons=(why_precision,),
@@ -121,8 +123,9 @@ def ddppo(
         meeting.rendezvous(rank, ranks, backend, config.rank_timeout, device)
         for rank, device in enumerate(devices)
     ]
+    board = RolloutBoard(ranks)
     wired = [
-        _rank(meet, config, plan, spec, start, save, control, progress, episodes, stop)
+        _rank(meet, config, plan, spec, start, save, control, progress, episodes, stop, board)
         for meet in rendezvous
     ]
     nodes, exchanges, weights = zip(*wired, strict=True)
@@ -168,6 +171,7 @@ def _rank(
     progress: Progress,
     episodes: EpisodeQueue,
     stop: StopFlag,
+    board: RolloutBoard,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
     rank, wakeup = meet.rank, Wakeup()
@@ -179,6 +183,14 @@ def _rank(
     weights = first_weights(new_model, start)
     new_policy = policy_maker(rank, new_model, weights, plan, start)
     envs = env_makers(rank, config, plan, start)
+    preemption = Preemption(
+        board,
+        rank,
+        meet.size,
+        plan.rollout,
+        config.sync_fraction,
+        config.min_rollout_fraction,
+    )
     # The ranks end together: none may stop sampling by itself while others wait for its gradients.
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
     actor = ActorWorker(
@@ -190,6 +202,7 @@ def _rank(
         wakeup,
         endless,
         counter_row=rank,
+        ends_early=preemption.ends if meet.size > 1 else never,
     )
     learner_worker = partial(
         LearnerWorker,
@@ -215,6 +228,7 @@ def _rank(
         progress,
         wakeup,
         stop,
+        preemption,
         debug=config.debug,
         control=control if rank == 0 else None,
     )

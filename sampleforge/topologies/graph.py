@@ -77,6 +77,8 @@ COUNTERS = (
     "restarts",  # of environments that raised
     "split_steps",
     "rollouts",
+    "preempted",  # of rollouts, ended before their slot was full
+    "rollout_s",  # seconds of a rank from an update to its next complete rollouts
     "step_s",  # seconds of an actor in its loop, waiting left out
     "env_s",  # ... in the environments
     "infer_s",  # ... in forward passes, or, in an actor with policy workers, asking for them

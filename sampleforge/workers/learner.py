@@ -48,7 +48,7 @@ class LearnerWorker:
     ) -> None:
         self._make_learner = make_learner
         self._exchange = exchange
-        self._slots_per_batch = slots_per_batch
+        self.slots_per_batch = slots_per_batch
         self._weights = weights
         self._progress = progress
         self._save = save
@@ -64,7 +64,7 @@ class LearnerWorker:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
         self._builder = BatchBuilder(
-            self._exchange.slots, self._slots_per_batch, pinned=self._pinned
+            self._exchange.slots, self.slots_per_batch, pinned=self._pinned
         )
         self._held: list[int] = []
         self._sums: dict[str, float] = {}

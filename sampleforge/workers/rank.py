@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from time import time
+from time import perf_counter, time
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.agreement import check_agreement, share_state
 from sampleforge.workers.learner import LearnerWorker, answer
+from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import StopFlag
 
@@ -42,6 +43,7 @@ class RankWorker:
         progress: Progress,
         wakeup: Wakeup,
         stop: StopFlag,
+        preemption: Preemption,
         *,
         debug: bool,
         control: Connection | None = None,
@@ -56,6 +58,7 @@ class RankWorker:
         self._progress = progress
         self._wakeup = wakeup
         self._stop = stop
+        self._preemption = preemption
         self._debug = debug
         self._control = control
         self._group: RankGroup | None = None
@@ -72,6 +75,7 @@ class RankWorker:
         self._worker.start()
         self._version = self._learner.version
         self._ended = False
+        self._begin_iteration()
 
     def step(self) -> bool:
         """One env step of every split, and, when all their rollouts are complete, one update."""
@@ -80,13 +84,15 @@ class RankWorker:
             return False
         try:
             moved = self._actor.step()
+            if self._count["rollouts"][0] == self._full:
+                self._finish_rollouts()
             self._count["heartbeat"][0] = math.inf  # an update has no limit but the ranks' timeout
             moved = self._worker.step() or moved
             if self._learner.version != self._version:
                 self._agree()
-        except RankLost:
+        except RankLost as error:
             if not self._stop.is_set():
-                raise
+                raise RankLost(f"{error}; {self._whom_we_miss()}") from error
             self._ended = True  # the others have left, as this one was about to
             return False
         self._count["heartbeat"][0] = time()
@@ -102,13 +108,42 @@ class RankWorker:
 
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver; see `LearnerWorker.handle`."""
-        return self._worker.handle(request)
+        answer = self._worker.handle(request)
+        return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
+
+    def _of_each_rank(self) -> dict[str, float]:
+        """What every rank of this machine has done since the run began."""
+        names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
+        counters = self._progress.counters
+        return {
+            f"rank{rank}_{name}": float(value)
+            for name, column in names.items()
+            for rank, value in enumerate(counters.column(column or name))
+        }
+
+    def _begin_iteration(self) -> None:
+        self._full = self._count["rollouts"][0] + self._worker.slots_per_batch
+        self._began = perf_counter()
+
+    def _finish_rollouts(self) -> None:
+        """Every split's rollout is complete: the update may begin, and others need not wait."""
+        self._preemption.finish()
+        self._full = math.inf
+        self._count["rollout_s"] += perf_counter() - self._began
+
+    def _whom_we_miss(self) -> str:
+        missing = ", ".join(map(str, self._preemption.missing()))
+        if missing:
+            return f"still sampling, stopped or dead: rank {missing}"
+        return "all had complete rollouts"
 
     def _agree(self) -> None:
         """After an update: whether to end is decided together, as all that happens to all."""
         assert self._group is not None
         self._version = self._learner.version
+        self._preemption.iteration += 1
         self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
         if self._debug:
             check_agreement(self._learner, self._group)
         self._count["wait_s"][0] = self._group.waited
+        self._begin_iteration()
