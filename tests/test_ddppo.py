@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -133,33 +134,47 @@ def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> No
         plan(**kwargs)
 
 
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host would train by itself, and nobody would notice."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="start it without torchrun"):
+        plan()
+
+
 def test_the_batch_is_one_rollout_of_every_env_of_a_rank() -> None:
     assert plan(batch_size=64).batch_size == 64
     fitted = plan(batch_size=128, num_envs_per_worker=None)
     assert (fitted.rows, fitted.num_splits, fitted.batch_size) == (4, 2, 128)
 
 
-@pytest.mark.multiprocess
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_run_within_seconds(
-    start_cli: Any, tmp_path: Path, victim: int
-) -> None:
+def training(start_cli: Any, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
+    """Two ranks that have made some updates, and go on for a while."""
     flags = (
-        "train ddppo --env CartPole-v1 --num-ranks 2 --num-envs-per-worker 2 --device cpu "
-        "--report-interval 0.5 --train-for-seconds 50 --run-dir run --seed 1"
+        "train ddppo --env CartPole-v1 --num-ranks 2 --num-envs-per-worker 2 --rollout 64 --debug "
+        "--device cpu --report-interval 0.5 --train-for-env-steps 1000000 --run-dir run --seed 1"
     )
-    run = start_cli(*flags.split())
+    run: subprocess.Popen[str] = start_cli(*flags.split(), *more)
+    wait_for_updates(run, tmp_path, 4)
+    return run
+
+
+def wait_for_updates(run: subprocess.Popen[str], tmp_path: Path, more: int) -> None:
+    """Until a report shows so many more updates than the last one so far."""
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while not metrics.exists() or not any(r["updates"] > 4 for r in read_metrics(metrics)):
+
+    def updates() -> float:
+        reports = read_metrics(metrics) if metrics.exists() else []
+        return max((report["updates"] for report in reports), default=0)
+
+    wanted = updates() + more
+    while updates() < wanted:
         assert run.poll() is None, run.communicate()
         time.sleep(0.1)
-    started = time.monotonic()
-    os.kill(rank_process(run.pid, victim), signal.SIGKILL)
-    _, shown = run.communicate(timeout=20)
-    assert time.monotonic() - started < 15
-    assert run.returncode == 1
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "failed" and f"rank {victim} was ended by signal SIGKILL" in shown
+
+
+def summary_of(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    return found
 
 
 def rank_process(driver: int, rank: int) -> int:
@@ -168,6 +183,46 @@ def rank_process(driver: int, rank: int) -> int:
         if f"sampleforge: rank {rank}" in " ".join(process.cmdline()):
             return process.pid
     raise AssertionError(f"rank {rank} has no process")
+
+
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
+    start_cli: Any, tmp_path: Path, victim: int
+) -> None:
+    """From what the others had learned: --debug compares checksums after every update."""
+    run = training(start_cli, tmp_path)
+    os.kill(rank_process(run.pid, victim), signal.SIGKILL)
+    wait_for_updates(run, tmp_path, 10)
+    run.terminate()
+    _, shown = run.communicate(timeout=20)
+    assert run.returncode == 143
+    assert f"rank {victim} was ended by signal SIGKILL" in shown
+    assert "it is replaced (1 of 3 times)" in shown
+    assert summary_of(tmp_path)["restarts"] == 1
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_path: Path) -> None:
+    run = training(start_cli, tmp_path, "--max-rank-restarts", "0")
+    started = time.monotonic()
+    os.kill(rank_process(run.pid, 1), signal.SIGKILL)
+    _, shown = run.communicate(timeout=30)
+    assert time.monotonic() - started < 15
+    assert run.returncode == 1 and summary_of(tmp_path)["status"] == "failed"
+    assert "rank 1 was ended by signal SIGKILL" in shown
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_rank_that_stands_still_is_named(start_cli: Any, tmp_path: Path) -> None:
+    """Nobody can tell whether it will go on: the others have their time-out, and say so."""
+    run = training(start_cli, tmp_path, "--rank-timeout", "4")
+    os.kill(rank_process(run.pid, 1), signal.SIGSTOP)
+    started = time.monotonic()
+    _, shown = run.communicate(timeout=60)
+    assert run.returncode == 1 and time.monotonic() - started < 40
+    assert "rank 0 of 2 lost another one while" in shown
+    assert "still sampling, stopped or dead: rank 1" in shown or "all had complete" in shown
 
 
 @pytest.mark.multiprocess(timeout=120)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -53,13 +53,13 @@ class Rendezvous:
     timeout: float
     device: str
 
-    def join(self) -> RankGroup:
-        """Meet the others. Raises RankLost if they do not come."""
+    def join(self, generation: int) -> RankGroup:
+        """Meet the others of the same generation. Raises RankLost if they do not come."""
         store = TCPStore(
             self.host, self.port, is_master=False, timeout=timedelta(seconds=self.timeout)
         )
         return RankGroup(
-            store,
+            PrefixStore(f"generation {generation}", store),
             self.rank,
             self.size,
             backend=self.backend,

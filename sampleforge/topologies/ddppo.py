@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -15,6 +16,7 @@ from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.ranks import Backend, Meeting, Rendezvous
+from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.rollout_board import RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.data.weights import SharedWeights
@@ -46,6 +48,11 @@ from sampleforge.workers.worker import Placement, StopFlag
 def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
     """Decide what the config leaves open; in the plan a rank is a worker. Raises ConfigError with
     the numbers, the reason and the remedy."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, as torchrun sets it, but the ranks of this "
+            "version are all of one machine: start it without torchrun, with --num-ranks"
+        )
     cores = len(available_cores())
     image = any(leaf.is_image for leaf in spec.observations.values())
     ranks = config.num_ranks or (1 if config.serial else cores)
@@ -123,11 +130,9 @@ def ddppo(
         meeting.rendezvous(rank, ranks, backend, config.rank_timeout, device)
         for rank, device in enumerate(devices)
     ]
-    board = RolloutBoard(ranks)
-    wired = [
-        _rank(meet, config, plan, spec, start, save, control, progress, episodes, stop, board)
-        for meet in rendezvous
-    ]
+    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts)
+    wire = partial(_rank, config, plan, spec, start, save, control, progress, episodes, stop)
+    wired = [wire(board, regrouping, meet) for meet in rendezvous]
     nodes, exchanges, weights = zip(*wired, strict=True)
     return Graph(
         name="ddppo",
@@ -141,6 +146,7 @@ def ddppo(
         exchange=exchanges[0],
         weights=weights[0],
         stop=stop,
+        regrouping=regrouping,
         held=(meeting,),
     )
 
@@ -161,7 +167,6 @@ def rank_device(device: str, rank: int) -> str:
 
 
 def _rank(
-    meet: Rendezvous,
     config: DdppoConfig,
     plan: Plan,
     spec: EnvSpec,
@@ -172,6 +177,8 @@ def _rank(
     episodes: EpisodeQueue,
     stop: StopFlag,
     board: RolloutBoard,
+    regrouping: Regrouping,
+    meet: Rendezvous,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
     rank, wakeup = meet.rank, Wakeup()
@@ -224,11 +231,13 @@ def _rank(
         actor,
         partial(make_learner, new_model, config, plan, start),
         learner_worker,
+        exchange,
         weights,
         progress,
         wakeup,
         stop,
         preemption,
+        regrouping,
         debug=config.debug,
         control=control if rank == 0 else None,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -52,6 +53,8 @@ class Graph:
     exchange: SlotExchange
     weights: SharedWeights
     stop: StopFlag
+    regrouping: Regrouping | None = None
+    """Where nodes that are killed are replaced, and the others then form a new group."""
     held: tuple[object, ...] = ()
     """What must be there as long as the graph."""
 

@@ -112,6 +112,13 @@ class LearnerWorker:
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
+    def abandon(self) -> None:
+        """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
+        for slot in self._held:
+            self._exchange.give_back(slot)
+        self._held.clear()
+        self._builder.clear()
+
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver: ("metrics", None) gives the means over the batches since the last
         time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
