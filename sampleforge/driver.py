@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import secrets
 import sys
 import traceback
@@ -16,6 +15,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AnyConfig
@@ -93,7 +93,7 @@ class Run:
 
         self._resources.enter_context(self.interrupts)
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
-            imported = pool.submit(importlib.import_module, "sampleforge.topologies.registry")
+            imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self._asked)
             imported.result()
         self._prepare_folder()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from sampleforge.atomic_file import to_json
 from sampleforge.reporting.line_file import LineFile
@@ -97,17 +95,3 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The reports in a metrics.jsonl, in order. Where a resumed run did steps again, the earlier
-    reports of those steps are left out; so is a last line that was cut off."""
-    reports: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        report = json.loads(line)
-        while reports and reports[-1]["env_steps"] > report["env_steps"]:
-            reports.pop()
-        reports.append(report)
-    return reports

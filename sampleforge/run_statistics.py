@@ -137,7 +137,9 @@ class RunStatistics:
     def _rates(self, window: float) -> tuple[float, float, float]:
         """Frames, env steps and trained steps per second over the last ``window`` seconds."""
         now = self._history[-1]
-        then = next((h for h in self._history if h[0] >= now[0] - window - 0.5), self._history[0])
+        # The window is at least as long as asked: a report that was held up does not shorten it.
+        old_enough = [h for h in self._history if h[0] <= now[0] - window]
+        then = old_enough[-1] if old_enough else self._history[0]
         elapsed = max(1e-9, now[0] - then[0])
         return (
             (now[1] - then[1]) / elapsed,

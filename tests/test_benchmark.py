@@ -263,7 +263,8 @@ def test_a_serial_benchmark_reports_and_trains_nothing_to_keep(tmp_path) -> None
 
 def check_result(result) -> None:
     assert result["sampled_per_s"] > 0 and result["trained_per_s"] > 0
-    assert result["frames_per_s"] == pytest.approx(result["sampled_per_s"])  # no frame skip
+    # No frame skip; but the two counters are not read at the same instant.
+    assert result["frames_per_s"] == pytest.approx(result["sampled_per_s"], rel=0.05)
     assert result["fraction_of_peak"] == pytest.approx(
         result["frames_per_s"] / result["peak_frames_per_s"]
     )

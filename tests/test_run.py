@@ -79,7 +79,7 @@ def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, rem
         (["--num-envs-per-worker", "100000", "--rollout", "30000"], "of shared memory"),
         (["--batch-size", "1000"], "--batch-size 1000 is not a multiple of"),
         (["--device", "cuda:17"], "CUDA devices"),
-        (["--model.encoder", "nature"], "image"),
+        (["--model.encoder", "nature_cnn"], "image"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -22,9 +22,9 @@ class Acted(NamedTuple):
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """The context of forward passes: bf16 autocast, or full precision."""
-    context: AbstractContextManager[None] = torch.autocast(
-        device.type, dtype=torch.bfloat16, enabled=precision == "bf16"
-    )
+    if precision == "fp32":
+        return nullcontext()  # a disabled autocast costs 5 us, as much as a layer of CartPole's MLP
+    context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
     return context
 
 

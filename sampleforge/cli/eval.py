@@ -36,16 +36,19 @@ def run(args: Sequence[str]) -> int:
     check_range(flags, "episodes", low=1)
     check_range(flags, "seed", low=0)
     from sampleforge.checkpoint import CheckpointError
+    from sampleforge.env.scratch import scratch_directory
     from sampleforge.evaluation import evaluate
 
+    run_dir = Path(flags.run_dir).absolute()
     try:
-        result = evaluate(
-            Path(flags.run_dir),
-            episodes=flags.episodes,
-            stochastic=flags.stochastic,
-            seed=flags.seed,
-            which=flags.checkpoint,
-        )
+        with scratch_directory():
+            result = evaluate(
+                run_dir,
+                episodes=flags.episodes,
+                stochastic=flags.stochastic,
+                seed=flags.seed,
+                which=flags.checkpoint,
+            )
     except CheckpointError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1

@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.config import ConfigError
+from sampleforge.runtime.memory import human_bytes
+
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 """Array name -> (shape, numpy dtype name)."""
 
@@ -30,12 +33,20 @@ class SharedArrays:
     """Zero-initialised arrays by name, as numpy views (``arrays["x"]``) and torch views.
 
     The memory is one file descriptor without a name (torch's file-descriptor sharing): a killed run
-    leaves nothing in /dev/shm. Pages take memory when they are first written. Picklable to child
-    processes, which then see the same memory.
+    leaves nothing in /dev/shm. All of it is reserved at once, so that no write can fail later
+    (SIGBUS). Picklable to child processes, which then see the same memory.
     """
 
     def __init__(self, layout: Layout) -> None:
-        storage = torch.UntypedStorage._new_shared(layout_bytes(layout), device="cpu")  # type: ignore[no-untyped-call]
+        """Raises ConfigError if there is not so much shared memory."""
+        size = layout_bytes(layout)
+        try:
+            storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{human_bytes(size)} of shared memory cannot be had ({error}); give the machine "
+                "more (/dev/shm; docker run --shm-size=1g), or use --serial --num-envs-per-worker 2"
+            ) from error
         self._attach(torch.empty(0, dtype=torch.uint8).set_(storage), dict(layout))
 
     def _attach(self, buffer: torch.Tensor, layout: dict[str, tuple[tuple[int, ...], str]]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.metrics import read_metrics
+from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.run_folder import RunFolder
 from sampleforge.stored_config import read_yaml
 

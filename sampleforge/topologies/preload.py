@@ -1,6 +1,5 @@
 """What the fork server imports once for all children. Importing this module is its whole effect."""
 
-import setproctitle  # noqa: F401
+from sampleforge.runtime.imports import import_heavy
 
-import sampleforge.topologies.appo
-import sampleforge.topologies.processes  # noqa: F401
+import_heavy("setproctitle", "sampleforge.topologies.appo", "sampleforge.topologies.processes")
