@@ -2,4 +2,4 @@
 
 from sampleforge.runtime.imports import import_heavy
 
-import_heavy("setproctitle", "sampleforge.topologies.appo", "sampleforge.topologies.processes")
+import_heavy("setproctitle", "sampleforge.topologies.registry", "sampleforge.topologies.processes")
