@@ -19,8 +19,8 @@ from sampleforge.api import load_policy, train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.data.ranks import RankGroup
-from sampleforge.metrics import read_metrics
 from sampleforge.models.config import ModelConfig
+from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.ddppo import plan_ddppo
 from sampleforge.workers.agreement import RanksDiverged, check_agreement, share_state

@@ -15,8 +15,8 @@ from sampleforge.api import train
 from sampleforge.data.batch import Batch, BatchBuilder
 from sampleforge.data.rollout_board import RolloutBoard
 from sampleforge.data.short_rollouts import NOT_TAKEN
-from sampleforge.metrics import read_metrics
 from sampleforge.models.config import ModelConfig
+from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.parts import seeded_model
 from sampleforge.topologies.serial import SerialRunner
