@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
     from sampleforge.config import ConfigError
     from sampleforge.models.config import ModelConfig
-    from sampleforge.topologies.config import AppoConfig, DdppoConfig
+    from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
+    "ApexConfig": "sampleforge.topologies.config",
     "AppoConfig": "sampleforge.topologies.config",
     "ConfigError": "sampleforge.config",
     "DdppoConfig": "sampleforge.topologies.config",
@@ -35,6 +36,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ApexConfig",
     "AppoConfig",
     "ConfigError",
     "DdppoConfig",

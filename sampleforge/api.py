@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from sampleforge.config import ConfigError
 from sampleforge.driver import Run
 from sampleforge.env.probe import probe
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.registry import make_model, resolve_encoder
+from sampleforge.models.q_network import QNetwork
+from sampleforge.models.registry import resolve_encoder
 from sampleforge.run_checkpoint import model_tensors
 from sampleforge.run_folder import RunFolder
 from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.registry import topology
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Trainer:
 class LoadedPolicy:
     """A policy that acts on single observations of its environment."""
 
-    def __init__(self, model: ActorCritic, spec: specs.EnvSpec) -> None:
+    def __init__(self, model: ActorCritic | QNetwork, spec: specs.EnvSpec) -> None:
         self.model = model.eval()
         self.spec = spec
 
@@ -144,31 +147,31 @@ def load_policy(run_dir: str | Path, which: str = "latest") -> LoadedPolicy:
     ConfigError if the folder has no checkpoint.
     """
     folder = RunFolder.existing(run_dir)
-    config = config_of(folder)
+    config = read_config(folder)
     model, spec, _ = load_model(folder, config, which)
     return LoadedPolicy(model, spec)
 
 
-def config_of(folder: RunFolder) -> AnyConfig:
-    """The config of a run folder, of whatever algorithm. Raises ConfigError if it is damaged."""
-    if folder.algo not in ALGOS:
+def read_config(folder: RunFolder) -> AnyConfig:
+    """The config of a run, whatever its algorithm. Raises ConfigError if it does not fit."""
+    algo = folder.algo
+    if algo not in ALGOS:
         raise ConfigError(
-            f"{folder.config_file} is a config for {folder.algo}, which this version does not "
-            f"have; there is: {', '.join(ALGOS)}"
+            f"the run in {folder.path} is of algorithm {algo!r}, which this version does not have"
         )
-    return folder.read_config(ALGOS[folder.algo])
+    return folder.read_config(ALGOS[algo])
 
 
 def load_model(
     folder: RunFolder, config: AnyConfig, which: str = "latest"
-) -> tuple[ActorCritic, specs.EnvSpec, dict[str, Any]]:
+) -> tuple[ActorCritic | QNetwork, specs.EnvSpec, dict[str, Any]]:
     """(model with its weights, spec, the checkpoint's plain state)."""
     store = CheckpointStore(folder.checkpoints, config.keep_checkpoints)
     found = store.load("best" if which == "best" else "latest", log=print)
     if found is None:
         raise ConfigError(f"{folder.path} has no checkpoint yet; train it first")
     spec = probe(config)
-    model_config = resolve_encoder(config.model, spec.observations)
-    model = make_model(model_config, spec.observations, spec.actions)
+    config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
+    model = topology(config).model_maker(config, spec, 0)()
     model.load_state_dict(model_tensors(found[0].tensors))
     return model, spec, found[0].state

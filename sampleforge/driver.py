@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from sampleforge.metrics import Reporter
     from sampleforge.run_folder import RunFolder
     from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.apex_plan import ApexPlan
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.plan import Plan
 
@@ -136,16 +136,18 @@ class Run:
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.run_checkpoint import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.run_statistics import RunStatistics
-        from sampleforge.topologies.parts import Start, seeded_model
-        from sampleforge.topologies.registry import TOPOLOGIES
+        from sampleforge.topologies.parts import Start
+        from sampleforge.topologies.registry import topology
 
-        config, topology = self.config, TOPOLOGIES[self.config.algo]
+        config, chosen = self.config, topology(self.config)
         model = resolve_encoder(config.model, spec.observations)
-        plan = self._plan = topology.plan(config, spec, resolve_device(config.device))
+        config = chosen.fit(config, spec)
+        plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)
+        config = dataclasses.replace(config, model=model)
         assert config.seed is not None
-        self.new_model = partial(seeded_model, model, spec, config.seed)
+        self.new_model = chosen.model_maker(config, spec, config.seed)
         start = Start(
             seed=config.seed,
             resumes=self._earlier.get("resumes", -1) + 1,
@@ -160,8 +162,8 @@ class Run:
         self._control = ours
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
-        self.graph: Graph = topology.wire(
-            dataclasses.replace(config, model=model),
+        self.graph: Graph = chosen.wire(
+            config,
             plan,
             spec,
             start,
@@ -266,7 +268,7 @@ class Run:
 
     # ---- benchmark ----
 
-    def _prepare_benchmark(self, plan: Plan, spec: EnvSpec) -> None:
+    def _prepare_benchmark(self, plan: Plan | ApexPlan, spec: EnvSpec) -> None:
         """Measure the simulator alone, before the workers start."""
         from sampleforge.benchmark import Benchmark, Setting
 

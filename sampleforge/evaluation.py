@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.api import config_of, load_model
+from sampleforge.api import load_model, read_config
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
 from sampleforge.run_folder import RunFolder
 
 MAX_ROWS = 16
@@ -35,7 +36,7 @@ def evaluate(
     the checkpoint).
     """
     folder = RunFolder.existing(run_dir)
-    config = config_of(folder)
+    config = read_config(folder)
     model, _, state = load_model(folder, config, which)
     seed = (config.seed or 0) + 1 if seed is None else seed
     rows = min(MAX_ROWS, episodes)
@@ -59,7 +60,7 @@ def evaluate(
 
 @torch.inference_mode()
 def _play(
-    envs: EnvVector, model: ActorCritic, episodes: int, stochastic: bool, seed: int
+    envs: EnvVector, model: ActorCritic | QNetwork, episodes: int, stochastic: bool, seed: int
 ) -> list[tuple[float, int]]:
     """(return, length) of each episode, in the order of rows and then of time."""
     rows, spec = envs.num_rows, envs.spec

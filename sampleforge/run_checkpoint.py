@@ -9,8 +9,7 @@ from sampleforge.checkpoint import Checkpoint, CheckpointStore
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.algos.learner import Learner
-    from sampleforge.models.actor_critic import ActorCritic
+    from sampleforge.topologies.parts import Loads
 
 
 class SaveCheckpoint:
@@ -35,16 +34,21 @@ class ResumeCheckpoint:
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
 
-    def weights(self, model: ActorCritic) -> int:
+    def weights(self, model: torch.nn.Module) -> int:
         """Load the model's weights; returns their policy version."""
         checkpoint = self._load()
         model.load_state_dict(model_tensors(checkpoint.tensors))
         return int(checkpoint.state["learner"]["version"])
 
-    def learner(self, learner: Learner) -> None:
+    def learner(self, learner: Loads) -> None:
         """Load all of the learner's state."""
         checkpoint = self._load()
         learner.load(checkpoint.tensors, checkpoint.state["learner"])
+
+    def plain(self) -> dict[str, Any]:
+        """The learner's plain state."""
+        plain: dict[str, Any] = self._load().state["learner"]
+        return plain
 
     def _load(self) -> Checkpoint:
         found = self._store.load(log=lambda text: None)

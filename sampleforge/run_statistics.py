@@ -29,15 +29,36 @@ class RunStatistics:
         self._frames = int(earlier.get("env_frames", 0))
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
+        self._of_all: deque[float] = deque(maxlen=LAST_EPISODES)
+        self._exploring = [deque[float](maxlen=LAST_EPISODES) for _ in range(2)]
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._updates = int(earlier.get("updates", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Where rows explore differently, the returns of the least exploring third are the run's;
+        those of all rows, and of the other thirds, are reported beside them."""
+        thirds = self._graph.exploration
         for episode in episodes:
             self._episodes += 1
-            self._returns.append(episode.ret)
-            self._lengths.append(episode.length)
+            third = 0
+            if thirds is not None:
+                third = thirds[episode.actor, episode.split, episode.row]
+                self._of_all.append(episode.ret)
+            if third == 0:
+                self._returns.append(episode.ret)
+                self._lengths.append(episode.length)
+            else:
+                self._exploring[third - 1].append(episode.ret)
+
+    def _explorers(self) -> dict[str, float]:
+        """Mean returns, last 100 episodes each, by how much the rows explore."""
+        groups = {
+            "return_mean_all": self._of_all,
+            "return_mean_middle_third": self._exploring[0],
+            "return_mean_exploring_third": self._exploring[1],
+        }
+        return {name: float(np.mean(returns)) for name, returns in groups.items() if returns}
 
     @property
     def return_mean(self) -> float | None:
@@ -84,6 +105,7 @@ class RunStatistics:
             "ready_slots_fill": ready,
             "stale_fraction": stale,
             **self._stages(),
+            **self._explorers(),
             **learner,
         }
         if self._returns:
@@ -124,7 +146,16 @@ class RunStatistics:
         steps = self._total("env_steps")
         if not steps:
             return {}
-        names = ("env_s", "infer_s", "wait_s", "batch_s", "learn_s", "publish_s")
+        names = (
+            "env_s",
+            "infer_s",
+            "wait_s",
+            "insert_s",
+            "draw_s",
+            "batch_s",
+            "learn_s",
+            "publish_s",
+        )
         return {f"stage_{name[:-2]}_us": self._total(name) / steps * 1e6 for name in names}
 
     def _remember(self) -> None:

@@ -179,7 +179,10 @@ def test_flags_are_parsed_without_torch() -> None:
     run_python(script)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["train", "appo", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["train", "--help"], ["train", "appo", "--help"], ["train", "apex", "--help"]],
+)
 def test_help_needs_no_torch(words: list[str]) -> None:
     script = (
         "import sys\n"

@@ -114,7 +114,6 @@ def test_unknown_preset_key_and_file(own_presets, tmp_path):
     [
         ("trian appo", "did you mean `sampleforge train`?"),
         ("train apo", "did you mean appo?"),
-        ("train apex", "apex is not part of this version yet; there is: appo, ddppo"),
         ("train --env CartPole-v1", "the algorithm comes before the flags"),
         ("train appo --env X --num-wokers 3", "--num-workers"),
         ("train appo --env X --model.core gruu", "'none', 'gru', 'lstm'"),

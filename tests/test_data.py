@@ -156,26 +156,29 @@ def test_weights_arrive_whole_with_their_version() -> None:
 
 def test_a_reader_that_is_overtaken_never_sees_torn_weights() -> None:
     """All elements of a publication are equal: a mixture would show."""
-    size, publications = 50_000, 100
+    size, wanted = 50_000, 30
     weights = SharedWeights({"a": torch.zeros(size), "b": torch.zeros(size)})
-    done = threading.Event()
+    enough = threading.Event()
 
     def publish() -> None:
-        for version in range(1, publications):
+        version = 0
+        while not enough.is_set():
+            version += 1
             value = torch.full((size,), float(version))
             weights.publish({"a": value, "b": value}, version)
-        done.set()
 
     writer = threading.Thread(target=publish)
     writer.start()
     into = {"a": torch.empty(size), "b": torch.empty(size)}
     seen = set()
-    while not done.is_set():
-        _, version = weights.read(into)
-        assert (into["a"] == version).all() and (into["b"] == version).all()
-        seen.add(version)
-    writer.join()
-    assert len(seen) > 1
+    try:
+        while len(seen) < wanted:
+            _, version = weights.read(into)
+            assert (into["a"] == version).all() and (into["b"] == version).all()
+            seen.add(version)
+    finally:
+        enough.set()
+        writer.join()
 
 
 def test_a_write_in_progress_makes_the_reader_copy_again() -> None:

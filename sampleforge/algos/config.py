@@ -87,3 +87,61 @@ class AppoLossConfig(Checked):
         check_range(self, "vtrace_rho vtrace_c clip_ratio value_clip", low=0, above=True)
         check_range(self, "gae_lambda", low=0, high=1)
         check_range(self, "value_coeff exploration_coeff kl_coeff", low=0)
+
+
+@dataclass(frozen=True)
+class DqnConfig(Checked):
+    """What is left open is fitted to the observations: `sampleforge.topologies.apex_plan.fit`."""
+
+    batch_size: int | None = None
+    """Transitions per gradient step (none: 512 for images, else 256)."""
+    gamma: float = 0.99
+    """Discount per env step."""
+    n_step: int = 3
+    """Rewards summed before the target bootstraps (fewer at the end of an episode or rollout)."""
+    double: bool = True
+    """The online network chooses the action that the target network values."""
+    dueling: bool = True
+    """Separate heads for the state's value and the actions' advantages."""
+    head_size: int = 0
+    """Width of a hidden layer in each head (0: none)."""
+    huber_delta: float = 1.0
+    """TD errors beyond this count linearly (0: all count squared)."""
+    value_rescaling: bool = False
+    """Learn squashed values h(Q) instead of clipping rewards."""
+    optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
+    """rmsprop: centred, as in the paper (auto: rmsprop for images, else adam)."""
+    learning_rate: float | None = None
+    """None: the paper's 6.25e-5 for images, else 5e-4."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """linear: to zero at the stop condition."""
+    optimiser_eps: float | None = None
+    """Added to the denominator of the step (none: 1.5e-7 for images, else 1e-6)."""
+    rmsprop_decay: float = 0.95
+    max_grad_norm: float = 40.0
+    """Gradients are clipped to this norm (0: never)."""
+    target_update_interval: int | None = None
+    """Learner steps between copies of the network to the target network (none: 2500 for images,
+    else 100)."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this for learning; reported returns are not."""
+    reward_clip: float | None = None
+    """Scaled rewards are clipped to +- this for learning; reported returns are not."""
+    epsilon_base: float = 0.4
+    """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1))."""
+    epsilon_exponent: float = 7.0
+    weights_refresh_interval: int = 400
+    """Env steps of an actor between looks for newer weights."""
+    learner_threads: int | None = None
+    """Threads of the learner on a CPU (none: one)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "batch_size target_update_interval learner_threads", low=1)
+        check_range(self, "n_step", low=1, high=255)
+        check_range(self, "gamma epsilon_base", low=0, high=1)
+        check_range(self, "rmsprop_decay", low=0, high=1)
+        check_range(self, "head_size huber_delta max_grad_norm", low=0)
+        check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
+        check_range(self, "learning_rate optimiser_eps", low=0, above=True)
+        check_range(self, "reward_scale reward_clip", low=0, above=True)

@@ -96,7 +96,7 @@ class Learner:
         means["ratio_deviation"] = deviations.mean()
         means["ratio_deviation_first"] = deviations[0]
         skipped = torch.stack([m["skipped_steps"] for m in per_step]).sum()
-        metrics = _to_floats({**means, "skipped_steps": skipped, **counts})
+        metrics = to_floats({**means, "skipped_steps": skipped, **counts})
         self._update_statistics(batch, metrics)
         if self._config.lr_schedule == "kl_adaptive":
             self._learning_rate = kl_adaptive(
@@ -184,9 +184,7 @@ class Learner:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
-        optimiser = self._optimiser.state_dict()
-        for index, entry in optimiser["state"].items():
-            tensors |= {f"optimiser/{index}/{n}": t for n, t in entry.items()}
+        tensors |= optimiser_tensors(self._optimiser)
         tensors["rng/minibatches"] = self._generator.get_state()
         tensors["return_moments"] = self._return_moments
         plain = {"version": self.version, "learning_rate": self._learning_rate}
@@ -199,20 +197,31 @@ class Learner:
             self.model.load_state_dict(model)
         except RuntimeError as error:
             raise ValueError(f"the checkpoint is of another model: {error}") from error
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("optimiser/"):
-                _, index, key = name.split("/")
-                state.setdefault(int(index), {})[key] = tensor
-        groups = self._optimiser.state_dict()["param_groups"]
-        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
+        load_optimiser(self._optimiser, tensors)
         self._generator.set_state(tensors["rng/minibatches"])
         self._return_moments.copy_(tensors["return_moments"])
         self.version = plain["version"]
         self._learning_rate = plain["learning_rate"]
 
 
-def _to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The state of each parameter, as ``optimiser/<its index>/<name>``."""
+    state = optimiser.state_dict()["state"]
+    return {f"optimiser/{i}/{n}": t for i, entry in state.items() for n, t in entry.items()}
+
+
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """Take the state of each parameter from the tensors that `optimiser_tensors` named."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("optimiser/"):
+            _, index, key = name.split("/")
+            state.setdefault(int(index), {})[key] = tensor
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
     """All metrics to the CPU in one copy."""
     values = torch.stack([m.detach().double() for m in metrics.values()]).tolist()
     return dict(zip(metrics, values, strict=True))

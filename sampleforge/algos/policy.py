@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from sampleforge.data.weights import SharedWeights
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
+
+Model = TypeVar("Model", ActorCritic, QNetwork)
 
 
 class Acted(NamedTuple):
     """What the behaviour policy says of ``B`` rows."""
 
     actions: dict[str, torch.Tensor]  # [B, ...]
-    log_prob: torch.Tensor  # float32 [B]
-    value: torch.Tensor  # float32 [B]
+    extras: dict[str, torch.Tensor]  # [B] each: the slot's columns of that name
     state: torch.Tensor  # float32 [B, S], after this step
 
 
@@ -28,24 +30,48 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
     return context
 
 
-class Policy:
-    """Samples actions with a model whose weights follow a `SharedWeights`.
+class Policy(Protocol):
+    """What acts, in an actor or a policy worker: `SampledPolicy`, `EpsilonGreedyPolicy`.
 
-    ``version`` is the policy version of the weights in use. Deterministic for a seed, given the
-    same observations and publications.
+    ``version`` is the policy version of the weights in use.
+    """
+
+    version: int
+
+    def refresh(self) -> None:
+        """Take newer weights, if there are any and it is time to."""
+
+    def act(
+        self,
+        obs: dict[str, torch.Tensor],
+        state: torch.Tensor,
+        first: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> Acted:
+        """Actions for obs leaves [B, ...], recurrent state [B, S], first bool [B]. ``rows`` int64
+        [B] says which of the run's env rows these are."""
+
+    def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
+        """Values [B] of observations that continue an episode (final observations)."""
+
+
+class FollowingModel(Generic[Model]):
+    """A model whose weights follow a `SharedWeights`, and a generator for what it draws.
+
+    Deterministic for a seed, given the same observations and publications.
     """
 
     def __init__(
         self,
-        model: ActorCritic,
+        model: Model,
         weights: SharedWeights,
         *,
         device: torch.device,
         precision: str,
         seed: int,
     ) -> None:
-        self._model = model.to(device).eval()
-        self._tensors = self._model.state_dict()
+        self._model: Model = model.to(device).eval()
+        self._tensors: dict[str, torch.Tensor] = self._model.state_dict()
         self._weights = weights
         self._device = device
         self._precision = precision
@@ -60,17 +86,27 @@ class Policy:
                 self._published, self.version = self._weights.read(self._tensors)
 
     @torch.inference_mode()
-    def act(self, obs: dict[str, torch.Tensor], state: torch.Tensor, first: torch.Tensor) -> Acted:
-        """Sample actions for obs leaves [B, ...], recurrent state [B, S], first bool [B]."""
+    def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
+        """Values [B] of observations that continue an episode."""
+        first = torch.zeros(state.shape[0], dtype=torch.bool, device=self._device)
+        with autocast(self._device, self._precision):
+            return self._model.step(obs, state, first).values
+
+
+class SampledPolicy(FollowingModel[ActorCritic]):
+    """Samples its actions from the distribution of an actor-critic."""
+
+    @torch.inference_mode()
+    def act(
+        self,
+        obs: dict[str, torch.Tensor],
+        state: torch.Tensor,
+        first: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> Acted:
         with autocast(self._device, self._precision):
             output = self._model.step(obs, state, first)
         distribution = self._model.distribution(output.parameters, obs)
         actions = distribution.sample(self._generator)
-        return Acted(actions, distribution.log_prob(actions), output.values, output.state)
-
-    @torch.inference_mode()
-    def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
-        """Values [B] of observations that continue an episode (final observations)."""
-        first = torch.zeros(state.shape[0], dtype=torch.bool, device=self._device)
-        with autocast(self._device, self._precision):
-            return self._model.step(obs, state, first).values
+        extras = {"log_prob": distribution.log_prob(actions), "value": output.values}
+        return Acted(actions, extras, output.state)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from sampleforge.benchmark.stages import Stage
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.apex_plan import ApexPlan
+from sampleforge.topologies.config import AnyConfig, AppoConfig
 from sampleforge.topologies.plan import Plan
 
 WAITS = 0.15
@@ -47,8 +48,8 @@ class Setting:
     cores: int
 
     @classmethod
-    def of(cls, config: AnyConfig, plan: Plan, spec: EnvSpec) -> Setting:
-        """What the plan made of a config."""
+    def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> Setting:
+        """What the topology's plan made of a config."""
         return cls(
             num_workers=plan.num_workers,
             num_envs_per_worker=plan.num_splits * plan.rows,
@@ -56,11 +57,11 @@ class Setting:
             inference=plan.inference,
             num_policy_workers=plan.num_policy_workers,
             batch_size=plan.batch_size,
-            num_epochs=config.num_epochs,
+            num_epochs=config.num_epochs if isinstance(config, AppoConfig) else 1,
             precision=plan.precision,
             device=plan.device,
             learner_threads=plan.learner_threads,
-            synchronous=plan.synchronous,
+            synchronous=isinstance(plan, Plan) and plan.synchronous,
             sampler_only=config.sampler_only,
             images=any(leaf.is_image for leaf in spec.observations.values()),
             cores=len(available_cores()),

@@ -8,9 +8,26 @@ slots in circulation is the back-pressure: an actor without a free slot waits.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from sampleforge.data.rings import IndexRings
 from sampleforge.data.slots import Owner, TrajectorySlots
 from sampleforge.runtime.wakeup import Wakeup
+
+
+class RolloutExchange(Protocol):
+    """What an actor gets its slots from and hands its rollouts to."""
+
+    slots: TrajectorySlots
+
+    def take_free(self, actor: int) -> int | None:
+        """A slot to write, or None if there is none now."""
+
+    def hand_over(self, actor: int, slot: int) -> None:
+        """The rollout in ``slot`` is complete; it is not the actor's any more."""
+
+    def fill(self) -> tuple[float, float]:
+        """Fractions of all slots that wait for an actor, and that wait for whoever comes next."""
 
 
 class SlotExchange:

@@ -53,6 +53,7 @@ class InferenceRequests:
 
     def _attach(self) -> None:
         self.slot: npt.NDArray[np.int64] = self._arrays["slot"]
+        self.splits = self.slot.shape[1]
         self.t: npt.NDArray[np.int64] = self._arrays["t"]
         self.kind: npt.NDArray[np.int64] = self._arrays["kind"]
         self.state: npt.NDArray[np.float32] = self._arrays["state"]

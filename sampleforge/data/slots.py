@@ -13,7 +13,7 @@ life can tell that it is no longer his.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -28,16 +28,26 @@ class Owner(IntEnum):
     WRITING = 1
     READY = 2
     READING = 3
+    STORED = 4
+    """In replay, until it is evicted."""
+
+
+ACTOR_CRITIC = {"log_prob": "float32", "value": "float32"}
+"""The extras of an actor-critic: log-probability and value by the behaviour policy."""
 
 
 @dataclass(frozen=True)
 class SlotShape:
-    """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows."""
+    """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
+
+    ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
+    """
 
     rollout: int
     rows: int
     spec: EnvSpec
     state_size: int
+    extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
 
     @property
     def env_steps(self) -> int:
@@ -54,9 +64,8 @@ class SlotShape:
         for name, action in self.spec.actions.items():
             arrays[f"action/{name}"] = (step + action.shape, action.dtype)
         arrays |= {
+            **{name: (step, dtype) for name, dtype in self.extras.items()},
             "first": (before, "bool"),
-            "log_prob": (step, "float32"),
-            "value": (step, "float32"),
             "version": (step, "int64"),
             "reward": (step, "float32"),
             "terminated": (step, "bool"),
@@ -78,7 +87,7 @@ class TrajectorySlots:
     """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
 
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
-    ``log_prob`` and ``value`` are the behaviour policy's, ``version`` its version, ``valid`` is
+    ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
     False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
     """
 
@@ -93,8 +102,7 @@ class TrajectorySlots:
         self.obs = {n: self.arrays[f"obs/{n}"] for n in self.shape.spec.observations}
         self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
         self.first = self.arrays["first"]
-        self.log_prob = self.arrays["log_prob"]
-        self.value = self.arrays["value"]
+        self.extras = {n: self.arrays[n] for n in self.shape.extras}
         self.version = self.arrays["version"]
         self.reward = self.arrays["reward"]
         self.terminated = self.arrays["terminated"]

@@ -29,3 +29,8 @@ def kl_adaptive(current: float, kl: float, target: float) -> float:
     if kl < target / 2.0:
         return min(current * 1.5, max(current, MAX_LEARNING_RATE))
     return current
+
+
+def between(first: float, last: float, progress: float) -> float:
+    """From ``first`` at progress 0 to ``last`` at 1, in a straight line."""
+    return first + (last - first) * min(1.0, max(0.0, progress))

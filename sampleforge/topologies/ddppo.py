@@ -204,7 +204,7 @@ def _rank(
         0,
         envs,
         exchange,
-        InlineInference(new_policy, slots, plan.num_splits),
+        InlineInference(new_policy, slots, plan.num_splits, rank),
         episodes,
         wakeup,
         endless,

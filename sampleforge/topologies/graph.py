@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
-from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
@@ -40,7 +40,9 @@ class Edge:
 @dataclass(frozen=True)
 class Graph:
     """What a topology function returns. ``learner`` is the node that answers the driver.
-    Row i of ``counters`` is that of ``nodes[i]``."""
+    Row i of ``counters`` is that of ``nodes[i]``. ``exploration``, where env rows differ in it:
+    (actor, split, row) -> third, 0 for the rows that explore least, whose returns are the run's.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -50,9 +52,10 @@ class Graph:
     progress: Progress
     counters: Counters
     episodes: EpisodeQueue
-    exchange: SlotExchange
+    exchange: RolloutExchange
     weights: SharedWeights
     stop: StopFlag
+    exploration: Mapping[tuple[int, int, int], int] | None = None
     regrouping: Regrouping | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
     held: tuple[object, ...] = ()
@@ -87,7 +90,9 @@ COUNTERS = (
     "infer_s",  # ... in forward passes, or, in an actor with policy workers, asking for them
     "gather_s",  # ... of infer_s, collecting the observations
     "wait_s",  # ... waiting for somebody else
-    "batch_s",  # ... copying slots into batches
+    "insert_s",  # ... putting rollouts into the replay
+    "draw_s",  # ... drawing samples, taking new priorities
+    "batch_s",  # ... copying experience into batches
     "learn_s",  # ... in gradient steps
     "publish_s",  # ... publishing weights
     "updates",

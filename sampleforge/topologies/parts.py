@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
-from sampleforge.algos.policy import Policy
+from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.data.weights import SharedWeights
-from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector
@@ -22,23 +21,33 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.plan import Plan
+from sampleforge.topologies.config import AnyConfig, PpoConfig
+from sampleforge.topologies.plan import Plan, SamplerPlan
 
 NewModel = Callable[[], ActorCritic]
+NewPolicy = Callable[[], Policy]
 
 _POLICY_STREAM = 1_000_000
 """In the place of a split's number: the seeds of action sampling, beside those of the env rows."""
 
 
+class Loads(Protocol):
+    """A learner that goes on from its ``state()``."""
+
+    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
+
+
 class Resume(Protocol):
     """The checkpoint that a run goes on from, in whatever process it is needed."""
 
-    def weights(self, model: ActorCritic) -> int:
+    def weights(self, model: torch.nn.Module) -> int:
         """Load the model's weights; returns their policy version."""
 
-    def learner(self, learner: Learner) -> None:
+    def learner(self, learner: Loads) -> None:
         """Load all of the learner's state."""
+
+    def plain(self) -> dict[str, Any]:
+        """The learner's plain state."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +69,19 @@ def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
         return make_model(config, spec.observations, spec.actions)
 
 
+def fit(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
+    """The config as it is: APPO's plan alone depends on the environment."""
+    return config
+
+
+def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
+    """Makes the actor-critic with its initial weights."""
+    return partial(seeded_model, config.model, spec, seed)
+
+
 def make_learner(
     new_model: NewModel,
-    config: AnyConfig,
+    config: PpoConfig,
     plan: Plan,
     start: Start,
     averaging: Averaging | None = None,
@@ -82,7 +101,7 @@ def make_learner(
     return learner
 
 
-def first_weights(new_model: NewModel, start: Start) -> SharedWeights:
+def first_weights(new_model: Callable[[], torch.nn.Module], start: Start) -> SharedWeights:
     """Weights as the run begins, published: nobody need wait for the learner's process."""
     model = new_model()
     version = 0 if start.resume is None else start.resume.weights(model)
@@ -96,20 +115,29 @@ def make_policy(
 ) -> Policy:
     """A policy that follows ``weights``."""
     where = torch.device(device)
-    return Policy(new_model(), weights, device=where, precision=precision, seed=seed)
+    return SampledPolicy(new_model(), weights, device=where, precision=precision, seed=seed)
 
 
 def policy_maker(
-    index: int, new_model: NewModel, weights: SharedWeights, plan: Plan, start: Start
-) -> Callable[[], Policy]:
+    index: int, new_model: NewModel, weights: SharedWeights, plan: SamplerPlan, start: Start
+) -> NewPolicy:
     """Makes the policy of the ``index``-th actor (inline) or policy worker."""
-    device = plan.device if plan.inference == "worker" else "cpu"
-    seed = row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
-    return partial(make_policy, new_model, weights, device, plan.precision, seed)
+    seed = policy_seed(index, start)
+    return partial(make_policy, new_model, weights, acting_device(plan), plan.precision, seed)
+
+
+def acting_device(plan: SamplerPlan) -> str:
+    """Where actions are computed."""
+    return plan.device if plan.inference == "worker" else "cpu"
+
+
+def policy_seed(index: int, start: Start) -> int:
+    """Of what the ``index``-th policy draws."""
+    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
 
 
 def env_makers(
-    actor: int, config: EnvConfig, plan: Plan, start: Start
+    actor: int, config: AnyConfig, plan: SamplerPlan, start: Start
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row."""
 

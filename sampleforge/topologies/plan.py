@@ -11,14 +11,14 @@ from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, AppoConfig, PpoConfig
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What `plan_appo` decided; every count is per run unless it says otherwise."""
+class SamplerPlan:
+    """The part of a plan that is about collecting experience."""
 
     num_workers: int
     num_splits: int  # per worker
@@ -26,24 +26,30 @@ class Plan:
     rollout: int
     inference: Literal["inline", "worker"]
     num_policy_workers: int
+    device: str
+    precision: str
+    pin_actors: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def envs(self) -> int:
+        return self.num_workers * self.num_splits * self.rows
+
+
+@dataclass(frozen=True)
+class Plan(SamplerPlan):
+    """What `plan_appo` decided; every count is per run unless it says otherwise."""
+
     slots: int
     slots_per_batch: int
     synchronous: bool
-    device: str
-    precision: str
     learner_threads: int
-    pin_actors: bool
     slot_bytes: int  # of all slots together
-    reasons: tuple[str, ...]
 
     @property
     def batch_size(self) -> int:
         """Env steps per learner batch."""
         return self.slots_per_batch * self.rows * self.rollout
-
-    @property
-    def envs(self) -> int:
-        return self.num_workers * self.num_splits * self.rows
 
 
 def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
@@ -52,8 +58,31 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
 
     ``device`` is the resolved device of learner and policy workers.
     """
+    sampler = plan_sampler(config, spec, device)
+    shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
+    slots_per_batch = _slots_per_batch(config, shape, sampler.num_workers * sampler.num_splits)
+    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
+    slots = _slots(config, slots_per_batch, sampler.num_workers, synchronous)
+    # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
+    all_cores = synchronous and has_image(spec) and not config.serial
+    cores = len(available_cores()) if all_cores else 1
+    plan = Plan(
+        **sampler.__dict__,
+        slots=slots,
+        slots_per_batch=slots_per_batch,
+        synchronous=synchronous,
+        learner_threads=config.learner_threads or cores,
+        slot_bytes=shape.nbytes(slots),
+    )
+    check_memory(plan)
+    check_minibatch(config, plan)
+    return plan
+
+
+def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
+    """Actors, rows and inference, fitted to the machine. Raises ConfigError."""
     cores = len(available_cores())
-    image = any(leaf.is_image for leaf in spec.observations.values())
+    image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
     envs = config.num_envs_per_worker or (16 if image else 32)
     if config.num_envs_per_worker is None:
@@ -63,38 +92,27 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
             f"--num-envs-per-worker {envs} cannot be split into {config.num_splits} equal parts; "
             f"use a multiple of {config.num_splits} or another --num-splits"
         )
-    shape = SlotShape(config.rollout, envs // config.num_splits, spec, config.model.state_size)
     inference, why = _inference(config, device)
-    slots_per_batch = _slots_per_batch(config, shape, workers * config.num_splits)
-    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    slots = _slots(config, slots_per_batch, workers, synchronous)
     precision, why_precision = choose_precision(config, device, image)
-    # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
-    all_cores = synchronous and image and not config.serial
-    threads = config.learner_threads or (cores if all_cores else 1)
-    plan = Plan(
+    return SamplerPlan(
         num_workers=workers,
         num_splits=config.num_splits,
-        rows=shape.rows,
+        rows=envs // config.num_splits,
         rollout=config.rollout,
         inference=inference,
         num_policy_workers=config.num_policy_workers if inference == "worker" else 0,
-        slots=slots,
-        slots_per_batch=slots_per_batch,
-        synchronous=synchronous,
         device=device,
         precision=precision,
-        learner_threads=threads,
         pin_actors=config.set_workers_cpu_affinity and workers <= cores and not config.serial,
-        slot_bytes=shape.nbytes(slots),
         reasons=(why, why_precision),
     )
-    check_memory(plan)
-    check_minibatch(config, plan)
-    return plan
 
 
-def _inference(config: AppoConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
+def has_image(spec: EnvSpec) -> bool:
+    return any(leaf.is_image for leaf in spec.observations.values())
+
+
+def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
     if config.inference != "auto":
         return config.inference, f"inference {config.inference}: as asked"
     if device.startswith("cuda"):
@@ -162,7 +180,7 @@ def check_memory(plan: Plan) -> None:
         )
 
 
-def check_minibatch(config: AnyConfig, plan: Plan) -> None:
+def check_minibatch(config: PpoConfig, plan: Plan) -> None:
     """Raises ConfigError unless the minibatches are equal parts of the batch."""
     size = config.minibatch_size
     if size is None:

@@ -8,7 +8,7 @@ from time import perf_counter, time
 import numpy as np
 
 from sampleforge.data.episodes import EpisodeQueue
-from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.short_rollouts import end_rollout
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
@@ -21,13 +21,14 @@ class Split:
 
     ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
     ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
-    with: the slot that held it belongs to the learner by then.
+    with: the slot that held it belongs to the learner by then. ``rollouts``: how many it has begun.
     """
 
     def __init__(self, index: int, env: EnvVector) -> None:
         self.index = index
         self.env = env
         self.slot: int | None = None
+        self.rollouts = 0
         self.t = 0
         self.stepping = False
         self.valuing = False
@@ -56,7 +57,7 @@ class ActorWorker:
         self,
         index: int,
         make_envs: Sequence[Callable[[], EnvVector]],
-        exchange: SlotExchange,
+        exchange: RolloutExchange,
         inference: Inference,
         episodes: EpisodeQueue,
         wakeup: Wakeup,
@@ -119,9 +120,12 @@ class ActorWorker:
 
     def _begin(self, split: Split) -> bool:
         """Start a rollout where the last one ended, if there is a free slot and more to do."""
-        slot = None if self._progress.done else self._exchange.take_free(self._index)
+        if self._progress.done or not self._is_next(split):
+            return False
+        slot = self._exchange.take_free(self._index)
         if slot is None:
             return False
+        split.rollouts += 1
         slots = self._exchange.slots
         for name, leaf in split.carry.items():
             slots.obs[name][slot, 0] = leaf
@@ -130,6 +134,11 @@ class ActorWorker:
         split.slot, split.t = slot, 0
         self._ask(split)
         return True
+
+    def _is_next(self, split: Split) -> bool:
+        """Whether no split that waits for a slot has begun fewer rollouts: where slots come one at
+        a time, the first split would take them all."""
+        return all(s.slot is not None or s.rollouts >= split.rollouts for s in self._splits)
 
     def _ask(self, split: Split) -> None:
         assert split.slot is not None

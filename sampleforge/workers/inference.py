@@ -39,11 +39,12 @@ class InlineInference:
     """The actor computes its own actions, in the call that asks for them."""
 
     def __init__(
-        self, make_policy: Callable[[], Policy], slots: TrajectorySlots, splits: int
+        self, make_policy: Callable[[], Policy], slots: TrajectorySlots, splits: int, actor: int
     ) -> None:
         self._make_policy = make_policy
         self._slots = slots
         rows = slots.shape.rows
+        self._rows = [torch.arange(rows) + (actor * splits + i) * rows for i in range(splits)]
         self.state = np.zeros((splits, rows, slots.shape.state_size), np.float32)
         final = slots.shape.spec.observations if slots.final_value is not None else {}
         self.final_obs = {
@@ -58,11 +59,11 @@ class InlineInference:
         policy.refresh()
         obs = {name: torch.from_numpy(leaf[slot, t]) for name, leaf in slots.obs.items()}
         first = torch.from_numpy(slots.first[slot, t])
-        acted = policy.act(obs, torch.from_numpy(self.state[split]), first)
+        acted = policy.act(obs, torch.from_numpy(self.state[split]), first, self._rows[split])
         for name, action in acted.actions.items():
             slots.actions[name][slot, t] = action.numpy()
-        slots.log_prob[slot, t] = acted.log_prob.numpy()
-        slots.value[slot, t] = acted.value.numpy()
+        for name, column in acted.extras.items():
+            slots.extras[name][slot, t] = column.numpy()
         slots.version[slot, t] = policy.version
         if self.state.shape[-1]:
             self.state[split] = acted.state.numpy()

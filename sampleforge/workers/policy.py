@@ -80,12 +80,12 @@ class PolicyWorker:
         obs = {name: self._rows(leaf[at]) for name, leaf in slots.obs.items()}
         state, first = self._rows(requests.state[actors, splits]), self._rows(slots.first[at])
         self._count["gather_s"] += perf_counter() - started
-        acted = self._policy.act(obs, state, first)
+        acted = self._policy.act(obs, state, first, self._numbers(actors, splits))
         each = (len(actors), slots.shape.rows)
         for name, action in acted.actions.items():
             slots.actions[name][at] = action.cpu().numpy().reshape(*each, *action.shape[1:])
-        slots.log_prob[at] = acted.log_prob.cpu().numpy().reshape(each)
-        slots.value[at] = acted.value.cpu().numpy().reshape(each)
+        for name, column in acted.extras.items():
+            slots.extras[name][at] = column.cpu().numpy().reshape(each)
         slots.version[at] = self._policy.version
         requests.state[actors, splits] = acted.state.cpu().numpy().reshape(*each, -1)
 
@@ -97,6 +97,12 @@ class PolicyWorker:
         values = self._policy.values(obs, self._rows(requests.state[actors, splits]))
         at = requests.slot[actors, splits], requests.t[actors, splits]
         slots.final_value[at] = values.cpu().numpy().reshape(len(actors), slots.shape.rows)
+
+    def _numbers(self, actors: Index, splits: Index) -> torch.Tensor:
+        """Which of the run's env rows these are [requests * rows]."""
+        rows = self._slots.shape.rows
+        first = (actors * self._requests.splits + splits) * rows
+        return self._rows(first[:, None] + np.arange(rows))
 
     def _rows(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         """[requests, rows, ...] as one batch of rows on the device."""

@@ -1,0 +1,108 @@
+"""Deep Q-learning as in Ape-X (Horgan et al. 2018, arXiv 1803.00933): loss, and what actors add."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sampleforge.algos.config import DqnConfig
+from sampleforge.data.slots import TrajectorySlots
+from sampleforge.data.transitions import Transitions
+from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.n_step import initial_errors, n_step_windows
+from sampleforge.ops.value_rescaling import rescale, unrescale
+
+
+@dataclass(frozen=True)
+class DqnOutput:
+    """A scalar to differentiate, absolute TD errors [B], and scalars to report; the last two
+    detached, on the device."""
+
+    loss: torch.Tensor
+    errors: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+
+
+def importance_weights(odds: torch.Tensor, beta: float) -> torch.Tensor:
+    """float32 [B]: ``odds ** -beta`` with ``odds`` = N P(i), divided by the largest (Schaul et al.
+    2016, arXiv 1511.05952, section 3.4)."""
+    weights = odds.pow(-beta)
+    return (weights / weights.max()).float()
+
+
+@torch.no_grad()
+def q_targets(
+    online: QNetwork, target: QNetwork, batch: Transitions, *, double: bool, rescaled: bool
+) -> torch.Tensor:
+    """[B]: returns + discount * Q_target(next_obs, argmax_a Q(next_obs, a)), where Q in the argmax
+    is the online network's (double; van Hasselt et al. 2016, arXiv 1509.06461) or the target's own.
+    ``rescaled``: h(returns + discount * h^-1(...))."""
+    q = target.q_values(batch.next_obs)
+    chooser = online.q_values(batch.next_obs) if double else q
+    best = online.distribution(chooser, batch.next_obs).best().actions
+    following = q.gather(1, best.unsqueeze(1)).squeeze(1)
+    if rescaled:
+        return rescale(batch.returns + batch.discount * unrescale(following))
+    return batch.returns + batch.discount * following
+
+
+def dqn_loss(
+    online: QNetwork, target: QNetwork, batch: Transitions, beta: float, config: DqnConfig
+) -> DqnOutput:
+    """Importance-weighted Huber loss of the TD errors, in the mean."""
+    targets = q_targets(
+        online, target, batch, double=config.double, rescaled=config.value_rescaling
+    )
+    q = online.q_values(batch.obs)
+    taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    errors = (targets - taken).detach().abs()
+    if config.huber_delta:
+        each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
+    else:
+        each = 0.5 * F.mse_loss(taken, targets, reduction="none")
+    weights = importance_weights(batch.odds, beta)
+    loss = (weights * each).mean()
+    metrics = {
+        "loss": loss.detach(),
+        "td_error_max": errors.max(),
+        "q_mean": taken.detach().mean(),
+        "importance_weight_mean": weights.mean(),
+    }
+    return DqnOutput(loss, errors, metrics)
+
+
+@dataclass(frozen=True)
+class FinishRollout:
+    """What an actor adds to a complete rollout: n-step windows and first priorities, from the
+    Q-values that it acted on."""
+
+    config: DqnConfig
+
+    def __call__(self, slots: TrajectorySlots, slot: int) -> None:
+        config, extras = self.config, slots.extras
+        reward = slots.reward[slot] * np.float32(config.reward_scale)
+        if config.reward_clip is not None:
+            reward = reward.clip(-config.reward_clip, config.reward_clip)
+        windows = n_step_windows(
+            reward,
+            slots.terminated[slot],
+            slots.truncated[slot],
+            slots.valid[slot],
+            config.n_step,
+            config.gamma,
+            same_step=slots.shape.spec.autoreset == "same_step",
+        )
+        extras["returns"][slot] = windows.returns
+        extras["discount"][slot] = windows.discount
+        extras["steps"][slot] = windows.steps
+        extras["td_error"][slot] = initial_errors(
+            windows,
+            reward,
+            extras["value"][slot],
+            extras["taken"][slot],
+            config.gamma,
+            rescaled=config.value_rescaling,
+        )

@@ -1,0 +1,109 @@
+"""Gradient steps of a Q-network. An object without a process: `update(batch)` in, errors out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.algos.config import DqnConfig
+from sampleforge.algos.dqn import dqn_loss
+from sampleforge.algos.learner import load_optimiser, optimiser_tensors, to_floats
+from sampleforge.algos.policy import autocast
+from sampleforge.data.transitions import Transitions
+from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.schedules import linear
+
+
+class Learned(NamedTuple):
+    metrics: dict[str, float]
+    errors: npt.NDArray[np.float32] | None
+    """Absolute TD errors [B], the new priorities; None where the step was skipped."""
+
+
+class DqnLearner:
+    """Online network (``model``), target network, optimiser.
+
+    ``version`` counts gradient steps, also skipped ones; it is the policy version and what the
+    target network is updated by.
+    """
+
+    def __init__(
+        self, model: QNetwork, config: DqnConfig, *, device: torch.device, precision: str
+    ) -> None:
+        self.model = model.to(device)
+        self.target = copy.deepcopy(self.model).requires_grad_(False)
+        self.version = 0
+        assert config.learning_rate is not None and config.target_update_interval is not None
+        self._config = config
+        self._learning_rate = config.learning_rate
+        self._target_interval = config.target_update_interval
+        self._device = device
+        self._precision = precision
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimiser = _make_optimiser(self._parameters, config)
+
+    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
+        """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
+        linear schedule. A step whose gradient is not finite is skipped and counted."""
+        config = self._config
+        batch = batch.to(self._device)
+        with autocast(self._device, self._precision):
+            output = dqn_loss(self.model, self.target, batch, beta, config)
+        self._optimiser.zero_grad(set_to_none=True)
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        limit = config.max_grad_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
+        metrics = to_floats({**output.metrics, "grad_norm": norm})
+        rate = self._learning_rate
+        if config.lr_schedule == "linear":
+            rate = linear(rate, progress)
+        finite = bool(np.isfinite(metrics["grad_norm"]) and np.isfinite(metrics["td_error_max"]))
+        if finite:
+            for group in self._optimiser.param_groups:
+                group["lr"] = rate
+            self._optimiser.step()
+            if self.model.normaliser is not None:
+                self.model.normaliser.update(batch.obs)
+        self.version += 1
+        if self.version % self._target_interval == 0:
+            self.target.load_state_dict(self.model.state_dict())
+        metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
+        if not finite:
+            return Learned(metrics, None)
+        errors = output.errors.cpu().numpy()
+        return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
+        tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
+        tensors |= {f"target/{n}": t for n, t in self.target.state_dict().items()}
+        tensors |= optimiser_tensors(self._optimiser)
+        plain = {"version": self.version}
+        return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
+
+    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+        """Go on from a `state`. Raises ValueError if it is of another model."""
+        for prefix, network in (("model/", self.model), ("target/", self.target)):
+            found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            try:
+                network.load_state_dict(found)
+            except RuntimeError as error:
+                raise ValueError(f"the checkpoint is of another model: {error}") from error
+        load_optimiser(self._optimiser, tensors)
+        self.version = plain["version"]
+
+
+def _make_optimiser(
+    parameters: list[torch.nn.Parameter], config: DqnConfig
+) -> torch.optim.Optimizer:
+    rate, eps = config.learning_rate, config.optimiser_eps
+    assert rate is not None and eps is not None and config.optimiser != "auto"
+    if config.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=rate, eps=eps, fused=True)
+    return torch.optim.RMSprop(
+        parameters, lr=rate, alpha=config.rmsprop_decay, eps=eps, centered=True
+    )

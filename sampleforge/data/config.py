@@ -1,0 +1,52 @@
+"""How experience is kept and drawn again (ReplayConfig)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sampleforge.config import Checked, ConfigError, check_range
+
+
+@dataclass(frozen=True)
+class ReplayConfig(Checked):
+    replay_capacity: int = 2_000_000
+    """Transitions in the replay, all shards together (rounded down to whole rollouts)."""
+    num_replay_shards: int = 1
+    """Processes that the replay is divided among."""
+    learning_starts: int | None = None
+    """Transitions in the replay before learning begins, also after a resume (none: 50000 for
+    images, else 1000)."""
+    priority_alpha: float = 0.6
+    """Transitions are drawn in proportion to priority ** alpha (0: uniformly, without a tree)."""
+    priority_beta: float = 0.4
+    """Exponent of the importance weights that make up for the priorities (1: entirely)."""
+    priority_beta_final: float | None = None
+    """Beta moves to this, linearly, until the stop condition (none: it stays)."""
+    priority_epsilon: float = 1e-6
+    """Added to every priority, so that each can be drawn."""
+    samples_per_insert: Literal["auto"] | float | None = "auto"
+    """Times that a transition is learned from on average; faster actors or learners wait (auto: 1
+    for images, else 8; none: nobody waits)."""
+    samples_per_insert_tolerance: float | None = None
+    """Samples by which the ratio may be missed at any moment (none: as few as the rollouts and
+    batches under way demand)."""
+    prefetch_batches: int = 16
+    """Samples that may be under way between replay and learner."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "replay_capacity num_replay_shards prefetch_batches", low=1)
+        check_range(self, "learning_starts", low=1)
+        check_range(self, "priority_alpha", low=0)
+        check_range(self, "priority_beta priority_beta_final", low=0, high=1)
+        check_range(self, "priority_epsilon", low=0, above=True)
+        check_range(self, "samples_per_insert_tolerance", low=0, above=True)
+        if self.samples_per_insert != "auto":
+            check_range(self, "samples_per_insert", low=0, above=True)
+        if self.learning_starts is not None and self.learning_starts > self.replay_capacity:
+            raise ConfigError(
+                f"learning_starts is {self.learning_starts}, but the replay holds only "
+                f"{self.replay_capacity} transitions; lower learning_starts or raise "
+                "replay_capacity"
+            )

@@ -1,0 +1,180 @@
+"""One shard of the replay: which slots hold experience, and what each transition's priority is.
+
+Replay is trajectory slots with a longer life. The shard owns its slots whenever no actor has them:
+
+    FREE -> (leased) WRITING -> READY -> STORED -> (evicted, oldest first) FREE
+
+One process has the shard; nobody else writes its tree, and nobody takes a lock. A transition is
+named by its item, ``slot * steps_per_slot + t * rows + row``, and by the generation of its slot.
+Eviction sets the priorities to 0, raises the generation, and only then leases the slot to an actor:
+whoever still holds (item, generation) can tell, after having copied it, that it is another one now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.data.replay_ledger import ReplayLedger
+from sampleforge.data.slots import Owner, TrajectorySlots
+from sampleforge.data.sum_tree import SumTree
+
+Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+EXTRAS = {
+    "value": "float32",  # max_a Q(obs[t], a) by the behaviour network
+    "taken": "float32",  # Q(obs[t], action[t])
+    "returns": "float32",  # of the n-step window; see sampleforge.ops.n_step
+    "discount": "float32",
+    "steps": "uint8",
+    "td_error": "float32",  # absolute, the first priority
+}
+"""The extras of slots whose experience goes into a replay."""
+
+
+class Drawn(NamedTuple):
+    """A sample: items, the generations of their slots, and ``odds``: number of transitions in all
+    shards times the probability of this one, 1 if all are equally likely."""
+
+    items: Indices
+    generations: Indices
+    odds: Floats
+
+
+@dataclass(frozen=True)
+class Prioritisation:
+    """Priority of a transition: ``(|TD error| + epsilon) ** alpha``; alpha 0 is uniform."""
+
+    alpha: float
+    epsilon: float
+
+    def __call__(self, errors: npt.NDArray[np.float32]) -> Floats:
+        if not np.isfinite(errors).all() or (errors < 0).any():
+            raise ValueError("TD errors must be finite and not negative")
+        found: Floats = (errors.astype(np.float64) + self.epsilon) ** self.alpha
+        return found
+
+
+class ReplayShard:
+    """Slots ``first`` to ``first + count - 1`` of ``slots``, at most ``capacity`` of them STORED.
+
+    The others are what actors write to, so ``count`` exceeds ``capacity``. With alpha 0 there is no
+    tree: transitions are drawn uniformly. ``slots`` need the columns of `EXTRAS`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        slots: TrajectorySlots,
+        first: int,
+        count: int,
+        capacity: int,
+        priority: Prioritisation,
+        ledger: ReplayLedger,
+        seed: list[int],
+    ) -> None:
+        assert 1 <= capacity < count, (capacity, count)
+        self._index = index
+        self._slots = slots
+        self._first = first
+        self._capacity = capacity
+        self._priority = priority
+        self._ledger = ledger
+        self._random = np.random.default_rng([*seed, index])
+        self._steps = slots.shape.env_steps
+        self._tree = SumTree(count * self._steps) if priority.alpha > 0 else None
+        self._stored: deque[int] = deque()  # oldest first
+        self._free: deque[int] = deque(range(first, first + count))
+        self._born = np.zeros(count, np.int64)  # ``inserted`` of the ledger when a slot was stored
+
+    @property
+    def stored_slots(self) -> tuple[int, ...]:
+        """The slots that hold experience, oldest first."""
+        return tuple(self._stored)
+
+    def lease(self) -> int | None:
+        """A free slot, which belongs to the caller until it is inserted; None if there is none."""
+        if not self._free:
+            return None
+        self._ledger.leased[self._index] += self._steps
+        return self._free.popleft()
+
+    def insert(self, slot: int) -> None:
+        """Take a slot that an actor has completed (READY), evicting the oldest one if need be."""
+        if len(self._stored) == self._capacity:
+            self._evict()
+        slots, ledger, me = self._slots, self._ledger, self._index
+        slots.move(slot, Owner.READY, Owner.STORED)
+        usable = slots.extras["steps"][slot].reshape(-1) > 0
+        count = int(np.count_nonzero(usable))
+        if self._tree is not None:
+            priorities = self._priority(slots.extras["td_error"][slot].reshape(-1))
+            self._tree.set_range(self._place(slot), np.where(usable, priorities, 0.0))
+        self._stored.append(slot)
+        self._born[slot - self._first] = ledger.inserted[me]
+        ledger.stored[me] += count
+        ledger.inserted[me] += count
+        ledger.leased[me] -= self._steps
+        self._announce_mass()
+
+    def draw(self, count: int) -> Drawn:
+        """``count`` transitions, in proportion to their priorities. There must be one."""
+        ledger, me = self._ledger, self._index
+        everything = float(ledger.stored.sum())
+        if self._tree is None:
+            places = self._draw_uniformly(count)
+            odds = np.ones(count)
+        else:
+            places = self._tree.draw(count, self._random)
+            odds = self._tree.leaves[places] * (everything / float(ledger.mass.sum()))
+        local = places // self._steps
+        ledger.drawn[me] += count
+        ledger.age_sum[me] += float((ledger.inserted[me] - self._born[local]).sum())
+        items = places + self._first * self._steps
+        return Drawn(items, self._slots.generation[local + self._first], odds)
+
+    def update(self, items: Indices, generations: Indices, errors: npt.NDArray[np.float32]) -> None:
+        """New priorities for transitions drawn before, but not for those evicted since. Raises
+        ValueError, and changes nothing, if an error is negative or not finite."""
+        priorities = self._priority(errors)
+        held = self._slots.generation[items // self._steps] == generations
+        self._ledger.stale_updates[self._index] += int(np.count_nonzero(~held))
+        if self._tree is not None and held.any():
+            places = items[held] - self._first * self._steps
+            self._tree.set(places, priorities[held])
+            self._announce_mass()
+
+    def _evict(self) -> None:
+        slot = self._stored.popleft()
+        if self._tree is not None:
+            self._tree.set_range(self._place(slot), np.zeros(self._steps))
+        usable = np.count_nonzero(self._slots.extras["steps"][slot])
+        self._ledger.full[self._index] = True
+        self._ledger.stored[self._index] -= usable
+        self._slots.move(slot, Owner.STORED, Owner.FREE)
+        self._free.append(slot)
+
+    def _place(self, slot: int) -> int:
+        """Leaf of a slot's first transition."""
+        return (slot - self._first) * self._steps
+
+    def _announce_mass(self) -> None:
+        tree, ledger = self._tree, self._ledger
+        mass = float(ledger.stored[self._index]) if tree is None else tree.total
+        ledger.mass[self._index] = mass
+
+    def _draw_uniformly(self, count: int) -> Indices:
+        """Any step of any stored slot, and again for those that have no window."""
+        stored = np.array(self._stored, np.int64) - self._first
+        steps = self._slots.extras["steps"][self._first :].reshape(-1)
+        places = np.empty(0, np.int64)
+        while len(places) < count:
+            at = self._random.choice(stored, count) * self._steps
+            at += self._random.integers(0, self._steps, count)
+            places = np.concatenate((places, at[steps[at] > 0]))
+        return places[:count]

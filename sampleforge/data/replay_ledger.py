@@ -1,0 +1,132 @@
+"""What replay shards and learner know of each other, and the limit on samples per insert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.data.shared import SharedArrays
+
+_OF_SHARD = {
+    "inserted": "int64",  # transitions that could be sampled, ever
+    "leased": "int64",  # steps of the slots that actors have
+    "stored": "int64",  # transitions that can be sampled now
+    "mass": "float64",  # sum of their priorities
+    "drawn": "int64",
+    "age_sum": "float64",  # of the drawn, in transitions inserted since
+    "full": "bool",  # it has begun to evict: it will not hold more
+    "stale_updates": "int64",  # priorities that came too late: their transition was evicted
+}
+_OF_LEARNER = {
+    "base": "int64",  # of each shard: inserted before learning began
+    "carried": "float64",  # [0]: the balance of the run before
+    "sampled": "int64",  # [0]
+    "learning": "bool",  # [0]
+}
+
+
+class ReplayLedger:
+    """Numbers of each shard [shards] in shared memory, each with one writer: the shard, or where it
+    says so the learner."""
+
+    inserted: npt.NDArray[np.int64]
+    leased: npt.NDArray[np.int64]
+    stored: npt.NDArray[np.int64]
+    mass: npt.NDArray[np.float64]
+    drawn: npt.NDArray[np.int64]
+    age_sum: npt.NDArray[np.float64]
+    full: npt.NDArray[np.bool_]
+    stale_updates: npt.NDArray[np.int64]
+    base: npt.NDArray[np.int64]
+    carried: npt.NDArray[np.float64]
+    sampled: npt.NDArray[np.int64]
+    learning: npt.NDArray[np.bool_]
+
+    def __init__(self, shards: int) -> None:
+        columns = {**_OF_SHARD, **_OF_LEARNER}
+        self.__setstate__(SharedArrays({n: ((shards,), dtype) for n, dtype in columns.items()}))
+
+    def __getstate__(self) -> SharedArrays:
+        return self._arrays
+
+    def __setstate__(self, arrays: SharedArrays) -> None:
+        self._arrays = arrays
+        for name in (*_OF_SHARD, *_OF_LEARNER):
+            setattr(self, name, arrays[name])
+
+    @property
+    def shards(self) -> int:
+        return len(self.inserted)
+
+    @property
+    def inserted_since_start(self) -> int:
+        """Transitions inserted since learning began."""
+        return int((self.inserted - self.base).sum()) if self.learning[0] else 0
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """Holds ``|inserts * ratio - samples|`` within ``tolerance``, at every instant (Reverb's
+    SampleToInsertRatio; Cassirer et al. 2021, arXiv 2102.04736).
+
+    Inserts and samples count from the moment that ``learning_starts`` transitions were there. A
+    ``ratio`` of None lets both sides run freely. Inserts are limited where slots are leased to
+    actors: what has been leased may come back at any moment, so it counts already, and each shard
+    has an equal share of what is allowed. Neither side needs the other's lock.
+    """
+
+    ledger: ReplayLedger
+    ratio: float | None
+    tolerance: float
+    learning_starts: int
+
+    @property
+    def balance(self) -> float:
+        """inserts * ratio - samples: positive if samples are due."""
+        ledger = self.ledger
+        inserts = ledger.inserted_since_start * (self.ratio or 0.0)
+        return float(ledger.carried[0] + inserts - ledger.sampled[0])
+
+    def may_lease(self, shard: int, steps: int) -> bool:
+        """Shard: another slot of ``steps`` transitions may be given to an actor."""
+        ledger = self.ledger
+        if self.ratio is None:
+            return True
+        committed = ledger.inserted[shard] - ledger.base[shard] + ledger.leased[shard] + steps
+        allowed = (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
+        if ledger.learning[0]:
+            return bool(committed <= allowed / ledger.shards)
+        # Also before: a learner that starts late finds no pile of old steps. But what learning
+        # needs to begin is always allowed, whatever the run before owed.
+        needed = self.learning_starts / ledger.shards
+        return bool(committed - steps < needed or committed <= needed + allowed / ledger.shards)
+
+    def begin_learning(self) -> bool:
+        """Learner: whether there are enough transitions to learn from; remembers the first time.
+        Full shards are enough, whatever ``learning_starts``: where episodes are short, steps that
+        reset take room."""
+        ledger = self.ledger
+        if not ledger.learning[0]:
+            if ledger.stored.sum() < self.learning_starts and not ledger.full.all():
+                return False
+            ledger.base[:] = ledger.inserted
+            ledger.learning[0] = True
+        return True
+
+    def may_sample(self, count: int) -> bool:
+        """Learner, once it may learn: ``count`` more samples may be drawn."""
+        return self.ratio is None or self.balance - count >= -self.tolerance
+
+    def count_samples(self, count: int) -> None:
+        """Learner: ``count`` samples have been ordered."""
+        self.ledger.sampled[0] += count
+
+    def state(self) -> dict[str, Any]:
+        return {"balance": self.balance if self.ratio is not None else 0.0}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with the balance of a `state`."""
+        self.ledger.carried[0] = state["balance"] if self.ratio is not None else 0.0

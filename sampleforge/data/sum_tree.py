@@ -1,0 +1,102 @@
+"""A sum tree over non-negative numbers: draws leaves in proportion to them, in whole batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+_FANOUT = 16
+"""Children per node. numpy's cost is per level and, in a large tree, per cache line: of 2, 4, 8, 16
+and 32, 16 draws and updates fastest from 10k to 10M leaves (at 1M twice as fast as 2)."""
+_ONES = np.ones(_FANOUT)  # a product with it is a sum over the children, at a third of the cost
+_TOP = 4096
+"""Levels end at so many nodes: these are searched at once, through their cumulative sum."""
+
+
+class SumTree:
+    """``size`` leaves of float64, all 0 at first.
+
+    float32 would lose small leaves beside a large sum. Every parent is recomputed from its
+    children, never moved by a difference: rounding errors do not pile up.
+    """
+
+    def __init__(self, size: int) -> None:
+        assert size >= 1
+        self.size = size
+        self._levels: list[Floats] = []  # [nodes, fan-out] each: one row per parent
+        nodes = size
+        while True:
+            nodes = -(-nodes // _FANOUT)
+            self._levels.append(np.zeros((nodes, _FANOUT)))
+            if nodes * _FANOUT <= _TOP:
+                break
+
+    @property
+    def leaves(self) -> Floats:
+        """All leaves, to read."""
+        return self._levels[0].reshape(-1)[: self.size]
+
+    @property
+    def total(self) -> float:
+        """The sum of all leaves."""
+        return float(self._levels[-1].sum())
+
+    def set(self, indices: Indices, values: Floats) -> None:
+        """Set leaves; of an index that comes twice, the last value holds. Raises ValueError, and
+        changes nothing, if a value is negative or not finite."""
+        _check(values)
+        self._levels[0].reshape(-1)[indices] = values
+        for children, parents in zip(self._levels, self._levels[1:], strict=False):
+            indices = indices // _FANOUT
+            parents.reshape(-1)[indices] = children.take(indices, axis=0) @ _ONES
+
+    def set_range(self, start: int, values: Floats) -> None:
+        """Set the leaves from ``start`` on, by slices: for whole blocks. Raises as `set` does."""
+        _check(values)
+        stop = start + len(values)
+        assert 0 <= start < stop <= self.size, (start, stop, self.size)
+        self._levels[0].reshape(-1)[start:stop] = values
+        for children, parents in zip(self._levels, self._levels[1:], strict=False):
+            start, stop = start // _FANOUT, -(-stop // _FANOUT)
+            parents.reshape(-1)[start:stop] = children[start:stop].sum(1)
+
+    def find(self, at: Floats) -> Indices:
+        """The leaf under each point of [0, total): leaf i takes the points from the sum of those
+        before it to that plus its own. A leaf of 0 is never found, neither by rounding nor by a
+        point at or beyond the total. Needs a positive total; fastest with ``at`` ascending."""
+        top = self._levels[-1].reshape(-1)
+        ends = top.cumsum()
+        node = ends.searchsorted(at, side="right")
+        beyond = node == len(top)
+        if beyond.any():
+            node[beyond] = top.nonzero()[0][-1]
+        left = at - (ends[node] - top[node])
+        each = np.arange(len(at))
+        for children in reversed(self._levels[:-1]):
+            rows = children.take(node, axis=0)
+            ends = rows.cumsum(1)
+            child = (ends > left[:, None]).argmax(1)
+            for beyond_row in (left >= ends[:, -1]).nonzero()[0]:
+                # Rounding left more than the children hold: the last that holds anything has it.
+                child[beyond_row] = rows[beyond_row].nonzero()[0][-1]
+            left -= ends[each, child] - rows[each, child]
+            node = node * _FANOUT + child
+        return node
+
+    def draw(self, count: int, random: np.random.Generator) -> Indices:
+        """``count`` leaves, one from each of ``count`` equal parts of the total (stratified)."""
+        points = (np.arange(count) + random.random(count)) * (self.total / count)
+        return self.find(points)
+
+
+def _check(values: Floats) -> None:
+    # NaN fails every comparison, so this refuses it too.
+    good = (values >= 0) & (values < np.inf)
+    if not good.all():
+        bad = values[~good]
+        raise ValueError(
+            f"{len(bad)} of {len(values)} priorities are negative or not finite, such as {bad[0]}"
+        )

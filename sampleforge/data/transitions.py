@@ -1,0 +1,88 @@
+"""Sampled transitions, gathered from where the actors wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.data.slots import TrajectorySlots
+from sampleforge.spec import ACTION
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """``B`` transitions: what was seen, what was done, and the n-step window after it."""
+
+    obs: dict[str, torch.Tensor]  # [B, ...]
+    action: torch.Tensor  # int64 [B]
+    returns: torch.Tensor  # float32 [B]
+    discount: torch.Tensor  # float32 [B], 0 where the episode terminated
+    next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
+    odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
+
+    def to(self, device: torch.device) -> Transitions:
+        def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}
+
+        plain = move({n: getattr(self, n) for n in ("action", "returns", "discount", "odds")})
+        return Transitions(obs=move(self.obs), next_obs=move(self.next_obs), **plain)
+
+
+class Gathered(NamedTuple):
+    transitions: Transitions
+    held: npt.NDArray[np.bool_]
+    """[B] of the sample: which of its items are still what was drawn, and so in here."""
+
+
+class TransitionReader:
+    """Copies transitions out of slots that may be evicted and written anew at any time.
+
+    The generation is compared after the copy: it moves before an actor may write. What changed
+    meanwhile is left out, so the transitions may be fewer than the items.
+    """
+
+    def __init__(self, slots: TrajectorySlots) -> None:
+        self._slots = slots
+        columns = slots.columns()
+        self._obs = {n: columns[f"obs/{n}"].flatten(0, 2) for n in slots.obs}
+        self._step = {
+            name: columns[column].flatten(0, 2)
+            for name, column in {
+                "action": f"action/{ACTION}",
+                "returns": "returns",
+                "discount": "discount",
+            }.items()
+        }
+        self._windows = slots.extras["steps"].reshape(-1)
+
+    def read(self, items: Indices, generations: Indices, odds: npt.NDArray[np.float64]) -> Gathered:
+        """The transitions of these items (see `sampleforge.data.replay`)."""
+        shape = self._slots.shape
+        slot, step = np.divmod(items, shape.env_steps)
+        at = items + slot * shape.rows  # observations have T + 1 steps per slot
+        # A window read while an actor writes may be anything; it must only not point outside.
+        window = np.minimum(self._windows[items], shape.rollout - step // shape.rows)
+        index, seen = torch.from_numpy(items), torch.from_numpy(at)
+        after = torch.from_numpy(at + window.astype(np.int64) * shape.rows)
+        plain = {n: column.index_select(0, index) for n, column in self._step.items()}
+        obs = {n: leaf.index_select(0, seen) for n, leaf in self._obs.items()}
+        next_obs = {n: leaf.index_select(0, after) for n, leaf in self._obs.items()}
+        found = Transitions(obs=obs, next_obs=next_obs, odds=torch.from_numpy(odds.copy()), **plain)
+        held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
+        return Gathered(found if held.all() else _pick(found, held), held)
+
+
+def _pick(found: Transitions, held: npt.NDArray[np.bool_]) -> Transitions:
+    mask = torch.from_numpy(held)
+    plain = {n: getattr(found, n)[mask] for n in ("action", "returns", "discount", "odds")}
+    return Transitions(
+        obs={n: leaf[mask] for n, leaf in found.obs.items()},
+        next_obs={n: leaf[mask] for n, leaf in found.next_obs.items()},
+        **plain,
+    )

@@ -1,0 +1,179 @@
+"""The Q-network: normaliser -> trunk (encoder, core) -> one Q-value per action."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sampleforge.config import ConfigError
+from sampleforge.models.actor_critic import ModelOutput
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoders import Activation, Dense, activation, orthogonal_
+from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
+from sampleforge.models.trunk import Trunk
+from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
+
+EVALUATION_EPSILON = 0.001
+"""Of stochastic evaluation, as in published Atari scores."""
+
+
+class QNetwork(nn.Module):
+    """Q-values of one discrete action.
+
+    ``dueling``: Q = V + A - mean_a A (Wang et al. 2016, arXiv 1511.06581, eq. 9). ``head_size``:
+    width of a hidden layer in each head, 0 for none. ``parameters`` of its output are the Q-values
+    [..., A], ``values`` the largest of them that the action mask allows. Raises ConfigError if the
+    config does not fit the spaces.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        observations: Mapping[str, ArraySpec],
+        actions: Mapping[str, ActionSpec],
+        *,
+        dueling: bool,
+        head_size: int,
+    ) -> None:
+        super().__init__()
+        self.num_actions = _num_actions(actions)
+        _check_fit(config, observations, self.num_actions)
+        needed = config.normalise_observations and normalised_leaves(observations)
+        self.normaliser = ObservationNormaliser(observations) if needed else None
+        self.trunk = Trunk(config, observations)
+        self.state_size = self.trunk.state_size
+        self.dueling = dueling
+        outputs = self.num_actions + dueling  # the value comes last
+        features, act = self.trunk.out_features, activation(config.activation, "relu")
+        if head_size:
+            self.heads: nn.Module = _Streams(features, head_size, self.num_actions, dueling, act)
+        else:
+            self.heads = orthogonal_(nn.Linear(features, outputs), gain=1.0)
+
+    def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
+        """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""
+        leaves = obs if self.normaliser is None else self.normaliser(obs)
+        features, state = self.trunk.step(leaves, state, first)
+        q = self._q_values(features)
+        return ModelOutput(q, self.distribution(q, obs).best().values, state)
+
+    def q_values(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """[B, A] float32 of leaves [B, ...], for a network without a core."""
+        assert self.state_size == 0
+        leaves = obs if self.normaliser is None else self.normaliser(obs)
+        some = next(iter(leaves.values()))
+        features, _ = self.trunk.step(
+            leaves, some.new_empty(0), some.new_zeros(len(some), dtype=torch.bool)
+        )
+        return self._q_values(features)
+
+    def _q_values(self, features: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(features.device.type):
+            with torch.autocast(features.device.type, enabled=False):  # 8 bits are too few
+                return self._q_values(features)
+        outputs: Tensor = self.heads(features)
+        if not self.dueling:
+            return outputs
+        advantage, value = outputs[..., :-1], outputs[..., -1:]
+        return value + advantage - advantage.mean(-1, keepdim=True)
+
+    def distribution(self, parameters: Tensor, obs: Mapping[str, Tensor]) -> GreedyActions:
+        """What to do with Q-values [..., A], under the action mask if ``obs`` has one."""
+        mask = obs.get(ACTION_MASK)
+        if mask is not None:
+            mask = mask.reshape(parameters.shape).bool()
+            # Final observations allow nothing; nothing is done there, and no value is used.
+            mask = mask | ~mask.any(-1, keepdim=True)
+        return GreedyActions(parameters, mask)
+
+
+class _Streams(nn.Module):
+    """Features [..., F] -> advantages and, last, the value: each through a hidden layer."""
+
+    def __init__(
+        self, features: int, size: int, actions: int, dueling: bool, act: Activation
+    ) -> None:
+        super().__init__()
+        widths = (actions, 1) if dueling else (actions,)
+        self.hidden = nn.ModuleList(Dense(features, (size,), act) for _ in widths)
+        self.out = nn.ModuleList(orthogonal_(nn.Linear(size, n), gain=1.0) for n in widths)
+
+    def forward(self, features: Tensor) -> Tensor:
+        pairs = zip(self.hidden, self.out, strict=True)
+        return torch.cat([out(hidden(features)) for hidden, out in pairs], -1)
+
+
+class Best(NamedTuple):
+    values: Tensor
+    """[...]: the largest allowed Q-value."""
+    actions: Tensor
+    """int64 [...]: the action that has it."""
+
+
+class GreedyActions:
+    """The best of the allowed actions, or with a probability any of them.
+
+    ``q`` [..., A]; ``mask`` bool of the same shape, True where allowed, or None.
+    """
+
+    def __init__(self, q: Tensor, mask: Tensor | None) -> None:
+        self.q = q
+        self.mask = mask
+
+    def best(self) -> Best:
+        q = self.q if self.mask is None else self.q.masked_fill(~self.mask, -math.inf)
+        return Best(*q.max(-1))
+
+    def mode(self) -> dict[str, Tensor]:
+        return {ACTION: self.best().actions}
+
+    def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Epsilon-greedy, with the epsilon of evaluation."""
+        epsilons = torch.full(self.q.shape[:-1], EVALUATION_EPSILON, device=self.q.device)
+        return {ACTION: self.explore(epsilons, generator)}
+
+    def explore(self, epsilons: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """int64 [...]: a uniformly random allowed action with probability ``epsilons`` [...]."""
+        return torch.where(
+            self._uniform(epsilons.shape, generator) < epsilons,
+            self._any(generator),
+            self.best().actions,
+        )
+
+    def _any(self, generator: torch.Generator | None) -> Tensor:
+        lots = self._uniform(self.q.shape, generator)
+        if self.mask is not None:
+            lots = lots.masked_fill(~self.mask, -1.0)
+        return lots.argmax(-1)
+
+    def _uniform(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        return torch.rand(shape, device=self.q.device, generator=generator)
+
+
+def _num_actions(actions: Mapping[str, ActionSpec]) -> int:
+    spec = actions.get(ACTION)
+    if len(actions) != 1 or spec is None or spec.kind != "discrete":
+        kinds = ", ".join(f"{name} ({action.kind})" for name, action in actions.items())
+        raise ConfigError(
+            f"Ape-X learns Q-values of one Discrete action, but this environment has {kinds}; "
+            "use appo, which takes any"
+        )
+    return spec.categories[0]
+
+
+def _check_fit(
+    config: ModelConfig, observations: Mapping[str, ArraySpec], num_actions: int
+) -> None:
+    if config.separate_critic:
+        raise ConfigError("model.separate_critic is for actor-critics; a Q-network has no critic")
+    if ACTION_MASK in observations:
+        size = math.prod(observations[ACTION_MASK].shape)
+        if size != num_actions:
+            raise ConfigError(
+                f"observation leaf {ACTION_MASK!r} has {size} elements, but there are "
+                f"{num_actions} actions; it needs one each"
+            )

@@ -1,0 +1,96 @@
+"""n-step windows over one rollout, in numpy: they are computed where the rollout is, in an actor.
+
+Time is axis 0, everything is [T, rows]. The window of step t takes the rewards of at most n steps
+from t on and then bootstraps from ``obs[t + steps]``. It ends early where the episode does, so that
+nothing crosses one, and at the end of the rollout, where the last observation is ``obs[T]``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.ops.value_rescaling import rescale, unrescale
+
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+
+
+class Windows(NamedTuple):
+    """[T, rows] each. The target of step t is
+    ``returns[t] + discount[t] * V(obs[t + steps[t]])``; no window where ``steps`` is 0."""
+
+    returns: Floats
+    discount: Floats  # 0 where the episode terminated within the window
+    steps: npt.NDArray[np.uint8]
+
+
+def n_step_windows(
+    reward: Floats,
+    terminated: Flags,
+    truncated: Flags,
+    valid: Flags,
+    n: int,
+    gamma: float,
+    *,
+    same_step: bool = False,
+) -> Windows:
+    """The window of every step.
+
+    A step that is not valid has none, and ends those before it. A truncation bootstraps from the
+    final observation, which is ``obs[t + 1]``. With ``same_step`` it is not: ``obs[t + 1]`` belongs
+    to the next episode already, so windows stop before a truncated step, and it has none itself.
+    """
+    assert reward.ndim == 2 and 1 <= n <= 255, (reward.shape, n)
+    length = len(reward)
+    returns = np.zeros_like(reward)
+    discount = np.zeros_like(reward)
+    steps = np.zeros(reward.shape, np.uint8)
+    usable = valid & ~truncated if same_step else valid
+    open_ = np.ones_like(usable)
+    for k in range(min(n, length)):
+        here = slice(0, length - k)
+        takes = open_[here] & usable[k:]
+        returns[here] += np.where(takes, np.float32(gamma**k) * reward[k:], 0)
+        steps[here] += takes
+        discount[here] = np.where(takes, np.float32(gamma ** (k + 1)), discount[here])
+        discount[here][takes & terminated[k:]] = 0
+        open_[here] = takes & ~(terminated[k:] | truncated[k:])
+    return Windows(returns, discount, steps)
+
+
+def initial_errors(
+    windows: Windows,
+    reward: Floats,
+    values: Floats,
+    taken: Floats,
+    gamma: float,
+    *,
+    rescaled: bool = False,
+) -> Floats:
+    """|TD error| [T, rows] by the behaviour network's own Q-values at sampling.
+
+    ``values`` is max_a Q(obs[t], a), ``taken`` is Q(obs[t], a_t). There is no value of ``obs[T]``
+    yet: a window that ends there is cut by one step for this purpose, and a window of one step
+    gets the mean of the others. ``rescaled``: both are squashed (see `ops.value_rescaling`).
+    """
+    length, rows = reward.shape
+    raw = unrescale(torch.from_numpy(values)).numpy() if rescaled else values
+    time = np.arange(length)[:, None] + windows.steps
+    cut = (time == length) & (windows.discount > 0)
+    at = np.minimum(time, length) - cut
+    returns = windows.returns - np.where(
+        cut, np.float32(gamma) ** (windows.steps - 1.0) * reward[-1], 0
+    )
+    discount = np.where(cut, windows.discount / max(gamma, 1e-12), windows.discount)
+    following = raw[np.minimum(at, length - 1), np.arange(rows)]
+    target = returns + discount * np.where(discount > 0, following, 0)
+    if rescaled:
+        target = rescale(torch.from_numpy(target)).numpy()
+    errors: Floats = np.abs(target - taken)
+    known = (windows.steps > 0) & ~(cut & (windows.steps == 1))
+    typical = errors[known].mean() if known.any() else np.float32(1.0)
+    return np.where(known, errors, typical).astype(np.float32)

@@ -1,0 +1,293 @@
+"""Ape-X: actors -> replay shards -> learner; priorities back; weights out.
+
+Horgan et al. 2018, arXiv 1803.00933.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+
+from sampleforge.algos.dqn import FinishRollout
+from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.data.replay import Prioritisation, ReplayShard
+from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
+from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
+from sampleforge.data.slots import TrajectorySlots
+from sampleforge.data.transitions import TransitionReader
+from sampleforge.data.weights import SharedWeights
+from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.exploration import epsilon_ladder
+from sampleforge.runtime.memory import human_bytes
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.apex_plan import ApexPlan, slot_shape
+from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.graph import Edge, Graph, Node
+from sampleforge.topologies.parts import (
+    NewPolicy,
+    Start,
+    acting_device,
+    first_weights,
+    policy_seed,
+)
+from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
+from sampleforge.workers.learner import Save
+from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.replay_learner import NoLearner, ReplayLearnerWorker
+from sampleforge.workers.worker import StopFlag
+
+NewNetwork = Callable[[], QNetwork]
+
+
+@dataclass(frozen=True)
+class ReplayChannels:
+    """What joins actors, shards and learner."""
+
+    exchange: ReplayExchange
+    tickets: SampleTickets
+    limiter: RateLimiter
+    shard_wakeups: list[Wakeup]
+
+
+def apex(
+    config: ApexConfig,
+    plan: ApexPlan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+) -> Graph:
+    """Wire actors, policy workers, replay shards and learner. Nothing runs yet.
+
+    ``save`` writes a checkpoint, in the learner's process; ``control`` is the learner's end of the
+    driver's pipe (None: the driver calls the learner worker itself).
+    """
+    new_network = network_maker(config, spec, start.seed)
+    weights = first_weights(new_network, start)
+    shards = len(plan.stored_slots)
+    shape = slot_shape(config, plan, spec)
+    joined = channels(config, plan, shape, start, weights, other_workers=shards + 1)
+    slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
+    replay = _replay_channels(config, plan, slots, joined, start)
+
+    def new_policy(index: int) -> NewPolicy:
+        return partial(make_policy, index, new_network, weights, config, plan, start)
+
+    sampling = sampler_nodes(joined, replay.exchange, config, plan, start, new_policy)
+    replays = [_shard(i, replay, joined, config, plan, start) for i in range(shards)]
+    learner = _learner(replay, joined, config, plan, start, new_network, save, control)
+    return Graph(
+        name="apex",
+        nodes=(*sampling, *replays, learner),
+        learner=learner,
+        edges=_edges(config, plan),
+        notes=_notes(config, plan, spec, start),
+        progress=joined.progress,
+        counters=joined.counters,
+        episodes=joined.episodes,
+        exchange=replay.exchange,
+        weights=weights,
+        stop=StopFlag(),
+        exploration=exploration_thirds(plan),
+    )
+
+
+def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
+    """Makes the Q-network with its initial weights."""
+    return partial(seeded_network, config, spec, seed)
+
+
+def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
+    """The Q-network with its initial weights, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return QNetwork(
+            config.model,
+            spec.observations,
+            spec.actions,
+            dueling=config.dueling,
+            head_size=config.head_size,
+        )
+
+
+def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
+    """Place of an env row on the ladder of epsilons: every actor has rows all along it."""
+    return (split * plan.rows + row) * plan.num_workers + actor
+
+
+def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
+    """Epsilon of every env row of the run, in the order of actors, splits, rows."""
+    ladder = epsilon_ladder(plan.envs, config.epsilon_base, config.epsilon_exponent)
+    return ladder[[rung(plan, *row) for row in _rows(plan)]]
+
+
+def exploration_thirds(plan: ApexPlan) -> dict[tuple[int, int, int], int]:
+    """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
+    third = math.ceil(plan.envs / 3)
+    return {row: (plan.envs - 1 - rung(plan, *row)) // third for row in _rows(plan)}
+
+
+def _rows(plan: ApexPlan) -> list[tuple[int, int, int]]:
+    splits, rows = range(plan.num_splits), range(plan.rows)
+    return [(a, s, r) for a in range(plan.num_workers) for s in splits for r in rows]
+
+
+def make_policy(
+    index: int,
+    new_network: NewNetwork,
+    weights: SharedWeights,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: Start,
+) -> EpsilonGreedyPolicy:
+    """The policy of the ``index``-th actor (inline) or policy worker."""
+    return EpsilonGreedyPolicy(
+        new_network(),
+        weights,
+        row_epsilons(config, plan),
+        config.weights_refresh_interval,
+        device=torch.device(acting_device(plan)),
+        precision=plan.precision,
+        seed=policy_seed(index, start),
+    )
+
+
+def make_learner(
+    new_network: NewNetwork, config: ApexConfig, plan: ApexPlan, start: Start
+) -> DqnLearner:
+    """The learner as it begins: initial weights, or all that is in the checkpoint."""
+    device = torch.device(plan.device)
+    learner = DqnLearner(new_network(), config, device=device, precision=plan.precision)
+    if start.resume is not None:
+        start.resume.learner(learner)
+    return learner
+
+
+def _replay_channels(
+    config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots, joined: Channels, start: Start
+) -> ReplayChannels:
+    shard_wakeups = [Wakeup() for _ in plan.stored_slots]
+    ledger = ReplayLedger(len(shard_wakeups))
+    limiter = RateLimiter(ledger, plan.ratio, plan.tolerance, plan.learning_starts)
+    if start.resume is not None:
+        limiter.load(start.resume.plain()["limiter"])
+    return ReplayChannels(
+        exchange=ReplayExchange(
+            slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
+        ),
+        tickets=SampleTickets(
+            config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
+        ),
+        limiter=limiter,
+        shard_wakeups=shard_wakeups,
+    )
+
+
+def _shard(
+    index: int,
+    replay: ReplayChannels,
+    joined: Channels,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: Start,
+) -> Node:
+    counts = plan.shard_slots
+    make_shard = partial(
+        ReplayShard,
+        index,
+        replay.exchange.slots,
+        first=sum(counts[:index]),
+        count=counts[index],
+        capacity=plan.stored_slots[index],
+        priority=Prioritisation(config.priority_alpha, config.priority_epsilon),
+        ledger=replay.limiter.ledger,
+        seed=[start.seed, start.resumes],
+    )
+    worker = ReplayWorker(
+        index,
+        make_shard,
+        replay.exchange,
+        replay.tickets,
+        replay.limiter,
+        replay.shard_wakeups[index],
+        joined.counters,
+        counter_row=plan.num_workers + plan.num_policy_workers + index,
+    )
+    return Node(worker, replay.shard_wakeups[index])
+
+
+def _learner(
+    replay: ReplayChannels,
+    joined: Channels,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: Start,
+    new_network: NewNetwork,
+    save: Save,
+    control: Connection | None,
+) -> Node:
+    if config.sampler_only:
+        return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
+    worker = ReplayLearnerWorker(
+        partial(make_learner, new_network, config, plan, start),
+        partial(TransitionReader, replay.exchange.slots),
+        replay.tickets,
+        replay.limiter,
+        joined.weights,
+        config,
+        joined.progress,
+        save,
+        joined.learner_wakeup,
+        counter_row=plan.num_workers + plan.num_policy_workers + len(plan.stored_slots),
+        publish_interval=max(1, config.weights_refresh_interval // 2),
+        seed=[start.seed, start.resumes],
+        threads=plan.learner_threads,
+        control=control,
+    )
+    return Node(worker, joined.learner_wakeup)
+
+
+def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
+    actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} replay shards"
+    rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
+    return (
+        Edge(actors, shards, f"{rollout}, with first priorities"),
+        Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
+        Edge("learner", shards, f"order of a sample ({config.prefetch_batches} under way)"),
+        Edge(shards, "learner", f"{plan.batch_size} drawn items"),
+        Edge("learner", shards, "their TD errors"),
+        *sampler_edges(plan),
+        Edge(actors, "driver", "finished episodes"),
+    )
+
+
+def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
+    limit = (
+        "free-running"
+        if plan.ratio is None
+        else f"{plan.ratio:g} within {plan.tolerance:g} samples"
+    )
+    notes = [
+        f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
+        f"x {plan.rows} rows",
+        f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
+        f"{human_bytes(plan.slot_bytes)} of shared memory when full, "
+        f"{human_bytes(plan.tree_bytes)} for priorities",
+        f"samples per insert: {limit}",
+        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        *plan.reasons,
+        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
+    ]
+    if start.resume is not None:
+        notes.append(
+            f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
+            "with the trained policy before learning goes on"
+        )
+    return tuple(notes)

@@ -1,0 +1,148 @@
+"""The numbers of an Ape-X run, fitted to the machine and checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sampleforge.config import ConfigError
+from sampleforge.data.replay import EXTRAS
+from sampleforge.data.slots import SlotShape
+from sampleforge.runtime.memory import human_bytes, shared_memory_free
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.plan import SamplerPlan, has_image, plan_sampler
+
+_TREE_BYTES = 8 * 16 / 15  # per step that a slot holds
+
+
+@dataclass(frozen=True)
+class ApexPlan(SamplerPlan):
+    """What `plan_apex` decided; every count is per run unless it says otherwise."""
+
+    batch_size: int
+    learning_starts: int
+    ratio: float | None  # samples per insert
+    learner_threads: int
+    leases: int  # slots that an actor may have, per shard
+    stored_slots: tuple[int, ...]  # per shard
+    tolerance: float  # of the limiter on samples per insert
+    slot_bytes: int  # of all slots together
+    tree_bytes: int  # of all shards' trees
+
+    @property
+    def shard_slots(self) -> tuple[int, ...]:
+        """Slots of each shard: those that store, and those that actors have."""
+        return tuple(stored + self.num_workers * self.leases for stored in self.stored_slots)
+
+    @property
+    def slots(self) -> int:
+        return sum(self.shard_slots)
+
+    @property
+    def capacity(self) -> int:
+        """Transitions."""
+        return sum(self.stored_slots) * self.rows * self.rollout
+
+
+_FOR_IMAGES: dict[str, Any] = {
+    "batch_size": 512,
+    "optimiser": "rmsprop",
+    "learning_rate": 6.25e-5,
+    "optimiser_eps": 1.5e-7,
+    "target_update_interval": 2500,
+    "learning_starts": 50_000,
+    "samples_per_insert": 1.0,
+}
+"""The paper's, table 1 and appendix C."""
+_FOR_VECTORS: dict[str, Any] = {
+    "batch_size": 256,
+    "optimiser": "adam",
+    "learning_rate": 5e-4,
+    "optimiser_eps": 1e-6,
+    "target_update_interval": 100,
+    "learning_starts": 1000,
+    "samples_per_insert": 8.0,
+}
+
+
+def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
+    """``config`` with what it leaves open fitted to the observations."""
+    fitting = _FOR_IMAGES if has_image(spec) else _FOR_VECTORS
+    left_open = {n: v for n, v in fitting.items() if getattr(config, n) in (None, "auto")}
+    if config.samples_per_insert is None:
+        del left_open["samples_per_insert"]  # there, none is an answer
+    if "learning_starts" in left_open:
+        left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
+    return dataclasses.replace(config, **left_open)
+
+
+def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
+    """Decide the numbers of a config that was fitted. Raises ConfigError with the numbers, the
+    reason, the remedy. ``device`` is the resolved device of learner and policy workers."""
+    assert config.batch_size is not None and config.learning_starts is not None
+    assert config.samples_per_insert != "auto"
+    sampler = plan_sampler(config, spec, device)
+    shape = slot_shape(config, sampler, spec)
+    shards = config.num_replay_shards
+    stored = config.replay_capacity // shape.env_steps
+    if stored < shards:
+        raise ConfigError(
+            f"--replay-capacity {config.replay_capacity} does not give each of {shards} shards a "
+            f"rollout of {sampler.rollout} steps x {sampler.rows} rows = {shape.env_steps}; raise "
+            "it, or lower --rollout, --num-envs-per-worker or --num-replay-shards"
+        )
+    per_shard = tuple(stored // shards + (i < stored % shards) for i in range(shards))
+    leases = math.ceil(sampler.num_splits / shards) + 1
+    slots = stored + shards * sampler.num_workers * leases
+    plan = ApexPlan(
+        **sampler.__dict__,
+        batch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        ratio=None if config.sampler_only else config.samples_per_insert,
+        learner_threads=config.learner_threads or 1,
+        leases=leases,
+        stored_slots=per_shard,
+        tolerance=_tolerance(
+            config,
+            config.samples_per_insert,
+            config.batch_size * config.prefetch_batches,
+            shards * sampler.num_workers * leases * shape.env_steps,
+        ),
+        slot_bytes=shape.nbytes(slots),
+        tree_bytes=int(slots * shape.env_steps * _TREE_BYTES) if config.priority_alpha else 0,
+    )
+    _check_memory(config, plan)
+    return plan
+
+
+def slot_shape(config: ApexConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShape:
+    """What a slot of the replay holds."""
+    return SlotShape(plan.rollout, plan.rows, spec, config.model.state_size, EXTRAS)
+
+
+def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
+    """Of the limiter: all ``leased`` steps may come, all ``drawn`` samples be taken, at once."""
+    if ratio is None:
+        return math.inf
+    least, asked = leased * ratio + drawn, config.samples_per_insert_tolerance
+    if asked is not None and asked < least:
+        raise ConfigError(
+            f"--samples-per-insert-tolerance {asked:g} is less than {least:g} = {leased} steps of "
+            f"rollouts under way x {ratio:g} samples per insert + {drawn} samples under way; raise "
+            "it, or lower --rollout, --num-envs-per-worker or --prefetch-batches"
+        )
+    return least if asked is None else asked
+
+
+def _check_memory(config: ApexConfig, plan: ApexPlan) -> None:
+    free, needed = shared_memory_free(), plan.slot_bytes + plan.tree_bytes
+    if free is not None and needed > 0.9 * free:
+        raise ConfigError(
+            f"a replay of {plan.capacity} transitions needs {human_bytes(plan.slot_bytes)} of "
+            f"shared memory and {human_bytes(plan.tree_bytes)} for priorities, but only "
+            f"{human_bytes(free)} are free; lower --replay-capacity {config.replay_capacity} (to "
+            f"{int(plan.capacity * 0.8 * free / needed)}, say), or give the machine more (/dev/shm)"
+        )

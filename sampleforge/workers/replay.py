@@ -1,0 +1,110 @@
+"""The replay worker: one shard of the replay, between actors and learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter, time
+
+from sampleforge.data.counters import Counters
+from sampleforge.data.replay import ReplayShard
+from sampleforge.data.replay_exchange import SAMPLE, ReplayExchange, SampleTickets
+from sampleforge.data.replay_ledger import RateLimiter
+from sampleforge.runtime.wakeup import Wakeup
+
+
+class ReplayWorker:
+    """Takes complete rollouts, leases slots, draws samples, takes new priorities.
+
+    It alone has the shard's tree. The experience itself stays where the actors wrote it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        make_shard: Callable[[], ReplayShard],
+        exchange: ReplayExchange,
+        tickets: SampleTickets,
+        limiter: RateLimiter,
+        wakeup: Wakeup,
+        counters: Counters,
+        counter_row: int,
+    ) -> None:
+        self.name = f"replay {index}"
+        self._index = index
+        self._make_shard = make_shard
+        self._exchange = exchange
+        self._tickets = tickets
+        self._limiter = limiter
+        self._wakeup = wakeup
+        self._counters = counters
+        self._counter_row = counter_row
+
+    def start(self) -> None:
+        self._count = self._counters.row(self._counter_row)
+        self._count["heartbeat"][0] = time()
+        self._shard = self._make_shard()
+        self._leased = [0] * self._exchange.actors
+        self._turn = 0
+
+    def step(self) -> bool:
+        self._count["heartbeat"][0] = time()
+        # Each of them, and not only the first that moves: none may starve the others.
+        return any([self._take_rollouts(), self._lease(), self._serve()])
+
+    def wait(self, timeout: float) -> None:
+        started = perf_counter()
+        self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
+
+    def close(self) -> None:
+        pass
+
+    def _take_rollouts(self) -> bool:
+        started, moved = perf_counter(), False
+        for actor in range(self._exchange.actors):
+            while (slot := self._exchange.take_ready(self._index, actor)) is not None:
+                self._shard.insert(slot)
+                self._leased[actor] -= 1
+                moved = True
+        if moved:
+            self._tickets.wake_learner()
+            self._count["insert_s"] += perf_counter() - started
+        return moved
+
+    def _lease(self) -> bool:
+        """Give the actors what they may have, one slot at a time and in turn: where the limiter
+        allows only one now and then, the first actor would get them all."""
+        moved, passed, exchange = False, 0, self._exchange
+        while passed < exchange.actors:
+            actor = self._turn
+            if self._leased[actor] == exchange.leases:
+                passed += 1
+            elif not self._limiter.may_lease(self._index, exchange.slots.shape.env_steps):
+                return moved
+            else:
+                slot = self._shard.lease()
+                assert slot is not None, "there is a slot for every lease"
+                self._leased[actor] += 1
+                exchange.lease(self._index, actor, slot)
+                moved, passed = True, 0
+            self._turn = (actor + 1) % exchange.actors
+        return moved
+
+    def _serve(self) -> bool:
+        """Answer the learner's tickets."""
+        started, moved, tickets = perf_counter(), False, self._tickets
+        while (ticket := tickets.take_asked(self._index)) is not None:
+            if tickets.kind[ticket] == SAMPLE:
+                drawn = self._shard.draw(tickets.items.shape[1])
+                tickets.items[ticket] = drawn.items
+                tickets.generations[ticket] = drawn.generations
+                tickets.odds[ticket] = drawn.odds
+            else:
+                self._shard.update(
+                    tickets.items[ticket], tickets.generations[ticket], tickets.errors[ticket]
+                )
+            tickets.answer(self._index, ticket)
+            moved = True
+        if moved:
+            self._count["draw_s"] += perf_counter() - started
+        return moved

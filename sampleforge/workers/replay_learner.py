@@ -1,0 +1,225 @@
+"""The learner worker of a replay: samples in, priorities and newer weights out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.data.config import ReplayConfig
+from sampleforge.data.replay_exchange import SAMPLE, UPDATE, SampleTickets
+from sampleforge.data.replay_ledger import RateLimiter
+from sampleforge.data.transitions import TransitionReader
+from sampleforge.data.weights import SharedWeights
+from sampleforge.ops.schedules import between
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.learner import Save, answer
+from sampleforge.workers.progress import Progress
+
+
+class ReplayLearnerWorker:
+    """Keeps samples ordered, learns from each, returns its errors, publishes the weights, each
+    ``publish_interval`` env steps of all actors together.
+
+    A shard is drawn by its mass, so that all shards together are like one. Order is kept per shard:
+    errors reach it before a sample is drawn that was ordered after them.
+    """
+
+    name = "learner"
+
+    def __init__(
+        self,
+        make_learner: Callable[[], DqnLearner],
+        make_reader: Callable[[], TransitionReader],
+        tickets: SampleTickets,
+        limiter: RateLimiter,
+        weights: SharedWeights,
+        config: ReplayConfig,
+        progress: Progress,
+        save: Save,
+        wakeup: Wakeup,
+        counter_row: int,
+        *,
+        publish_interval: int,
+        seed: list[int],
+        threads: int,
+        control: Connection | None = None,
+    ) -> None:
+        self._make_learner = make_learner
+        self._make_reader = make_reader
+        self._tickets = tickets
+        self._limiter = limiter
+        self._weights = weights
+        self._config = config
+        self._progress = progress
+        self._save = save
+        self._wakeup = wakeup
+        self._counter_row = counter_row
+        self._seed = seed
+        self._threads = threads
+        self._publish_interval = publish_interval
+        self._control = control
+
+    def start(self) -> None:
+        torch.set_num_threads(self._threads)
+        self._learner = self._make_learner()
+        self._reader = self._make_reader()
+        self._random = np.random.default_rng(self._seed)
+        self._batch = self._tickets.items.shape[1]
+        self._spare = deque(range(self._tickets.tickets))
+        self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
+        self._sums: dict[str, float] = {}
+        self._updates = 0
+        self._published_at = 0  # env steps
+        self._late = 0  # samples that were evicted before they were read
+        self._count = self._progress.counters.row(self._counter_row)
+
+    def step(self) -> bool:
+        answer(self._control, self.handle)
+        moved = self._take_answers()
+        moved = self._order() or moved
+        if self._ready:
+            self._learn(*self._ready.popleft())
+            return True
+        return moved
+
+    def wait(self, timeout: float) -> None:
+        started = perf_counter()
+        self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
+
+    def close(self) -> None:
+        pass
+
+    def _take_answers(self) -> bool:
+        tickets, moved = self._tickets, False
+        for shard in range(self._limiter.ledger.shards):
+            while (ticket := tickets.take_answered(shard)) is not None:
+                if tickets.kind[ticket] == SAMPLE:
+                    self._ready.append((shard, ticket))
+                else:
+                    self._spare.append(ticket)
+                moved = True
+        return moved
+
+    def _order(self) -> bool:
+        """Have as many samples drawn as tickets and limiter allow."""
+        moved = False
+        while self._spare and self._limiter.begin_learning():
+            if not self._limiter.may_sample(self._batch):
+                break
+            mass = self._limiter.ledger.mass.copy()
+            shard = int(self._random.choice(len(mass), p=mass / mass.sum()))
+            self._limiter.count_samples(self._batch)
+            self._tickets.ask(shard, self._spare.popleft(), SAMPLE)
+            moved = True
+        if moved:
+            self._tickets.wake_shards()
+        return moved
+
+    def _learn(self, shard: int, ticket: int) -> None:
+        started, tickets = perf_counter(), self._tickets
+        batch, held = self._reader.read(
+            tickets.items[ticket], tickets.generations[ticket], tickets.odds[ticket]
+        )
+        self._late += int(np.count_nonzero(~held))
+        self._count["batch_s"] += perf_counter() - started
+        if not held.any():
+            self._spare.append(ticket)
+            return
+        started, fraction = perf_counter(), self._progress.fraction
+        metrics, errors = self._learner.update(batch, self._beta(fraction), fraction)
+        learned = perf_counter()
+        if errors is None:
+            self._spare.append(ticket)
+        else:
+            tickets.errors[ticket] = 0.0  # of those evicted, which the shard will not take
+            tickets.errors[ticket, held] = errors
+            tickets.ask(shard, ticket, UPDATE)
+        self._publish()
+        self._count["learn_s"] += learned - started
+        self._count["publish_s"] += perf_counter() - learned
+        self._count["updates"][0] = self._learner.version
+        self._count["trained_steps"] += np.count_nonzero(held)
+        self._updates += 1
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def _publish(self) -> None:
+        """Publish the weights, if the actors have come far enough to look for newer ones: after
+        every update it would take a small network as long as learning."""
+        env_steps = self._progress.env_steps
+        if env_steps - self._published_at >= self._publish_interval:
+            self._published_at = env_steps
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+
+    def _beta(self, fraction: float) -> float:
+        first, last = self._config.priority_beta, self._config.priority_beta_final
+        return first if last is None else between(first, last, fraction)
+
+    def handle(self, request: tuple[str, Any]) -> Any:
+        """Answer the driver, as `sampleforge.workers.learner.LearnerWorker` does."""
+        kind, payload = request
+        if kind == "metrics":
+            means = {name: total / self._updates for name, total in self._sums.items()}
+            self._sums, self._updates = {}, 0
+            return means | self._replay_metrics()
+        assert kind == "save", kind
+        tensors, plain = self._learner.state()
+        plain["limiter"] = self._limiter.state()
+        try:
+            self._save(tensors, {**payload, "learner": plain})
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _replay_metrics(self) -> dict[str, float]:
+        ledger, config = self._limiter.ledger, self._config
+        inserts = ledger.inserted_since_start
+        metrics = {
+            "replay_transitions": float(ledger.stored.sum()),
+            "replay_fill": float(ledger.stored.sum()) / config.replay_capacity,
+            "replay_mass": float(ledger.mass.sum()),
+            "stale_priority_updates": float(ledger.stale_updates.sum()),
+            "late_samples": float(self._late),
+        }
+        if inserts:
+            metrics["samples_per_insert"] = float(ledger.sampled[0]) / inserts
+        if ledger.drawn.sum():
+            metrics["sample_age_mean"] = float(ledger.age_sum.sum() / ledger.drawn.sum())
+        if ledger.shards > 1:
+            metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
+        return metrics
+
+
+class NoLearner:
+    """In the learner's place when experience is only collected: nobody draws from the replay."""
+
+    name = "sink"
+
+    def __init__(self, wakeup: Wakeup, control: Connection | None = None) -> None:
+        self._wakeup = wakeup
+        self._control = control
+
+    def start(self) -> None:
+        pass
+
+    def step(self) -> bool:
+        answer(self._control, self.handle)
+        return False
+
+    def wait(self, timeout: float) -> None:
+        self._wakeup.wait(timeout)
+
+    def close(self) -> None:
+        pass
+
+    def handle(self, request: tuple[str, Any]) -> Any:
+        """There is nothing to report and nothing to save."""
+        return {} if request[0] == "metrics" else None

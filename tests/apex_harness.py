@@ -1,0 +1,151 @@
+"""Ape-X graphs of real workers, and a learner that checks every transition instead of learning."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sampleforge.algos.dqn_learner import DqnLearner, Learned
+from sampleforge.data.transitions import Transitions
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.topologies.apex import apex
+from sampleforge.topologies.apex_plan import ApexPlan, fit, plan_apex
+from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.parts import Start
+from sampleforge.topologies.serial import SerialRunner
+from tests.fakes.envs import code_reward, episode_length
+from tests.harness import spec_of
+
+CODE = "tests.fakes.envs:CodeEnv"
+LONGEST = 9
+"""CodeEnv's episodes have at most so many steps."""
+
+
+def apex_config(**kwargs: Any) -> ApexConfig:
+    """A small run on CodeEnv, for checks of where everything comes from."""
+    defaults: dict[str, Any] = {
+        "env": CODE,
+        "num_workers": 2,
+        "num_envs_per_worker": 6,
+        "num_splits": 2,
+        "rollout": 7,
+        "model": ModelConfig(hidden_sizes=(8,), normalise_observations=False),
+        "debug": True,
+        "seed": 1,
+        "learning_starts": 200,
+        "replay_capacity": 21 * 20,
+        "batch_size": 16,
+        "prefetch_batches": 4,
+        "samples_per_insert": 1.0,
+    }
+    return ApexConfig(**{**defaults, **kwargs})
+
+
+def build_apex(config: ApexConfig) -> tuple[Graph, ApexPlan]:
+    """The wired graph of a config; nothing is started."""
+    spec = spec_of(config)
+    config = fit(config, spec)
+    plan = plan_apex(config, spec, "cpu")
+    config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
+    assert config.seed is not None
+    return apex(config, plan, spec, Start(config.seed), _forget, None), plan
+
+
+def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    """In the place of writing a checkpoint."""
+
+
+def with_learner(graph: Graph, make_learner: Any) -> Graph:
+    """The same graph with another learner in its learner worker."""
+    graph.learner.worker._make_learner = make_learner  # type: ignore[attr-defined]
+    return graph
+
+
+def serial_rounds(graph: Graph, rounds: int) -> Iterator[int]:
+    """Step all workers in turn; yields after each round."""
+    runner = SerialRunner(graph)
+    try:
+        runner.start()
+        for i in range(rounds):
+            runner.poll(0)
+            yield i
+    finally:
+        runner.close()
+
+
+class Step(NamedTuple):
+    """What a CodeEnv observation says."""
+
+    env: int
+    episode: int
+    step: int
+    action: int
+
+
+def check_transition(
+    obs: np.ndarray,
+    action: int,
+    returns: float,
+    discount: float,
+    after: np.ndarray,
+    config: ApexConfig,
+) -> None:
+    """One transition of CodeEnv, against the environment's own rule. Raises AssertionError."""
+    seen, later = Step(*obs.astype(int)), Step(*after.astype(int))
+    steps = later.step - seen.step
+    length = episode_length(seen.env, seen.episode, LONGEST)
+    assert (seen.env, seen.episode) == (later.env, later.episode), "a window crosses episodes"
+    assert 1 <= steps <= config.n_step and seen.step < length, (seen, later)
+    total = sum(
+        config.gamma**k * code_reward(seen.env, seen.episode, seen.step + 1 + k)
+        for k in range(steps)
+    )
+    assert abs(returns - total) < 1e-6 * abs(total), (returns, total, seen, later)
+    terminated = later.step == length and seen.episode % 2 == 0
+    expected = 0.0 if terminated else config.gamma**steps
+    assert abs(discount - expected) < 1e-6, (discount, expected, seen, later)
+    if steps == 1:
+        assert later.action == action, "the action stored is the one taken"
+
+
+class CheckingLearner(DqnLearner):
+    """Checks every transition, and answers random errors."""
+
+    def __init__(self, model: Any, config: ApexConfig) -> None:
+        super().__init__(model, config, device=torch.device("cpu"), precision="fp32")
+        self.config = config
+        self.random = np.random.default_rng(0)
+        self.checked = 0
+
+    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
+        assert torch.isfinite(batch.odds).all() and (batch.odds > 0).all()
+        for i in range(len(batch.action)):
+            check_transition(
+                batch.obs["obs"][i].numpy(),
+                int(batch.action[i]),
+                float(batch.returns[i]),
+                float(batch.discount[i]),
+                batch.next_obs["obs"][i].numpy(),
+                self.config,
+            )
+        self.checked += len(batch.action)
+        self.version += 1
+        errors = self.random.gamma(0.5, size=len(batch.action)).astype(np.float32)
+        return Learned({"checked": float(self.checked)}, errors)
+
+
+class CheckingLearnerMaker:
+    """Makes one, in any process."""
+
+    def __init__(self, new_network: Any, config: ApexConfig) -> None:
+        self.new_network = new_network
+        self.config = config
+
+    def __call__(self) -> CheckingLearner:
+        return CheckingLearner(self.new_network(), self.config)

@@ -1,0 +1,123 @@
+"""n-step windows and first priorities against the literal walk along each row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sampleforge.ops.exploration import epsilon_ladder
+from sampleforge.ops.n_step import initial_errors, n_step_windows
+from sampleforge.ops.value_rescaling import rescale, unrescale
+
+GAMMA = 0.9
+
+
+def literal_window(row: dict[str, np.ndarray], t: int, n: int, same_step: bool):
+    """(return, discount, steps) of one step, by walking."""
+    total, steps = 0.0, 0
+    for k in range(t, min(t + n, len(row["reward"]))):
+        if not row["valid"][k] or (same_step and row["truncated"][k]):
+            break
+        total += GAMMA ** (k - t) * row["reward"][k]
+        steps += 1
+        if row["terminated"][k]:
+            return total, 0.0, steps
+        if row["truncated"][k]:
+            break
+    return total, GAMMA**steps if steps else 0.0, steps
+
+
+def random_rollout(seed: int, length: int = 20, rows: int = 6) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    ends = rng.random((length, rows)) < 0.2
+    valid = np.ones((length, rows), np.bool_)
+    for t in range(1, length):
+        ends[t] &= ~ends[t - 1]
+        valid[t] = ~ends[t - 1]
+    terminated = ends & (rng.random((length, rows)) < 0.5)
+    reward = rng.standard_normal((length, rows)).astype(np.float32)
+    truncated = ends & ~terminated
+    return {"reward": reward, "terminated": terminated, "truncated": truncated, "valid": valid}
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("n", [1, 3, 5, 30])
+def test_windows_are_the_literal_sums(n: int, same_step: bool) -> None:
+    rollout = random_rollout(n)
+    if same_step:
+        rollout["valid"][:] = True
+    found = n_step_windows(**rollout, n=n, gamma=GAMMA, same_step=same_step)
+    for row in range(6):
+        columns = {name: column[:, row] for name, column in rollout.items()}
+        for t in range(20):
+            wanted = literal_window(columns, t, n, same_step)
+            got = found.returns[t, row], found.discount[t, row], found.steps[t, row]
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_episode_boundary_equals_two_episodes() -> None:
+    rollout = random_rollout(3, length=12, rows=1)
+    for name in ("terminated", "truncated"):
+        rollout[name][:] = False
+    rollout["valid"][:] = True
+    rollout["truncated"][5] = True
+    rollout["valid"][6] = False
+    whole = n_step_windows(**rollout, n=4, gamma=GAMMA)
+    first = n_step_windows(**{k: v[:6] for k, v in rollout.items()}, n=4, gamma=GAMMA)
+    second = n_step_windows(**{k: v[7:] for k, v in rollout.items()}, n=4, gamma=GAMMA)
+    for i in range(3):
+        np.testing.assert_array_equal(whole[i][:6], first[i])
+        np.testing.assert_array_equal(whole[i][7:], second[i])
+    assert whole.steps[6] == 0, "the ignored action is no experience"
+    assert whole.discount[5] == np.float32(GAMMA), "a truncation is bootstrapped"
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_first_priorities_are_the_td_errors_of_the_behaviour_network(
+    n: int, rescaled: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    rollout = random_rollout(7)
+    values, taken = rng.standard_normal((2, 20, 6)).astype(np.float32)
+    windows = n_step_windows(**rollout, n=n, gamma=GAMMA)
+    found = initial_errors(windows, rollout["reward"], values, taken, GAMMA, rescaled=rescaled)
+
+    def h(x: float) -> float:
+        return float(rescale(torch.tensor(x))) if rescaled else x
+
+    def raw(x: float) -> float:
+        return float(unrescale(torch.tensor(x))) if rescaled else x
+
+    unknown = []
+    for row in range(6):
+        columns = {name: column[:, row] for name, column in rollout.items()}
+        for t in range(20):
+            total, discount, steps = literal_window(columns, t, n, False)
+            if steps == 0:
+                continue
+            at_end = t + steps == 20 and discount > 0
+            if at_end and steps == 1:
+                unknown.append(found[t, row])
+                continue
+            if at_end:  # as if n were one less: the value of obs[T] is not there yet
+                total -= GAMMA ** (steps - 1) * columns["reward"][19]
+                discount, steps = discount / GAMMA, steps - 1
+            bootstrap = discount * raw(values[t + steps, row]) if discount else 0.0
+            assert found[t, row] == pytest.approx(
+                abs(h(total + bootstrap) - taken[t, row]), rel=1e-4, abs=1e-4
+            )
+    assert len(set(unknown)) == 1 and unknown[0] > 0
+
+
+def test_the_ladder_of_epsilons() -> None:
+    """algorithms.md's oracle."""
+    assert epsilon_ladder(3, 0.4, 7).tolist() == pytest.approx([0.4, 0.016190862, 0.00065536])
+    assert epsilon_ladder(1, 0.4, 7).tolist() == [0.4]
+
+
+def test_value_rescaling_is_invertible_and_squashes() -> None:
+    x = torch.tensor([-1e4, -3.0, -1e-3, 0.0, 0.5, 200.0, 1e5], dtype=torch.float64)
+    torch.testing.assert_close(unrescale(rescale(x)), x, rtol=1e-6, atol=1e-9)
+    assert rescale(torch.tensor(3.0)).item() == pytest.approx(1.0 + 3e-3)
