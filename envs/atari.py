@@ -108,8 +108,8 @@ class AtariVector(GymnasiumVector):
             frame_skip=protocol.frameskip,
             protocol=str(protocol),
             max_episode_steps=protocol.max_episode_steps,
+            asynchronous=True,
         )
-        self.asynchronous = True
         self._ale = env
         self._in_order = np.arange(len(seeds))
 

@@ -72,8 +72,9 @@ class EnvSpec:
     ``autoreset``: "next_step": the step after an episode's end has an ignored action, reward 0 and
     the reset observation, and is not valid experience (so ``obs[t+1]`` after an end at t is the
     final observation); "same_step": ``obs[t+1]`` is already the reset observation and the final one
-    comes apart. ``frame_skip`` is env frames per env step. ``protocol`` says in one line what a
-    reader of the scores must know.
+    comes apart. ``asynchronous``: the environments step in threads or processes of their own,
+    between ``send`` and ``recv``. ``frame_skip`` is env frames per env step. ``protocol`` says in
+    one line what a reader of the scores must know.
     """
 
     env_id: str
@@ -83,6 +84,7 @@ class EnvSpec:
     frame_skip: int = 1
     max_episode_steps: int | None = None
     protocol: str = ""
+    asynchronous: bool = False
 
 
 def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:

@@ -38,6 +38,7 @@ def config(**kwargs: Any) -> DdppoConfig:
         "device": "cpu",
         "num_ranks": 2,
         "num_envs_per_worker": 4,
+        "num_splits": 2,
         "rollout": 16,
         "minibatch_size": 32,
         "quiet": True,

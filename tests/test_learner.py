@@ -28,6 +28,7 @@ def config(**kwargs: object) -> AppoConfig:
             "env": "tests.fakes.envs:CodeEnv",
             "num_workers": 1,
             "num_envs_per_worker": 4,
+            "num_splits": 2,
             "rollout": 8,
             "batch_size": 64,
             "learning_rate": 1e-3,

@@ -44,6 +44,7 @@ def config(core: str = "none", **kwargs: object) -> AppoConfig:
             "env": "tests.fakes.envs:CodeEnv",
             "num_workers": 1,
             "num_envs_per_worker": 6,
+            "num_splits": 2,
             "rollout": ROLLOUT,
             "advantage": "gae",
             "async_rl": False,

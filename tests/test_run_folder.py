@@ -106,7 +106,7 @@ def test_what_a_resumed_run_may_change(folder):
     )
     assert folder.check_resume(changed) == changed
     fields = {field.name for config in ALGOS.values() for field in dataclasses.fields(config)}
-    assert fields >= MAY_CHANGE
+    assert fields >= MAY_CHANGE, "a name that no algorithm's config has"
 
 
 def test_a_damaged_config_is_named(folder):

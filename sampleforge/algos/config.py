@@ -31,7 +31,7 @@ class LearnerConfig(Checked):
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
-    normalise_returns: bool = False
+    normalise_returns: bool = True
     """The value head learns returns divided by their running standard deviation."""
     max_policy_lag: int = 100
     """Experience older than so many policy versions is masked out of the loss, and counted."""

@@ -167,7 +167,8 @@ class Learner:
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
             taken = (batch.version != NOT_TAKEN).flatten()
             self.model.normaliser.update(leaves, taken, self._averaging.gather)
-        if self._config.normalise_returns:
+        learned = metrics["valid_steps"] > metrics["stale_steps"] and not metrics["skipped_steps"]
+        if self._config.normalise_returns and learned:
             self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])
 
     def _rescale_values(self, mean: float, mean_of_squares: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Literal
 
 from sampleforge import __version__
 from sampleforge.cli.flags import parse
+from sampleforge.runtime.processor import bf16_instructions
 from sampleforge.versions import git_commit, installed_version
 
 GIB = 1 << 30
@@ -22,8 +22,6 @@ PACKAGES = (
     *("torch", "numpy", "gymnasium", "faster-fifo", "tensorboardX", "threadpoolctl", "tyro"),
     *("PyYAML", "rich", "psutil", "safetensors", "setproctitle"),
 )
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Names in /proc/cpuinfo (the last one on ARM)."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +149,6 @@ def _torch() -> Iterator[Finding]:
         built = torch.version.cuda is not None
         why = "no usable GPU or driver" if built else "this build of torch has no CUDA"
         yield Finding("ok", "CUDA", f"{why}; training runs on the CPU")
-    yield Finding("ok", "bf16", _bf16())
-
-
-def _bf16() -> str:
-    """Whether the CPU computes in bfloat16 itself: without, bf16 is slower than fp32 there."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return "CPU support unknown on this system"
-    found = BF16_FLAGS & set(re.findall(r"\w+", cpuinfo.read_text()))
-    return f"CPU has {', '.join(sorted(found))}" if found else "not on this CPU; use fp32"
+    found = bf16_instructions()
+    text = f"CPU has {', '.join(found)}" if found else "not seen on this CPU; fp32 is faster"
+    yield Finding("ok", "bf16", text)

@@ -55,6 +55,7 @@ class GymnasiumVector(EnvVector):
         frame_skip: int = 1,
         protocol: str = "",
         max_episode_steps: int | None = None,
+        asynchronous: bool = False,
     ) -> None:
         self._mode = autoreset_mode(env, config.env)
         space, action_space = env.single_observation_space, env.single_action_space
@@ -66,6 +67,7 @@ class GymnasiumVector(EnvVector):
             frame_skip=frame_skip,
             max_episode_steps=max_episode_steps,
             protocol=protocol,
+            asynchronous=asynchronous or isinstance(env, AsyncVectorEnv),
         )
         super().__init__(spec, len(seeds), space, action_space)
         if env.num_envs != len(seeds):
@@ -76,7 +78,6 @@ class GymnasiumVector(EnvVector):
         self._env = env
         self._seeds = list(seeds)
         self._action_space = action_space
-        self.asynchronous = isinstance(env, AsyncVectorEnv)
         self._leaves = dict(leaves(space, OBSERVATION))
 
     def reset(self, obs: Mapping[str, Array]) -> None:

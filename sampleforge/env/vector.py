@@ -56,11 +56,8 @@ class EnvVector(ABC):
 
     ``spec`` says what they take and give, ``observation_space`` is one row's gymnasium space (with
     the bounds). ``valid_rows`` and ``frames`` are the env steps and env frames of the last step.
-    ``rebuilt`` counts environments that were replaced because they raised. ``asynchronous``:
-    between ``send`` and ``recv`` the environments step in threads or processes of their own.
+    ``rebuilt`` counts environments that were replaced because they raised.
     """
-
-    asynchronous = False
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ class RunConfig(Checked):
     device: str = "auto"
     """auto, cpu, cuda or cuda:N, of the learner and the policy workers."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: autocast of forward and backward passes; weights and losses stay fp32. auto is fp32 on
-    a CPU and bf16 for images on CUDA."""
+    """bf16: autocast of forward and backward passes; weights and losses stay fp32. auto: bf16
+    for images where the device computes in it itself, else fp32."""
     train_for_env_steps: int | None = None
     """Stop after so many env steps."""
     train_for_seconds: float | None = None

@@ -75,6 +75,7 @@ class DdppoConfig(AppoLossConfig, LearnerConfig, RanksConfig, SamplerConfig, Run
     exploration_coeff: float = 0.01
     advantage: Literal["vtrace", "gae"] = "gae"
     async_rl: bool = False
+    worker_niceness: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,24 +56,26 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
     cores = len(available_cores())
     image = any(leaf.is_image for leaf in spec.observations.values())
     ranks = config.num_ranks or (1 if config.serial else cores)
-    envs = _envs_per_rank(config, 8 if image else 16)
-    shape = SlotShape(config.rollout, envs // config.num_splits, spec, config.model.state_size)
+    even = (config.num_envs_per_worker or 2) % 2 == 0
+    splits = config.num_splits or (2 if spec.asynchronous and even else 1)  # 2: to overlap
+    envs = _envs_per_rank(config, splits, 8 if image else 16)
+    shape = SlotShape(config.rollout, envs // splits, spec, config.model.state_size)
     precision, why_precision = choose_precision(config, device, image)
     plan = Plan(
         num_workers=ranks,
-        num_splits=config.num_splits,
+        num_splits=splits,
         rows=shape.rows,
         rollout=config.rollout,
         inference="inline",
         num_policy_workers=0,
-        slots=ranks * config.num_splits,
-        slots_per_batch=config.num_splits,
+        slots=ranks * splits,
+        slots_per_batch=splits,
         synchronous=True,
         device=device,
         precision=precision,
         learner_threads=config.learner_threads or (max(1, cores // ranks) if image else 1),
         pin_actors=config.set_workers_cpu_affinity and ranks <= cores and not config.serial,
-        slot_bytes=ranks * shape.nbytes(config.num_splits),
+        slot_bytes=ranks * shape.nbytes(splits),
         reasons=(why_precision,),
     )
     check_memory(plan)
@@ -81,9 +83,9 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
     return plan
 
 
-def _envs_per_rank(config: DdppoConfig, default: int) -> int:
+def _envs_per_rank(config: DdppoConfig, splits: int, default: int) -> int:
     """Env rows of a rank: as asked for, or those that fill the batch."""
-    splits, envs, batch = config.num_splits, config.num_envs_per_worker, config.batch_size
+    envs, batch = config.num_envs_per_worker, config.batch_size
     if envs is None and batch is None:
         return math.ceil(default / splits) * splits
     if envs is not None and envs % splits:

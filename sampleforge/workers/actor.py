@@ -49,7 +49,7 @@ class ActorWorker:
     """Steps its splits in turn: whichever has its actions, or whose environments are done.
 
     With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in
-    a policy worker; with one that steps in threads of its own (``env.asynchronous``), the other
+    a policy worker; with one that steps in threads of its own (``spec.asynchronous``), the other
     splits' inference runs here meanwhile.
     """
 
@@ -105,7 +105,7 @@ class ActorWorker:
 
     def _advance(self, split: Split) -> bool:
         moved = False
-        if split.stepping and split.env.asynchronous:
+        if split.stepping and split.env.spec.asynchronous:
             moved = self._collect(split)
         if split.valuing and self._inference.is_answered(split.index):
             moved = self._next(split)
@@ -114,7 +114,7 @@ class ActorWorker:
         waits = split.slot is not None and not (split.stepping or split.valuing)
         if waits and self._inference.is_answered(split.index):
             moved = self._act(split)
-            if not split.env.asynchronous:
+            if not split.env.spec.asynchronous:
                 self._collect(split)
         return moved
 

@@ -37,9 +37,9 @@ class SamplerConfig(Checked):
     """Actor workers (none: fitted to the machine's cores)."""
     num_envs_per_worker: int | None = None
     """Env rows of one actor worker, over all its splits (none: fitted)."""
-    num_splits: int = 2
+    num_splits: int | None = None
     """Parts of an actor's env vector; 2 is double buffering: one part steps while the other waits
-    for actions."""
+    for actions (none: 2, or 1 where an actor does both itself and nothing could overlap)."""
     inference: Literal["auto", "inline", "worker"] = "auto"
     """inline: actors compute their own actions; worker: policy workers do, for all at once."""
     num_policy_workers: int = 1
@@ -48,7 +48,7 @@ class SamplerConfig(Checked):
     """Consecutive env steps of one split in one trajectory slot (T)."""
     set_workers_cpu_affinity: bool = True
     """Pin each actor worker to a core (only where there is a core for every actor)."""
-    worker_niceness: int = 0
+    worker_niceness: int = 5
     """Niceness of actor workers, 0 to 19; higher gives the learner precedence."""
 
     def __post_init__(self) -> None:
@@ -56,9 +56,9 @@ class SamplerConfig(Checked):
         check_range(self, "num_workers num_envs_per_worker num_splits", low=1)
         check_range(self, "num_policy_workers rollout", low=1)
         check_range(self, "worker_niceness", low=0, high=19)
-        rows = self.num_envs_per_worker
-        if rows is not None and rows < self.num_splits:
+        rows, splits = self.num_envs_per_worker, self.num_splits
+        if rows is not None and splits is not None and rows < splits:
             raise ConfigError(
-                f"num_envs_per_worker is {rows}, but every one of the {self.num_splits} splits "
-                f"needs an env row; raise it to {self.num_splits} or lower num_splits to {rows}"
+                f"num_envs_per_worker is {rows}, but every one of the {splits} splits needs an env "
+                f"row; raise it to {splits} or lower num_splits to {rows}"
             )

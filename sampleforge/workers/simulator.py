@@ -64,8 +64,8 @@ class SimulatorWorker:
         if self._stepping[split]:
             self._collect(env, out)
         env.send(self._actions[split](out.obs))
-        self._stepping[split] = env.asynchronous
-        if not env.asynchronous:
+        self._stepping[split] = env.spec.asynchronous
+        if not env.spec.asynchronous:
             self._collect(env, out)
 
     def _collect(self, env: EnvVector, out: StepOut) -> None:
