@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
     from sampleforge.config import ConfigError
     from sampleforge.models.config import ModelConfig
-    from sampleforge.topologies.config import ApexConfig, AppoConfig
+    from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
     "ApexConfig": "sampleforge.topologies.config",
     "AppoConfig": "sampleforge.topologies.config",
     "ConfigError": "sampleforge.config",
+    "DdppoConfig": "sampleforge.topologies.config",
     "LoadedPolicy": "sampleforge.api",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",
@@ -38,6 +39,7 @@ __all__ = [
     "ApexConfig",
     "AppoConfig",
     "ConfigError",
+    "DdppoConfig",
     "LoadedPolicy",
     "ModelConfig",
     "Result",

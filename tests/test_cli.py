@@ -12,9 +12,9 @@ from sampleforge.cli import VERBS, main
 from sampleforge.cli.key_values import key_values
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import ALGOS, AppoConfig
 
-HELPS = [["--help"], ["train", "--help"], ["train", "appo", "--help"]]
+HELPS = [["--help"], ["train", "--help"], *(["train", algo, "--help"] for algo in ALGOS)]
 HELPS += [[verb, "--help"] for verb in VERBS if verb != "train"]
 
 
@@ -114,7 +114,6 @@ def test_unknown_preset_key_and_file(own_presets, tmp_path):
     [
         ("trian appo", "did you mean `sampleforge train`?"),
         ("train apo", "did you mean appo?"),
-        ("train ddppo", "ddppo is not part of this version yet; there is: appo, apex"),
         ("train --env CartPole-v1", "the algorithm comes before the flags"),
         ("train appo --env X --num-wokers 3", "--num-workers"),
         ("train appo --env X --model.core gruu", "'none', 'gru', 'lstm'"),
@@ -156,12 +155,14 @@ def test_presets_are_listed_and_printed(own_presets, capsys):
     assert capsys.readouterr().out == own_presets.read_text()
 
 
-@pytest.mark.parametrize("name", presets.preset_names("appo"))
-def test_packaged_presets_are_whole(name):
+@pytest.mark.parametrize(
+    ("algo", "name"), [(algo, name) for algo in ALGOS for name in presets.preset_names(algo)]
+)
+def test_packaged_presets_are_whole(algo, name):
     stop = ["--train-for-env-steps", "1000"]
-    config = parse_config("appo", ["--preset", name, *stop])
+    config = parse_config(algo, ["--preset", name, *stop])
     assert config.env
-    path = presets.preset_file("appo", name)
+    path = presets.preset_file(algo, name)
     assert path.read_text().startswith("# ") and presets.description(path)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.ops.running_stats import Moments, merge, moments
+from sampleforge.ops.running_stats import (
+    Moments,
+    alone,
+    merge,
+    moments,
+    over_ranks,
+    scalar_moments,
+)
 
 
 def test_merging_pieces_equals_the_moments_of_the_whole() -> None:
@@ -38,3 +45,28 @@ def test_counts_beyond_float32_still_grow() -> None:
     count = torch.tensor(1e9, dtype=torch.float64)
     many = Moments(torch.zeros(1).double(), torch.ones(1).double(), count)
     assert merge(many, moments(torch.ones(3, 1))).count == 1e9 + 3
+
+
+def test_moments_of_masked_elements_without_indexing() -> None:
+    x = torch.tensor([[1.0, torch.nan], [3.0, 8.0]])
+    mask = torch.tensor([[True, False], [True, True]])
+    found, expected = scalar_moments(x, mask), moments(x[mask])
+    assert [found.mean, found.var, found.count] == [expected.mean, expected.var, expected.count]
+
+
+def test_moments_over_ranks_are_those_of_all_rows_together() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = 1e4 + torch.randn(100, 2, 3, generator=g, dtype=torch.float64)
+    parts = [moments(piece) for piece in x.split([1, 0, 59, 40])]
+
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        flat = [torch.cat((p.mean.flatten(), p.var.flatten(), p.count.view(1))) for p in parts]
+        assert torch.equal(flat[2], own)
+        return torch.stack(flat)
+
+    found, whole = over_ranks(parts[2], gather), moments(x)
+    assert found.count == 100
+    assert torch.allclose(found.mean, whole.mean, rtol=1e-13)
+    assert torch.allclose(found.var, whole.var, rtol=1e-9)
+    own = over_ranks(parts[2], alone)
+    assert torch.equal(own.mean, parts[2].mean) and torch.equal(own.var, parts[2].var)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sampleforge.ops.running_stats import scalar_moments
 from sampleforge.ops.surrogate import (
     approx_kl,
     clip_fraction,
@@ -13,6 +14,10 @@ from sampleforge.ops.surrogate import (
     masked_mean,
     normalise,
 )
+
+
+def normalised(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return normalise(x, scalar_moments(x, mask), mask)
 
 
 def test_surrogate_value_and_gradient_by_hand() -> None:
@@ -65,15 +70,16 @@ def test_no_valid_row_gives_zero_and_a_zero_gradient() -> None:
     loss = masked_mean(x, torch.zeros(3, dtype=torch.bool))
     loss.backward()
     assert loss.item() == 0.0 and x.grad is not None and x.grad.tolist() == [0.0] * 3
-    assert normalise(x.detach(), torch.zeros(3, dtype=torch.bool)).tolist() == [0.0] * 3
+    assert normalised(x.detach(), torch.zeros(3, dtype=torch.bool)).tolist() == [0.0] * 3
 
 
 def test_normalise_uses_the_valid_rows_only() -> None:
     x = torch.tensor([1.0, 100.0, 3.0])
     mask = torch.tensor([True, False, True])
-    assert normalise(x, mask).tolist() == pytest.approx([-1.0, 0.0, 1.0])
-    assert normalise(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0])
-    assert normalise(torch.full((4,), 5.0)).tolist() == [0.0] * 4
+    assert normalised(x, mask).tolist() == pytest.approx([-1.0, 0.0, 1.0])
+    every = torch.ones(4, dtype=torch.bool)
+    assert normalised(torch.tensor([1.0, 3.0]), every[:2]).tolist() == pytest.approx([-1.0, 1.0])
+    assert normalised(torch.full((4,), 5.0), every).tolist() == [0.0] * 4
 
 
 def test_approx_kl_is_unbiased_and_never_negative() -> None:

@@ -10,6 +10,7 @@ from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.returns import gae, vtrace
+from sampleforge.ops.running_stats import Gather, alone, over_ranks, scalar_moments
 from sampleforge.ops.surrogate import (
     approx_kl,
     clip_fraction,
@@ -22,10 +23,15 @@ from sampleforge.ops.surrogate import (
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A scalar to differentiate, and scalars to report (detached, on the device)."""
+    """A scalar to differentiate, and scalars to report (detached, on the device).
+
+    Where several ranks share a minibatch, all of these are means over this rank's rows alone, and
+    ``weight`` (0 to 1) is the part of the minibatch's valid rows that they are.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
+    weight: torch.Tensor
 
 
 class AppoLoss:
@@ -70,8 +76,11 @@ class AppoLoss:
             targets=advantages + experience.value,
         )
 
-    def __call__(self, model: ActorCritic, experience: Experience) -> LossOutput:
-        """The loss of a minibatch."""
+    def __call__(
+        self, model: ActorCritic, experience: Experience, gather: Gather = alone
+    ) -> LossOutput:
+        """The loss of a minibatch, or of this rank's part of one: then ``gather`` tells what the
+        advantages of all parts together are like."""
         config, mask = self._config, experience.mask
         rollout = experience.reward.shape[0]
         output = model(experience.obs, experience.state, experience.first)
@@ -83,8 +92,10 @@ class AppoLoss:
         log_ratio = torch.where(mask, log_ratio, 0.0)
         values = output.values[:rollout]
         targets, advantages = self._targets(experience, output.values, log_ratio)
+        own = scalar_moments(advantages, mask)
+        whole = over_ranks(own, gather)
         if config.normalise_advantages:
-            advantages = normalise(advantages, mask)
+            advantages = normalise(advantages, whole, mask)
 
         scale = model.value_scale
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, mask)
@@ -116,7 +127,8 @@ class AppoLoss:
                 "target_mean": masked_mean(targets, mask),
                 "target_square_mean": masked_mean(targets.square(), mask),
             }
-        return LossOutput(loss, {name: m.detach() for name, m in metrics.items()})
+        weight = own.count / whole.count.clamp(min=1.0)
+        return LossOutput(loss, {name: m.detach() for name, m in metrics.items()}, weight)
 
     def _targets(
         self, experience: Experience, values: torch.Tensor, log_ratio: torch.Tensor

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
 from sampleforge.algos.appo import LossOutput
+from sampleforge.algos.averaging import Alone, Averaging
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
 from sampleforge.data.batch import Batch
+from sampleforge.data.short_rollouts import NOT_TAKEN
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
 
 _SCALE_FLOOR = 1e-4  # of the return's standard deviation, where rewards are all zero so far
@@ -26,13 +30,17 @@ class Loss(Protocol):
 
     def prepare(self, model: ActorCritic, experience: Experience) -> Experience: ...
 
-    def __call__(self, model: ActorCritic, experience: Experience) -> LossOutput: ...
+    def __call__(
+        self, model: ActorCritic, experience: Experience, gather: Gather
+    ) -> LossOutput: ...
 
 
 class Learner:
     """Model, optimiser, schedules and running statistics of one policy.
 
     ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
+    ``averaging`` joins it with the learners of the same policy in other processes (none: alone).
+    They begin with one `state` and have one `state` after each update.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class Learner:
         device: torch.device,
         precision: str,
         seed: int,
+        averaging: Averaging | None = None,
     ) -> None:
         self.model = model.to(device)
         self.version = 0
@@ -52,6 +61,8 @@ class Learner:
         self._device = device
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._averaging = averaging or Alone()
+        self._averaging.follow(self._parameters)
         self._optimiser = torch.optim.Adam(
             self._parameters,
             lr=config.learning_rate,
@@ -70,29 +81,22 @@ class Learner:
         gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
         """
         if self._config.lr_schedule == "linear":
+            progress = float(self._averaging.gather(torch.tensor([progress])).max())
             self._learning_rate = linear(self._config.learning_rate, progress)
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version)
-        lag = self.version - batch.version[batch.valid].double()
-        valid, used = batch.valid.sum(), experience.mask.sum()
+        counts = self._count(batch, experience)
         self.model.train()
         with autocast(self._device, self._precision):
             experience = self._loss.prepare(self.model, experience)
         per_step = [self._step(mb) for mb in self._minibatches(experience)]
         means = {name: torch.stack([m[name] for m in per_step]).mean() for name in per_step[0]}
-        means["ratio_deviation_first"] = per_step[0]["ratio_deviation"]
+        deviations = torch.stack([m["ratio_deviation"] for m in per_step])
+        deviations = self._averaging.gather(deviations).amax(0)
+        means["ratio_deviation"] = deviations.mean()
+        means["ratio_deviation_first"] = deviations[0]
         skipped = torch.stack([m["skipped_steps"] for m in per_step]).sum()
-        metrics = to_floats(
-            {
-                **means,
-                "skipped_steps": skipped,
-                "valid_steps": valid,
-                "stale_steps": valid - used,
-                "policy_lag_min": lag.min() if lag.numel() else lag.sum(),
-                "policy_lag_mean": lag.mean() if lag.numel() else lag.sum(),
-                "policy_lag_max": lag.max() if lag.numel() else lag.sum(),
-            }
-        )
+        metrics = to_floats({**means, "skipped_steps": skipped, **counts})
         self._update_statistics(batch, metrics)
         if self._config.lr_schedule == "kl_adaptive":
             self._learning_rate = kl_adaptive(
@@ -100,6 +104,28 @@ class Learner:
             )
         metrics["learning_rate"] = self._learning_rate
         return metrics
+
+    def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
+        """Env steps that are valid, and stale, and their policy lag; over all ranks, but for
+        ``own_trained_steps``, which this rank learns from."""
+        lag = self.version - batch.version[batch.valid].double()
+        used = experience.mask.sum().double()
+        inf = lag.new_full((1,), torch.inf)
+        own = [
+            torch.stack((batch.valid.sum().double(), used, lag.sum())),
+            torch.cat((lag, -inf)).max().view(1),
+            torch.cat((lag, inf)).min().view(1),
+        ]
+        valid, learned, lags, highest, lowest = self._averaging.gather(torch.cat(own)).unbind(1)
+        some = valid.sum() > 0
+        return {
+            "own_trained_steps": used,
+            "valid_steps": valid.sum(),
+            "stale_steps": valid.sum() - learned.sum(),
+            "policy_lag_min": torch.where(some, lowest.min(), 0.0),
+            "policy_lag_mean": lags.sum() / valid.sum().clamp(min=1),
+            "policy_lag_max": torch.where(some, highest.max(), 0.0),
+        }
 
     def _minibatches(self, experience: Experience) -> Iterator[Experience]:
         rollout, rows = experience.reward.shape
@@ -113,9 +139,8 @@ class Learner:
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
         """One gradient step; the device is never waited for."""
         with autocast(self._device, self._precision):
-            output = self._loss(self.model, minibatch)
-        self._optimiser.zero_grad(set_to_none=True)
-        output.loss.backward()  # type: ignore[no-untyped-call]
+            output = self._loss(self.model, minibatch, self._averaging.gather)
+        metrics = self._averaging.backward(output)
         limit = self._config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         skip = (~torch.isfinite(norm)).float()
@@ -126,16 +151,22 @@ class Learner:
             group["lr"] = self._learning_rate
         self._optimiser.step()
         self.version += 1
-        return {**output.metrics, "grad_norm": norm.detach(), "skipped_steps": skip}
+        deviation = output.metrics["ratio_deviation"]  # a maximum, of which the mean says nothing
+        extra = {"ratio_deviation": deviation, "grad_norm": norm.detach(), "skipped_steps": skip}
+        return {**metrics, **extra}
 
     @torch.no_grad()
     def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:
-        """Running statistics move only between batches: within one, behaviour and learner agree."""
+        """Running statistics move only between batches: within one, behaviour and learner agree.
+        They do not take in a batch whose loss was not finite."""
+        if not math.isfinite(metrics["loss"]):
+            return
         if self.model.normaliser is not None:
             # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
             rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
-            self.model.normaliser.update(leaves)
+            taken = (batch.version != NOT_TAKEN).flatten()
+            self.model.normaliser.update(leaves, taken, self._averaging.gather)
         learned = metrics["valid_steps"] > metrics["stale_steps"] and not metrics["skipped_steps"]
         if self._config.normalise_returns and learned:
             self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])

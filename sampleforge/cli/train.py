@@ -15,9 +15,6 @@ from sampleforge.presets import preset_names, preset_values
 from sampleforge.stored_config import config_values
 from sampleforge.topologies.config import ALGOS
 
-ANNOUNCED = ("ddppo",)
-"""Algorithms of the design that this version does not have."""
-
 
 def run(args: Sequence[str]) -> int:
     """Train. Returns the exit code; raises ConfigError."""
@@ -53,8 +50,6 @@ def config_class(algo: str) -> type[Any]:
     if algo in ALGOS:
         return ALGOS[algo]
     there_is = f"there is: {', '.join(ALGOS)}"
-    if algo in ANNOUNCED:
-        raise ConfigError(f"{algo} is not part of this version yet; {there_is}")
     if algo.startswith("-"):
         raise ConfigError(
             f"the algorithm comes before the flags, as in `sampleforge train appo {algo} ...`; "

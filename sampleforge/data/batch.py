@@ -81,6 +81,10 @@ class BatchBuilder:
         self._filled += 1
         return self._filled == self._wanted
 
+    def clear(self) -> None:
+        """Forget the slots that are in."""
+        self._filled = 0
+
     def take(self) -> Batch:
         """The complete batch; valid until the next `add`."""
         assert self._filled == self._wanted, f"only {self._filled} of {self._wanted} slots are in"

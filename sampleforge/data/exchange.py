@@ -47,8 +47,15 @@ class SlotExchange:
         self._ready = IndexRings(self._actors, slots.count // self._actors)
         self._actor_wakeups = actor_wakeups
         self._learner_wakeup = learner_wakeup
+        self.reset()
+
+    def reset(self) -> None:
+        """All slots are free again, whoever had them: only where all who did are gone."""
         self._turn = 0
-        for slot in range(slots.count):
+        self._free.clear()
+        self._ready.clear()
+        for slot in range(self.slots.count):
+            self.slots.owner[slot] = Owner.FREE
             self._free.push(slot % self._actors, slot)
 
     def take_free(self, actor: int) -> int | None:

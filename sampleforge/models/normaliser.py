@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.models.encoders import is_image
-from sampleforge.ops.running_stats import Moments, merge, moments
+from sampleforge.ops.running_stats import Gather, Moments, alone, merge, moments, over_ranks
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
 CLIP = 10.0
@@ -49,10 +49,13 @@ class ObservationNormaliser(nn.Module):
         return found
 
     @torch.no_grad()
-    def update(self, obs: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
-        """Take in observations [N, *shape] where ``mask`` (bool [N]) is True: each exactly once."""
+    def update(
+        self, obs: Mapping[str, Tensor], mask: Tensor | None = None, gather: Gather = alone
+    ) -> None:
+        """Take in observations [N, *shape] where ``mask`` (bool [N]) is True: each exactly once.
+        With ``gather``, also those that the other ranks take in at the same time."""
         for name, leaf in self._by_name:
-            leaf.update(obs[name], mask)
+            leaf.update(obs[name], mask, gather)
 
 
 class LeafNormaliser(nn.Module):
@@ -78,9 +81,9 @@ class LeafNormaliser(nn.Module):
         y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
         return y.clamp_(-CLIP, CLIP)
 
-    def update(self, x: Tensor, mask: Tensor | None) -> None:
+    def update(self, x: Tensor, mask: Tensor | None, gather: Gather) -> None:
         seen = Moments(self.total_mean, self.total_var, self.count)
-        total = merge(seen, moments(x, mask))
+        total = merge(seen, over_ranks(moments(x, mask), gather))
         if total.count == 0:
             return
         self.total_mean.copy_(total.mean)

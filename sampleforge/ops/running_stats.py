@@ -6,10 +6,19 @@ would change nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+Gather = Callable[[Tensor], Tensor]
+"""What every rank has: float64 [k] here -> [ranks, k], in the order of ranks, on every rank."""
+
+
+def alone(values: Tensor) -> Tensor:
+    """The `Gather` of a rank that has no others."""
+    return values.unsqueeze(0)
 
 
 @dataclass(frozen=True)
@@ -52,3 +61,29 @@ def merge(a: Moments, b: Moments) -> Moments:
     delta = b.mean - a.mean
     var = a.var + (b.var - a.var) * weight + delta * delta * weight * (1.0 - weight)
     return Moments(a.mean + delta * weight, var, total)
+
+
+def scalar_moments(x: Tensor, mask: Tensor) -> Moments:
+    """Moments [] over all elements of ``x`` where ``mask`` (same shape) is True, computed without
+    waiting for the device. Masked elements may hold NaN."""
+    assert mask.shape == x.shape and mask.dtype == torch.bool, (mask.shape, x.shape)
+    x, count = x.double(), mask.sum().double()
+    some = count.clamp(min=1.0)
+    mean = torch.where(mask, x, 0.0).sum() / some
+    var = torch.where(mask, (x - mean).square(), 0.0).sum() / some
+    return Moments(mean, var, count)
+
+
+def over_ranks(own: Moments, gather: Gather) -> Moments:
+    """The moments of the streams of all ranks together; exactly ``own`` for a rank that is alone.
+
+    w_i = n_i / n, mean = sum w_i mean_i, var = sum w_i (var_i + (mean_i - mean)^2).
+    """
+    size = own.mean.numel()
+    flat = torch.cat((own.mean.flatten(), own.var.flatten(), own.count.reshape(1)))
+    mean, var, count = torch.split(gather(flat), [size, size, 1], dim=1)
+    total = count.sum()
+    weight = count / total.clamp(min=1.0)
+    merged = (weight * mean).sum(0)
+    spread = (weight * (var + (mean - merged).square())).sum(0)
+    return Moments(merged.view_as(own.mean), spread.view_as(own.var), total)

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from sampleforge.ops.running_stats import Moments
+
 
 def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean over the valid elements; 0 (with zero gradient) if there is none."""
@@ -19,10 +21,11 @@ def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def normalise(x: Tensor, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
-    """(x - mean) / std over the valid elements; 0 where masked out, and where std is 0."""
-    centred = _valid(x - masked_mean(x, mask), mask)
-    return centred / (masked_mean(centred.square(), mask).sqrt() + eps)
+def normalise(x: Tensor, moments: Moments, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+    """(x - mean) / std, by the moments [] of all valid elements (of all ranks, where there are
+    several); 0 where masked out, and where std is 0."""
+    centred = _valid(x - moments.mean.to(x.dtype), mask)
+    return centred / (moments.var.sqrt().to(x.dtype) + eps)
 
 
 def clipped_surrogate(

@@ -4,7 +4,7 @@ an object is given the whole under the type of its own part."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
 from sampleforge.config import ConfigError
@@ -12,7 +12,16 @@ from sampleforge.data.config import ReplayConfig
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.config import RunConfig
-from sampleforge.workers.config import SamplerConfig
+from sampleforge.workers.config import RanksConfig, SamplerConfig
+
+
+def _check_schedule(config: AppoConfig | DdppoConfig) -> None:
+    ends = config.train_for_env_steps or config.train_for_seconds or config.benchmark
+    if config.lr_schedule == "linear" and not ends:
+        raise ConfigError(
+            "lr_schedule is 'linear', which falls to zero at the stop condition, but there is "
+            "none; give train_for_env_steps or train_for_seconds, or use 'constant'"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,53 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
             )
 
 
+@dataclass(frozen=True)
+class DdppoConfig(AppoLossConfig, LearnerConfig, RanksConfig, SamplerConfig, RunConfig, EnvConfig):
+    """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
+    and sizes of batches are those of one rank."""
+
+    algo: ClassVar[str] = "ddppo"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    # Other defaults than the parts', those of the paper's code:
+    rollout: int = 128
+    num_epochs: int = 2
+    learning_rate: float = 2.5e-4
+    max_grad_norm: float = 0.2
+    clip_ratio: float = 0.2
+    exploration_coeff: float = 0.01
+    advantage: Literal["vtrace", "gae"] = "gae"
+    async_rl: bool = False
+    worker_niceness: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
+        parts = AppoConfig(env=self.env)
+        for name, reason in _NOT_OF_RANKS.items():
+            value = getattr(self, name)
+            if value != (False if name == "async_rl" else getattr(parts, name)):
+                raise ConfigError(f"{name} is {value!r}, but with ddppo {reason}; leave it out")
+        if self.inference == "worker":
+            raise ConfigError(
+                "inference is 'worker', but with ddppo a rank computes its actions; leave it out"
+            )
+        if self.serial and (self.num_ranks or 1) > 1:
+            raise ConfigError(
+                f"serial is one process, but num_ranks is {self.num_ranks}, and ranks wait for "
+                "each other; use 1 rank, or leave out serial"
+            )
+
+
+_NOT_OF_RANKS = {
+    "num_workers": "each of the num_ranks ranks steps its own envs",
+    "num_policy_workers": "a rank computes its own actions",
+    "async_rl": "a rank learns from its own, newest rollouts",
+    "num_batches_to_accumulate": "a rank learns from its own, newest rollouts",
+    "sampler_only": "sampling and learning take turns",
+}
+"""Flags of the parts that mean nothing to a rank."""
+
+
 def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -> None:
     """Raise ConfigError if something shall move until the stop condition, and there is none."""
     if config.train_for_env_steps or config.train_for_seconds or config.benchmark:
@@ -66,6 +122,9 @@ def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -
         )
 
 
-AnyConfig = AppoConfig | ApexConfig
-ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig}
+PpoConfig = AppoConfig | DdppoConfig
+AnyConfig = PpoConfig | ApexConfig
+"""The config of one or another algorithm."""
+
+ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}
 """Config class per algorithm's name."""

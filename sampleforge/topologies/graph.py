@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import RolloutExchange
+from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -55,6 +56,10 @@ class Graph:
     weights: SharedWeights
     stop: StopFlag
     exploration: Mapping[tuple[int, int, int], int] | None = None
+    regrouping: Regrouping | None = None
+    """Where nodes that are killed are replaced, and the others then form a new group."""
+    held: tuple[object, ...] = ()
+    """What must be there as long as the graph."""
 
     def stop_all(self) -> None:
         """Ask every worker to leave its loop."""
@@ -78,6 +83,8 @@ COUNTERS = (
     "restarts",  # of environments that raised
     "split_steps",
     "rollouts",
+    "preempted",  # of rollouts, ended before their slot was full
+    "rollout_s",  # seconds of a rank from an update to its next complete rollouts
     "step_s",  # seconds of an actor in its loop, waiting left out
     "env_s",  # ... in the environments
     "infer_s",  # ... in forward passes, or, in an actor with policy workers, asking for them

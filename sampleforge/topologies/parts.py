@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.data.weights import SharedWeights
@@ -20,7 +21,7 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, PpoConfig
 from sampleforge.topologies.plan import Plan, SamplerPlan
 
 NewModel = Callable[[], ActorCritic]
@@ -68,17 +69,23 @@ def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
         return make_model(config, spec.observations, spec.actions)
 
 
-def fit(config: AppoConfig, spec: EnvSpec) -> AppoConfig:
+def fit(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     """The config as it is: APPO's plan alone depends on the environment."""
     return config
 
 
-def model_maker(config: AppoConfig, spec: EnvSpec, seed: int) -> NewModel:
+def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
     """Makes the actor-critic with its initial weights."""
     return partial(seeded_model, config.model, spec, seed)
 
 
-def make_learner(new_model: NewModel, config: AppoConfig, plan: Plan, start: Start) -> Learner:
+def make_learner(
+    new_model: NewModel,
+    config: PpoConfig,
+    plan: Plan,
+    start: Start,
+    averaging: Averaging | None = None,
+) -> Learner:
     """The learner as it begins: initial weights, or those of the checkpoint."""
     learner = Learner(
         new_model(),
@@ -87,6 +94,7 @@ def make_learner(new_model: NewModel, config: AppoConfig, plan: Plan, start: Sta
         device=torch.device(plan.device),
         precision=plan.precision,
         seed=start.seed,
+        averaging=averaging,
     )
     if start.resume is not None:
         start.resume.learner(learner)

@@ -12,7 +12,7 @@ from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.processor import bf16_instructions
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, AppoConfig, PpoConfig
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 
@@ -75,8 +75,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
         learner_threads=config.learner_threads or cores,
         slot_bytes=shape.nbytes(slots),
     )
-    _check_memory(plan)
-    _check_minibatch(config, plan)
+    check_memory(plan)
+    check_minibatch(config, plan)
     return plan
 
 
@@ -96,7 +96,7 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
             f"--num-envs-per-worker {envs} cannot be split into {splits} equal parts; "
             f"use a multiple of {splits} or another --num-splits"
         )
-    precision, why_precision = _precision(config, device, image)
+    precision, why_precision = choose_precision(config, device, image)
     return SamplerPlan(
         num_workers=workers,
         num_splits=splits,
@@ -126,7 +126,8 @@ def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worke
     )
 
 
-def _precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
+def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
+    """Of forward and backward passes, and why so."""
     if config.precision != "auto":
         return config.precision, f"precision {config.precision}: as asked"
     if not image:
@@ -179,7 +180,8 @@ def _slots(
     return math.ceil(total / sampler.num_workers) * sampler.num_workers
 
 
-def _check_memory(plan: Plan) -> None:
+def check_memory(plan: Plan) -> None:
+    """Raises ConfigError if the slots do not fit into shared memory."""
     free = shared_memory_free()
     if free is not None and plan.slot_bytes > 0.9 * free:
         raise ConfigError(
@@ -190,7 +192,8 @@ def _check_memory(plan: Plan) -> None:
         )
 
 
-def _check_minibatch(config: AppoConfig, plan: Plan) -> None:
+def check_minibatch(config: PpoConfig, plan: Plan) -> None:
+    """Raises ConfigError unless the minibatches are equal parts of the batch."""
     size = config.minibatch_size
     if size is None:
         return

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import sys
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep, time
 from typing import Any
 
 from sampleforge.runtime.processes import process_context
-from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import Surroundings, run_worker
 
 STOP_GRACE = 1.5
@@ -41,20 +43,23 @@ class ProcessRunner:
         self._errors: dict[str, Connection] = {}
 
     def start(self) -> None:
-        context = process_context()
         self._started = time()
         for node in self._graph.nodes:
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(  # type: ignore[attr-defined]
-                target=run_worker,
-                args=(node.worker, self._graph.stop, node.placement, self._surroundings, theirs),
-                name=f"sampleforge: {node.worker.name}",
-                daemon=False,  # an environment may have processes of its own
-            )
-            process.start()
-            theirs.close()
-            self._processes[node.worker.name] = process
-            self._errors[node.worker.name] = ours
+            self._start(node)
+
+    def _start(self, node: Node) -> None:
+        context = process_context()
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(  # type: ignore[attr-defined]
+            target=run_worker,
+            args=(node.worker, self._graph.stop, node.placement, self._surroundings, theirs),
+            name=f"sampleforge: {node.worker.name}",
+            daemon=False,  # an environment may have processes of its own
+        )
+        process.start()
+        theirs.close()
+        self._processes[node.worker.name] = process
+        self._errors[node.worker.name] = ours
 
     def pids(self) -> dict[str, int]:
         """Process id of each worker by its name."""
@@ -69,18 +74,42 @@ class ProcessRunner:
     def ask(self, kind: str, payload: Any, timeout: float) -> Any:
         """The learner's answer to a request. Raises WorkerDied, or TimeoutError."""
         deadline = monotonic() + timeout
+        self._check_alive()
         self._control.send((kind, payload))
         self._graph.learner.wakeup.set()
         while not self._control.poll(0.05):
-            self._check_alive()
+            self._check_alive(asked=self._graph.learner)
             if monotonic() > deadline:
                 raise TimeoutError(f"the learner did not answer {kind!r} within {timeout:.0f} s")
         return self._control.recv()
 
-    def _check_alive(self) -> None:
-        for name, process in self._processes.items():
+    def _check_alive(self, asked: Node | None = None) -> None:
+        """Raises WorkerDied if a worker has ended, unless it may be replaced. ``asked`` may not:
+        what it was asked for died with it."""
+        for node in self._graph.nodes:
+            name = node.worker.name
+            process = self._processes[name]
             if process.exitcode is not None or self._errors[name].poll():
-                raise WorkerDied(self._obituary(name, process))
+                obituary = self._obituary(name, process)
+                killed = process.exitcode is not None and process.exitcode < 0
+                if not killed or node is asked or not self._replace(node, obituary):
+                    raise WorkerDied(obituary)
+
+    def _replace(self, node: Node, why: str) -> bool:
+        """Start another process in the place of one, if the graph can do with that."""
+        regrouping, name = self._graph.regrouping, node.worker.name
+        if regrouping is None or not regrouping.begin():
+            return False
+        process = self._processes[name]
+        process.kill()
+        process.join()
+        process.close()
+        self._errors[name].close()
+        count = f"{regrouping.generation} of {regrouping.limit} times"
+        print(f"{why}; it is replaced ({count})", file=sys.stderr)
+        self._graph.counters.row(self._graph.nodes.index(node))["heartbeat"][0] = math.inf
+        self._start(node)
+        return True
 
     def _obituary(self, name: str, process: BaseProcess) -> str:
         if not self._errors[name].poll():
@@ -99,15 +128,17 @@ class ProcessRunner:
     def _check_heartbeats(self) -> None:
         beats = self._graph.counters.column("heartbeat")
         for index, node in enumerate(self._graph.nodes):
-            if node is self._graph.learner:
+            if node is self._graph.learner and not beats[index]:
                 continue  # an update has no limit; what it is asked for has
             age = time() - (beats[index] or self._started + START_GRACE)
             if age > self._step_timeout:
                 self._dump_stacks(node.worker.name)
-                raise WorkerDied(
+                hung = (
                     f"{node.worker.name} has been in one step for {age:.0f} s (--env-timeout "
                     f"{self._step_timeout:g}); its stacks are above. Does the environment hang?"
                 )
+                if not self._replace(node, hung):
+                    raise WorkerDied(hung)
 
     def _dump_stacks(self, name: str) -> None:
         """Have a process print the stacks of its threads, even if it was stopped."""

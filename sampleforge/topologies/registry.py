@@ -13,6 +13,7 @@ from sampleforge.topologies import apex_plan, parts
 from sampleforge.topologies.apex import apex, network_maker
 from sampleforge.topologies.appo import appo
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.ddppo import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.plan import plan_appo
 
@@ -33,6 +34,7 @@ class Topology:
 
 _TOPOLOGIES = {
     "appo": Topology(parts.fit, plan_appo, appo, parts.model_maker),
+    "ddppo": Topology(parts.fit, plan_ddppo, ddppo, parts.model_maker),
     "apex": Topology(apex_plan.fit, apex_plan.plan_apex, apex, network_maker),
 }
 

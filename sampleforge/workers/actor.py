@@ -9,6 +9,7 @@ import numpy as np
 
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import RolloutExchange
+from sampleforge.data.short_rollouts import end_rollout
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
@@ -39,6 +40,11 @@ class Split:
         self.carry_first = np.ones(env.num_rows, np.bool_)
 
 
+def never(t: int) -> bool:
+    """No rollout ends before its slot is full."""
+    return False
+
+
 class ActorWorker:
     """Steps its splits in turn: whichever has its actions, or whose environments are done.
 
@@ -57,6 +63,7 @@ class ActorWorker:
         wakeup: Wakeup,
         progress: Progress,
         counter_row: int,
+        ends_early: Callable[[int], bool] = never,
     ) -> None:
         self.name = f"actor {index}"
         self._index = index
@@ -67,6 +74,7 @@ class ActorWorker:
         self._wakeup = wakeup
         self._progress = progress
         self._counter_row = counter_row
+        self._ends_early = ends_early
         self._splits: list[Split] = []
 
     def start(self) -> None:
@@ -190,8 +198,10 @@ class ActorWorker:
         slots, slot = self._exchange.slots, split.slot
         assert slot is not None
         if split.t < slots.shape.rollout:
-            self._ask(split)
-            return True
+            if not self._ends_early(split.t):
+                self._ask(split)
+                return True
+            self._cut_short(split)
         for name, leaf in split.carry.items():
             leaf[...] = slots.obs[name][slot, -1]
         split.carry_first[...] = slots.first[slot, -1]
@@ -200,3 +210,14 @@ class ActorWorker:
         split.slot = None
         self._begin(split)
         return True
+
+    def _cut_short(self, split: Split) -> None:
+        """End the rollout before step t, whose value the learner bootstraps from. The recurrent
+        state stays that of before: the next rollout begins with the same observation. Only where
+        inference answers at once."""
+        assert split.slot is not None and self._inference.is_answered(split.index)
+        state = self._inference.state[split.index].copy()
+        self._ask(split)
+        self._inference.state[split.index] = state
+        end_rollout(self._exchange.slots, split.slot, split.t)
+        self._count["preempted"] += 1

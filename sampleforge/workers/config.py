@@ -9,6 +9,29 @@ from sampleforge.config import Checked, ConfigError, check_range
 
 
 @dataclass(frozen=True)
+class RanksConfig(Checked):
+    num_ranks: int | None = None
+    """Processes that each sample and learn (none: one per core)."""
+    rank_timeout: float = 60.0
+    """Seconds after which a rank that the others wait for counts as lost; one that has died is
+    noticed at once."""
+    max_rank_restarts: int = 3
+    """Killed or hung ranks are replaced so many times, all in all; the group goes on from the last
+    weights that all agreed on."""
+    sync_fraction: float = 0.6
+    """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
+    min_rollout_fraction: float = 0.25
+    """... but not before this part of --rollout."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "num_ranks", low=1)
+        check_range(self, "max_rank_restarts", low=0)
+        check_range(self, "rank_timeout", low=0, above=True)
+        check_range(self, "sync_fraction min_rollout_fraction", low=0, high=1, above=True)
+
+
+@dataclass(frozen=True)
 class SamplerConfig(Checked):
     num_workers: int | None = None
     """Actor workers (none: fitted to the machine's cores)."""

@@ -24,6 +24,7 @@ class LearnerWorker:
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
     when the weights that were learned from it are published, so that no rollout begins before.
+    ``counts_updates``: of several ranks, which make the same updates, one counts them.
     """
 
     name = "learner"
@@ -43,10 +44,11 @@ class LearnerWorker:
         pinned: bool,
         threads: int,
         control: Connection | None = None,
+        counts_updates: bool = True,
     ) -> None:
         self._make_learner = make_learner
         self._exchange = exchange
-        self._slots_per_batch = slots_per_batch
+        self.slots_per_batch = slots_per_batch
         self._weights = weights
         self._progress = progress
         self._save = save
@@ -56,12 +58,13 @@ class LearnerWorker:
         self._pinned = pinned
         self._threads = threads
         self._control = control
+        self._counts_updates = counts_updates
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
         self._builder = BatchBuilder(
-            self._exchange.slots, self._slots_per_batch, pinned=self._pinned
+            self._exchange.slots, self.slots_per_batch, pinned=self._pinned
         )
         self._held: list[int] = []
         self._sums: dict[str, float] = {}
@@ -102,11 +105,19 @@ class LearnerWorker:
         self._held.clear()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
-        self._count["updates"][0] = self._learner.version
-        self._count["trained_steps"] += metrics["valid_steps"] - metrics["stale_steps"]
+        if self._counts_updates:
+            self._count["updates"][0] = self._learner.version
+        self._count["trained_steps"] += metrics.pop("own_trained_steps")
         self._updates += 1
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def abandon(self) -> None:
+        """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
+        for slot in self._held:
+            self._exchange.give_back(slot)
+        self._held.clear()
+        self._builder.clear()
 
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver: ("metrics", None) gives the means over the batches since the last

@@ -1,0 +1,271 @@
+"""DD-PPO: ranks that each sample and learn; gradients are averaged, and there is nothing central
+(Wijmans et al. 2019, arXiv 1911.00357)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+
+from sampleforge.config import ConfigError
+from sampleforge.data.counters import Counters
+from sampleforge.data.episodes import EpisodeQueue
+from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.ranks import Backend, Meeting, Rendezvous
+from sampleforge.data.regrouping import Regrouping
+from sampleforge.data.rollout_board import RolloutBoard
+from sampleforge.data.slots import SlotShape, TrajectorySlots
+from sampleforge.data.weights import SharedWeights
+from sampleforge.runtime.memory import human_bytes
+from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import DdppoConfig
+from sampleforge.topologies.graph import COUNTERS, Edge, Graph, Node
+from sampleforge.topologies.parts import (
+    NewModel,
+    Start,
+    env_makers,
+    first_weights,
+    make_learner,
+    policy_maker,
+    seeded_model,
+)
+from sampleforge.topologies.plan import Plan, check_memory, check_minibatch, choose_precision
+from sampleforge.workers.actor import ActorWorker, never
+from sampleforge.workers.inference import InlineInference
+from sampleforge.workers.learner import LearnerWorker, Save
+from sampleforge.workers.preemption import Preemption
+from sampleforge.workers.progress import Progress
+from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.worker import Placement, StopFlag
+
+
+def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
+    """Decide what the config leaves open; in the plan a rank is a worker. Raises ConfigError with
+    the numbers, the reason and the remedy."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, as torchrun sets it, but the ranks of this "
+            "version are all of one machine: start it without torchrun, with --num-ranks"
+        )
+    cores = len(available_cores())
+    image = any(leaf.is_image for leaf in spec.observations.values())
+    ranks = config.num_ranks or (1 if config.serial else cores)
+    even = (config.num_envs_per_worker or 2) % 2 == 0
+    splits = config.num_splits or (2 if spec.asynchronous and even else 1)  # 2: to overlap
+    envs = _envs_per_rank(config, splits, 8 if image else 16)
+    shape = SlotShape(config.rollout, envs // splits, spec, config.model.state_size)
+    precision, why_precision = choose_precision(config, device, image)
+    plan = Plan(
+        num_workers=ranks,
+        num_splits=splits,
+        rows=shape.rows,
+        rollout=config.rollout,
+        inference="inline",
+        num_policy_workers=0,
+        slots=ranks * splits,
+        slots_per_batch=splits,
+        synchronous=True,
+        device=device,
+        precision=precision,
+        learner_threads=config.learner_threads or (max(1, cores // ranks) if image else 1),
+        pin_actors=config.set_workers_cpu_affinity and ranks <= cores and not config.serial,
+        slot_bytes=ranks * shape.nbytes(splits),
+        reasons=(why_precision,),
+    )
+    check_memory(plan)
+    check_minibatch(config, plan)
+    return plan
+
+
+def _envs_per_rank(config: DdppoConfig, splits: int, default: int) -> int:
+    """Env rows of a rank: as asked for, or those that fill the batch."""
+    envs, batch = config.num_envs_per_worker, config.batch_size
+    if envs is None and batch is None:
+        return math.ceil(default / splits) * splits
+    if envs is not None and envs % splits:
+        raise ConfigError(
+            f"--num-envs-per-worker {envs} (of one rank) cannot be split into {splits} equal "
+            f"parts; use a multiple of {splits} or another --num-splits"
+        )
+    unit = config.rollout * (envs or splits)
+    if batch is not None and (batch != unit if envs else batch % unit):
+        near = unit if envs else max(unit, round(batch / unit) * unit)
+        what = f"{envs} envs" if envs else f"a multiple of {splits} envs (--num-splits)"
+        raise ConfigError(
+            f"--batch-size {batch} is not {what} x {config.rollout} steps (--rollout): a rank "
+            f"learns from one rollout of each of its envs; leave it out, or use {near}"
+        )
+    return envs or (batch or 0) // config.rollout
+
+
+def ddppo(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+) -> Graph:
+    """Wire the ranks of this machine. Nothing runs yet, but for the store at which they will meet.
+
+    Rank 0 is the driver's learner: it has ``control`` and writes the checkpoints.
+    """
+    ranks, meeting = plan.num_workers, Meeting()
+    counters, episodes, stop = Counters(COUNTERS, ranks), EpisodeQueue(), StopFlag()
+    progress = Progress(
+        counters,
+        start.started,
+        start.env_steps,
+        start.wall_s,
+        config.train_for_env_steps,
+        config.train_for_seconds,
+    )
+    backend, why = choose_backend(plan.device, ranks)
+    devices = [rank_device(plan.device, rank) for rank in range(ranks)]
+    rendezvous = [
+        meeting.rendezvous(rank, ranks, backend, config.rank_timeout, device)
+        for rank, device in enumerate(devices)
+    ]
+    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts)
+    wire = partial(_rank, config, plan, spec, start, save, control, progress, episodes, stop)
+    wired = [wire(board, regrouping, meet) for meet in rendezvous]
+    nodes, exchanges, weights = zip(*wired, strict=True)
+    return Graph(
+        name="ddppo",
+        nodes=nodes,
+        learner=nodes[0],
+        edges=_edges(ranks),
+        notes=_notes(plan, spec, why),
+        progress=progress,
+        counters=counters,
+        episodes=episodes,
+        exchange=exchanges[0],
+        weights=weights[0],
+        stop=stop,
+        regrouping=regrouping,
+        held=(meeting,),
+    )
+
+
+def choose_backend(device: str, ranks: int) -> tuple[Backend, str]:
+    """How gradients travel, and why so."""
+    if not device.startswith("cuda"):
+        return "gloo", "gradients through gloo: the ranks learn on the CPU"
+    gpus = torch.cuda.device_count()
+    if ranks > gpus or ":" in device:
+        return "gloo", f"gradients through gloo: nccl needs a GPU per rank ({gpus} here)"
+    return "nccl", f"gradients through nccl: {gpus} GPUs for {ranks} ranks"
+
+
+def rank_device(device: str, rank: int) -> str:
+    """The ranks take turns with the GPUs, unless one was named."""
+    return f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+def _rank(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+    progress: Progress,
+    episodes: EpisodeQueue,
+    stop: StopFlag,
+    board: RolloutBoard,
+    regrouping: Regrouping,
+    meet: Rendezvous,
+) -> tuple[Node, SlotExchange, SharedWeights]:
+    """One rank, with slots and weights that only it uses."""
+    rank, wakeup = meet.rank, Wakeup()
+    plan = dataclasses.replace(plan, device=meet.device)
+    new_model: NewModel = partial(seeded_model, config.model, spec, start.seed)
+    shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
+    slots = TrajectorySlots(plan.num_splits, shape, debug=config.debug)
+    exchange = SlotExchange(slots, [wakeup], wakeup)
+    weights = first_weights(new_model, start)
+    new_policy = policy_maker(rank, new_model, weights, plan, start)
+    envs = env_makers(rank, config, plan, start)
+    preemption = Preemption(
+        board,
+        rank,
+        meet.size,
+        plan.rollout,
+        config.sync_fraction,
+        config.min_rollout_fraction,
+    )
+    # The ranks end together: none may stop sampling by itself while others wait for its gradients.
+    endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
+    actor = ActorWorker(
+        0,
+        envs,
+        exchange,
+        InlineInference(new_policy, slots, plan.num_splits, rank),
+        episodes,
+        wakeup,
+        endless,
+        counter_row=rank,
+        ends_early=preemption.ends if meet.size > 1 else never,
+    )
+    learner_worker = partial(
+        LearnerWorker,
+        exchange=exchange,
+        slots_per_batch=plan.slots_per_batch,
+        weights=weights,
+        progress=progress,
+        save=save,
+        wakeup=wakeup,
+        counter_row=rank,
+        synchronous=True,
+        pinned=meet.device.startswith("cuda"),
+        threads=plan.learner_threads,
+        counts_updates=rank == 0,
+    )
+    worker = RankWorker(
+        rank,
+        meet.join,
+        actor,
+        partial(make_learner, new_model, config, plan, start),
+        learner_worker,
+        exchange,
+        weights,
+        progress,
+        wakeup,
+        stop,
+        preemption,
+        regrouping,
+        debug=config.debug,
+        control=control if rank == 0 else None,
+    )
+    cores = available_cores()
+    pinned_to = (cores[rank % len(cores)],) if plan.pin_actors else None
+    node = Node(worker, wakeup, Placement(pinned_to, config.worker_niceness), envs=tuple(envs))
+    return node, exchange, weights
+
+
+def _edges(ranks: int) -> tuple[Edge, ...]:
+    each = f"{ranks} ranks"
+    return (
+        Edge(each, each, "gradients, summed at every minibatch; counts and moments"),
+        Edge("rank 0", "driver", "checkpoints, metrics"),
+        Edge(each, "driver", "finished episodes"),
+    )
+
+
+def _notes(plan: Plan, spec: EnvSpec, why_backend: str) -> tuple[str, ...]:
+    ranks = plan.num_workers
+    return (
+        f"{plan.envs} envs = {ranks} ranks x {plan.num_splits} splits x {plan.rows} rows",
+        f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
+        f"slots {human_bytes(plan.slot_bytes)} of shared memory",
+        f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
+        why_backend,
+        *plan.reasons,
+        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
+    )

@@ -1,0 +1,194 @@
+"""A rank: an actor and a learner in one process, one of several that learn the same policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from time import perf_counter, sleep, time
+from typing import Any
+
+import torch
+
+from sampleforge.algos.averaging import Averaging, OverRanks
+from sampleforge.algos.learner import Learner
+from sampleforge.data.exchange import SlotExchange
+from sampleforge.data.ranks import RankGroup, RankLost
+from sampleforge.data.regrouping import Regrouping
+from sampleforge.data.weights import SharedWeights
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.agreement import check_agreement, share_state
+from sampleforge.workers.learner import LearnerWorker, answer
+from sampleforge.workers.preemption import Preemption
+from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import StopFlag
+
+REPLACED_WITHIN = 5.0
+"""Seconds within which the driver replaces a rank that died, or never."""
+
+
+class RankWorker:
+    """Samples a rollout of every split, learns from them together with the other ranks, and again.
+
+    The actor and the learner worker are those of other topologies: the slots of this rank go round
+    between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
+    ranks, and does so again when one of them was replaced. All end after the same update, the first
+    at which one of them finds the progress done. ``control`` is the driver's pipe, at rank 0.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        join: Callable[[int], RankGroup],
+        actor: ActorWorker,
+        new_learner: Callable[[Averaging], Learner],
+        new_learner_worker: Callable[[Callable[[], Learner]], LearnerWorker],
+        exchange: SlotExchange,
+        weights: SharedWeights,
+        progress: Progress,
+        wakeup: Wakeup,
+        stop: StopFlag,
+        preemption: Preemption,
+        regrouping: Regrouping,
+        *,
+        debug: bool,
+        control: Connection | None = None,
+    ) -> None:
+        self.name = f"rank {index}"
+        self._index = index
+        self._join = join
+        self._actor = actor
+        self._new_learner = new_learner
+        self._new_learner_worker = new_learner_worker
+        self._exchange = exchange
+        self._weights = weights
+        self._progress = progress
+        self._wakeup = wakeup
+        self._stop = stop
+        self._preemption = preemption
+        self._regrouping = regrouping
+        self._debug = debug
+        self._control = control
+        self._group: RankGroup | None = None
+
+    def start(self) -> None:
+        self._actor.start()
+        self._count = self._progress.counters.row(self._index)
+        self._count["heartbeat"][0] = math.inf  # from here on others are waited for
+        self._exchange.reset()  # of what a predecessor may have left
+        self._generation = self._regrouping.generation
+        self._count["restarts"] += min(1, self._generation)  # this is a replacement
+        self._group = self._join(self._generation)
+        self._averaging = OverRanks(self._group)
+        self._learner = self._new_learner(self._averaging)
+        self._worker = self._new_learner_worker(lambda: self._learner)
+        self._worker.start()
+        self._take_over()
+        self._ended = False
+        self._begin_iteration()
+
+    def step(self) -> bool:
+        """One env step of every split, and, when all their rollouts are complete, one update."""
+        answer(self._control, self.handle)
+        if self._ended:
+            return False
+        try:
+            if self._regrouping.generation != self._generation:
+                self._regroup()
+            moved = self._actor.step()
+            if self._count["rollouts"][0] == self._full:
+                self._finish_rollouts()
+            self._count["heartbeat"][0] = math.inf  # an update has no limit but the ranks' timeout
+            moved = self._worker.step() or moved
+            if self._learner.version != self._version:
+                self._agree()
+        except RankLost as error:
+            self._worker.abandon()
+            if self._stop_or_new_group():
+                return True
+            raise RankLost(f"{error}; {self._whom_we_miss()}") from error
+        self._count["heartbeat"][0] = time()
+        return moved
+
+    def wait(self, timeout: float) -> None:
+        self._wakeup.wait(timeout)
+
+    def close(self) -> None:
+        self._actor.close()
+        if self._group is not None:
+            self._group.close()
+
+    def handle(self, request: tuple[str, Any]) -> Any:
+        """Answer the driver; see `LearnerWorker.handle`."""
+        answer = self._worker.handle(request)
+        return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
+
+    def _of_each_rank(self) -> dict[str, float]:
+        """What every rank of this machine has done since the run began."""
+        names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
+        counters = self._progress.counters
+        return {
+            f"rank{rank}_{name}": float(value)
+            for name, column in names.items()
+            for rank, value in enumerate(counters.column(column or name))
+        }
+
+    def _stop_or_new_group(self) -> bool:
+        """After a loss: whether all is over, and the others have left as this rank was about to, or
+        the driver replaces the lost one, which it notices within a moment."""
+        give_up_at = perf_counter() + REPLACED_WITHIN
+        while self._regrouping.generation == self._generation and perf_counter() < give_up_at:
+            if self._stop.is_set():
+                self._ended = True
+                return True
+            sleep(0.02)
+        return self._regrouping.generation != self._generation
+
+    def _regroup(self) -> None:
+        """Join the new group. Whoever has learned most gives its state to all."""
+        assert self._group is not None
+        self._count["heartbeat"][0] = math.inf
+        self._group.close()
+        self._generation = self._regrouping.generation
+        self._group = self._averaging.group = self._join(self._generation)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Every rank's state becomes that of the one with the most gradient steps. Each step was
+        agreed on by all: it came after a complete sum of gradients."""
+        assert self._group is not None
+        own = torch.tensor([self._learner.version, self._preemption.iteration])
+        versions, iterations = self._group.gather(own).T.tolist()
+        share_state(self._learner, self._group, source=versions.index(max(versions)))
+        self._preemption.iteration = int(max(iterations))
+        self._version = self._learner.version
+        self._weights.publish(self._learner.model.state_dict(), self._version)
+
+    def _begin_iteration(self) -> None:
+        self._full = self._count["rollouts"][0] + self._worker.slots_per_batch
+        self._began = perf_counter()
+
+    def _finish_rollouts(self) -> None:
+        """Every split's rollout is complete: the update may begin, and others need not wait."""
+        self._preemption.finish()
+        self._full = math.inf
+        self._count["rollout_s"] += perf_counter() - self._began
+
+    def _whom_we_miss(self) -> str:
+        missing = ", ".join(map(str, self._preemption.missing()))
+        if missing:
+            return f"still sampling, stopped or dead: rank {missing}"
+        return "all had complete rollouts"
+
+    def _agree(self) -> None:
+        """After an update: whether to end is decided together, as all that happens to all."""
+        assert self._group is not None
+        self._version = self._learner.version
+        self._preemption.iteration += 1
+        self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
+        if self._debug:
+            check_agreement(self._learner, self._group)
+        self._count["wait_s"] += self._group.waited
+        self._group.waited = 0.0
+        self._begin_iteration()

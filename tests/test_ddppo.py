@@ -1,0 +1,234 @@
+"""DD-PPO as its users meet it: ranks as processes, one set of weights, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from sampleforge.algos.learner import Learner
+from sampleforge.api import load_policy, train
+from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError
+from sampleforge.data.ranks import RankGroup
+from sampleforge.models.config import ModelConfig
+from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.topologies.config import DdppoConfig
+from sampleforge.topologies.ddppo import plan_ddppo
+from sampleforge.workers.agreement import RanksDiverged, check_agreement, share_state
+from tests.harness import spec_of
+from tests.rank_threads import on_ranks
+from tests.test_averaging import batches, learner_of
+from tests.test_averaging import config as learner_config
+
+SMALL = ModelConfig(hidden_sizes=(8,))
+
+
+def config(**kwargs: Any) -> DdppoConfig:
+    defaults: dict[str, Any] = {
+        "env": "tests.fakes.envs:CodeEnv",
+        "device": "cpu",
+        "num_ranks": 2,
+        "num_envs_per_worker": 4,
+        "num_splits": 2,
+        "rollout": 16,
+        "minibatch_size": 32,
+        "quiet": True,
+        "seed": 1,
+        "model": SMALL,
+    }
+    return DdppoConfig(**{**defaults, **kwargs})
+
+
+def plan(**kwargs: Any) -> Any:
+    return plan_ddppo(config(**kwargs), spec_of(config()), "cpu")
+
+
+@pytest.mark.multiprocess
+def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
+    """--debug compares the checksums of weights, optimiser and statistics after each update."""
+    folder = str(tmp_path / "run")
+    result = train(config(num_ranks=3, train_for_env_steps=1500, run_dir=folder, debug=True))
+    summary = result.summary
+    assert summary["status"] == "finished" and summary["algo"] == "ddppo"
+    assert summary["env_steps"] >= 1500
+    assert summary["updates"] % 4 == 0, "2 epochs of 2 minibatches"
+    assert summary["updates"] / 4 * 3 * 4 * 16 >= 1500, "each from all rows of all ranks"
+    reports = read_metrics(result.run_dir / "metrics.jsonl")
+    assert reports[-1]["policy_lag_max"] == 0 and reports[-1]["ratio_deviation_first"] < 1e-5
+    again = train(config(num_ranks=2, train_for_env_steps=2000, run_dir=folder, debug=True))
+    assert again.summary["env_steps"] >= 2000
+    assert again.summary["updates"] > summary["updates"]
+    assert load_policy(folder).act([0.0, 0.0, 0.0, 0.0])[0] in range(3)
+
+
+def test_one_rank_runs_serially_and_repeatably(tmp_path: Path) -> None:
+    finals = []
+    for name in ("a", "b"):
+        train(
+            config(
+                num_ranks=None,
+                serial=True,
+                train_for_env_steps=1000,
+                run_dir=str(tmp_path / name),
+                report_interval=0.2,
+            )
+        )
+        model = load_policy(tmp_path / name).model
+        finals.append(torch.cat([p.flatten() for p in model.parameters()]))
+    assert torch.equal(finals[0], finals[1])
+
+
+def test_state_is_shared_and_differences_are_found() -> None:
+    chosen = learner_config()
+
+    def work(group: RankGroup) -> tuple[bool, str]:
+        learner: Learner = learner_of(chosen)
+        if group.rank == 1:
+            learner.update(batches("none")[0], 0.0)
+        share_state(learner, group, source=1)
+        moved = learner.version == chosen.num_epochs and learner.state()[0]["optimiser/0/step"] > 0
+        if group.rank == 0:
+            next(learner.model.parameters()).data[0, 0] += 1e-6
+        with pytest.raises(RanksDiverged, match=r"after update 2 .* rank 0: \w{12}, rank 1: ") as e:
+            check_agreement(learner, group)
+        return bool(moved), str(e.value)
+
+    found = on_ranks(2, work)
+    assert found[0] == found[1] and found[0][0]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "answer"),
+    [
+        ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
+        ({"num_workers": 2}, "num_workers is 2, but with ddppo each of the num_ranks ranks"),
+        ({"async_rl": True}, "async_rl is True, but with ddppo a rank learns from its own"),
+        ({"inference": "worker"}, "a rank computes its actions"),
+        ({"sampler_only": True}, "sampling and learning take turns"),
+        ({"serial": True}, "num_ranks is 2, and ranks wait for each other"),
+        ({"lr_schedule": "linear"}, "but there is none; give train_for_env_steps"),
+        ({"num_envs_per_worker": 5}, "5 .of one rank. cannot be split into 2 equal parts"),
+        ({"batch_size": 70}, "70 is not 4 envs x 16 steps .* use 64"),
+        ({"batch_size": 48, "num_envs_per_worker": None}, "48 is not a multiple of 2 .* use 64"),
+        ({"minibatch_size": 30}, "--minibatch-size 30 does not divide the batch of 64 .*: 32"),
+        (
+            {"minibatch_size": 500, "num_envs_per_worker": 8, "rollout": 128},
+            "--minibatch-size 500 does not divide the batch of 1024 .* nearest: 512",
+        ),
+        (
+            {"minibatch_size": 24, "advantage": "vtrace"},
+            "24 is not a multiple of --rollout 16, .*; nearest: 16 or 32",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        plan(**kwargs)
+
+
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every host would train by itself, and nobody would notice."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="start it without torchrun"):
+        plan()
+
+
+def test_the_batch_is_one_rollout_of_every_env_of_a_rank() -> None:
+    assert plan(batch_size=64).batch_size == 64
+    fitted = plan(batch_size=128, num_envs_per_worker=None)
+    assert (fitted.rows, fitted.num_splits, fitted.batch_size) == (4, 2, 128)
+
+
+def training(start_cli: Any, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
+    """Two ranks that have made some updates, and go on for a while."""
+    flags = (
+        "train ddppo --env CartPole-v1 --num-ranks 2 --num-envs-per-worker 2 --rollout 64 --debug "
+        "--device cpu --report-interval 0.5 --train-for-env-steps 1000000 --run-dir run --seed 1"
+    )
+    run: subprocess.Popen[str] = start_cli(*flags.split(), *more)
+    wait_for_updates(run, tmp_path, 4)
+    return run
+
+
+def wait_for_updates(run: subprocess.Popen[str], tmp_path: Path, more: int) -> None:
+    """Until a report shows so many more updates than the last one so far."""
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def updates() -> float:
+        reports = read_metrics(metrics) if metrics.exists() else []
+        return max((report["updates"] for report in reports), default=0)
+
+    wanted = updates() + more
+    while updates() < wanted:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.1)
+
+
+def summary_of(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    return found
+
+
+def rank_process(driver: int, rank: int) -> int:
+    """Process id of a rank."""
+    for process in psutil.Process(driver).children(recursive=True):
+        if f"sampleforge: rank {rank}" in " ".join(process.cmdline()):
+            return process.pid
+    raise AssertionError(f"rank {rank} has no process")
+
+
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
+    start_cli: Any, tmp_path: Path, victim: int
+) -> None:
+    """From what the others had learned: --debug compares checksums after every update."""
+    run = training(start_cli, tmp_path)
+    os.kill(rank_process(run.pid, victim), signal.SIGKILL)
+    wait_for_updates(run, tmp_path, 10)
+    run.terminate()
+    _, shown = run.communicate(timeout=20)
+    assert run.returncode == 143
+    assert f"rank {victim} was ended by signal SIGKILL" in shown
+    assert "it is replaced (1 of 3 times)" in shown
+    assert summary_of(tmp_path)["restarts"] == 1
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_path: Path) -> None:
+    run = training(start_cli, tmp_path, "--max-rank-restarts", "0")
+    started = time.monotonic()
+    os.kill(rank_process(run.pid, 1), signal.SIGKILL)
+    _, shown = run.communicate(timeout=30)
+    assert time.monotonic() - started < 15
+    assert run.returncode == 1 and summary_of(tmp_path)["status"] == "failed"
+    assert "rank 1 was ended by signal SIGKILL" in shown
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_rank_that_stands_still_is_named(start_cli: Any, tmp_path: Path) -> None:
+    """Nobody can tell whether it will go on: the others have their time-out, and say so."""
+    run = training(start_cli, tmp_path, "--rank-timeout", "4")
+    os.kill(rank_process(run.pid, 1), signal.SIGSTOP)
+    started = time.monotonic()
+    _, shown = run.communicate(timeout=60)
+    assert run.returncode == 1 and time.monotonic() - started < 40
+    assert "rank 0 of 2 lost another one while" in shown
+    assert "still sampling, stopped or dead: rank 1" in shown or "all had complete" in shown
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_two_ranks_learn_to_balance(tmp_path: Path) -> None:
+    """20 is random, 500 perfect, reached at 60 thousand steps. At half of them it is about 240."""
+    flags = ["--preset", "cartpole", "--train-for-env-steps", "30000", "--device", "cpu", "--quiet"]
+    found = parse_config("ddppo", [*flags, "--seed", "1", "--run-dir", str(tmp_path / "run")])
+    assert train(found).summary["return_mean"] > 120

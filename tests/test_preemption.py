@@ -1,0 +1,216 @@
+"""Rollouts that end early: whole, continued where they ended, and worth what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.experience import experience_of
+from sampleforge.api import train
+from sampleforge.data.batch import Batch, BatchBuilder
+from sampleforge.data.rollout_board import RolloutBoard
+from sampleforge.data.short_rollouts import NOT_TAKEN
+from sampleforge.models.config import ModelConfig
+from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.parts import seeded_model
+from sampleforge.topologies.serial import SerialRunner
+from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.preemption import Preemption
+from tests.fakes.envs import CodeEnv
+from tests.harness import _copy, build, spec_of
+
+ROLLOUT = 8
+
+
+class StragglerEnv(CodeEnv):
+    """CodeEnv whose steps take 3 ms, in rank 0 ``factor`` times as long."""
+
+    def __init__(self, factor: int = 8) -> None:
+        import setproctitle
+
+        slow = setproctitle.getproctitle().endswith("rank 0")
+        super().__init__(sleep=0.003 * (factor if slow else 1))
+
+
+def config(core: str = "none", **kwargs: object) -> AppoConfig:
+    return AppoConfig(
+        **{
+            "env": "tests.fakes.envs:CodeEnv",
+            "num_workers": 1,
+            "num_envs_per_worker": 6,
+            "num_splits": 2,
+            "rollout": ROLLOUT,
+            "advantage": "gae",
+            "async_rl": False,
+            "debug": True,
+            "model": ModelConfig(hidden_sizes=(8,), core=core, core_size=8),  # type: ignore[arg-type]
+            **kwargs,
+        }  # type: ignore[arg-type]
+    )
+
+
+class Endings:
+    """Says at random, but repeatably, that a rollout ends."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, t: int) -> bool:
+        return t >= 2 and bool(self.random.random() < 0.3)
+
+
+def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
+    graph, _ = build(chosen)
+    actor = graph.nodes[0].worker
+    assert isinstance(actor, ActorWorker)
+    actor._ends_early = Endings()
+    actor.start()
+    builder, found = BatchBuilder(graph.exchange.slots, 1), []
+    try:
+        while len(found) < count:
+            actor.step()
+            while (slot := graph.exchange.take_ready()) is not None:
+                builder.add(slot)
+                found.append(_copy(builder.take()))
+                graph.exchange.give_back(slot)
+    finally:
+        actor.close()
+    return found
+
+
+def taken(batch: Batch) -> int:
+    """How many steps a rollout has."""
+    steps = (batch.version != NOT_TAKEN).sum(0)
+    assert (steps == steps[0]).all()
+    return int(steps[0])
+
+
+def test_every_step_is_there_once_and_the_next_rollout_goes_on() -> None:
+    batches = short_rollouts(config(), 60)
+    lengths = [taken(b) for b in batches]
+    assert min(lengths) == 2 and max(lengths) == ROLLOUT and len(set(lengths)) > 4
+    last: dict[int, torch.Tensor] = {}
+    for batch, steps in zip(batches, lengths, strict=True):
+        obs = batch.obs["obs"]
+        assert not batch.valid[steps:].any() and not batch.reward[steps:].any()
+        assert (obs[steps:] == obs[steps]).all()
+        assert all(torch.isfinite(x).all() for x in (obs, batch.value, batch.log_prob))
+        for row, env in enumerate(obs[0, :, 0].long().tolist()):
+            if env in last:
+                assert torch.equal(last[env], obs[0, row])
+            last[env] = obs[steps, row]
+
+
+def shortened(batch: Batch, steps: int) -> Batch:
+    """A batch of the steps that were taken, and nothing else."""
+    columns = {}
+    for field in dataclasses.fields(batch):
+        column = getattr(batch, field.name)
+        stop = steps + 1 if field.name in ("obs", "first") else steps
+        if isinstance(column, dict):
+            columns[field.name] = {name: leaf[:stop] for name, leaf in column.items()}
+        else:
+            columns[field.name] = (
+                column if field.name in ("state", "final_value") else column[:stop]
+            )
+    return Batch(**columns)
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("advantage", ["gae", "vtrace"])
+def test_a_short_rollout_is_worth_what_its_steps_are_worth(advantage: str, core: str) -> None:
+    """The loss, its gradient and the advantages are those of a batch that is only so long."""
+    chosen = config(core, advantage=advantage)
+    compared = 0
+    for batch in short_rollouts(chosen, 20):
+        steps, gradients = taken(batch), []
+        if steps == ROLLOUT:
+            continue
+        for given in (batch, shortened(batch, steps)):
+            model = seeded_model(chosen.model, spec_of(chosen), seed=1)
+            loss = AppoLoss(chosen, chosen.gamma)
+            experience = loss.prepare(model, experience_of(given, chosen, 0))
+            loss(model, experience).loss.backward()  # type: ignore[no-untyped-call]
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+        torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
+        compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_once(
+    core: str,
+) -> None:
+    """The ratio is 1: the recurrent state did not take the step that was only asked about."""
+    graph, _ = build(config(core, learning_rate=1e-2))
+    actor = graph.nodes[0].worker
+    assert isinstance(actor, ActorWorker)
+    actor._ends_early = Endings()
+    runner = SerialRunner(graph)
+    runner.start()
+    try:
+        for _ in range(4):
+            before = graph.weights.published
+            while graph.weights.published == before:
+                runner.poll(0)
+            assert runner.ask("metrics", None, 0)["ratio_deviation_first"] < 1e-5
+        model = seeded_model(config(core).model, spec_of(config()), seed=1)
+        graph.weights.read(model.state_dict())
+        counters = graph.counters
+        assert counters.total("preempted") > 4
+        state = model.state_dict()
+        seen = state[next(n for n in state if n.endswith("count"))]
+        steps = counters.total("split_steps") * 3  # rows of a split
+        assert seen <= steps < graph.exchange.slots.shape.env_steps * counters.total("rollouts")
+    finally:
+        runner.close()
+
+
+def test_preemption_waits_for_enough_ranks_and_enough_steps() -> None:
+    board = RolloutBoard(5)
+    last = Preemption(board, 4, 5, rollout=16, sync_fraction=0.6, min_rollout_fraction=0.25)
+    ranks = [Preemption(board, rank, 5, 16, 0.6, 0.25) for rank in range(4)]
+    for rank in ranks[:2]:
+        rank.finish()
+    assert not last.ends(15)
+    ranks[2].finish()
+    assert last.ends(4) and not last.ends(3) and last.missing() == [3, 4]
+    last.finish()
+    last.iteration = 2
+    assert not last.ends(15) and last.missing() == [0, 1, 2, 3, 4], "another iteration, anew"
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_slow_rank_is_cut_short_and_the_others_wait_less(tmp_path: Path) -> None:
+    """Rank 0 needs 8 times as long for a step. Without pre-emption all others wait for it."""
+    last = {}
+    for fraction in (1.0, 0.6):
+        folder = tmp_path / str(fraction)
+        chosen = DdppoConfig(
+            env="tests.test_preemption:StragglerEnv",
+            device="cpu",
+            num_ranks=3,
+            num_envs_per_worker=2,
+            rollout=32,
+            train_for_seconds=10,
+            report_interval=1,
+            sync_fraction=fraction,
+            quiet=True,
+            debug=True,
+            run_dir=str(folder),
+        )
+        train(chosen)
+        last[fraction] = [r for r in read_metrics(folder / "metrics.jsonl") if r["updates"]][-1]
+    waiting, preempting = last[1.0], last[0.6]
+    assert [waiting[f"rank{r}_preempted"] for r in range(3)] == [0, 0, 0]
+    assert preempting["rank0_preempted"] > 0 == preempting["rank1_preempted"]
+    assert preempting["rank0_steps"] < preempting["rank1_steps"]
+    # From the start of the first rollout to the end of the last update, by rank 1's account.
+    rate = {f: r["env_steps"] / (r["rank1_rollout_s"] + r["rank1_wait_s"]) for f, r in last.items()}
+    assert rate[0.6] > 1.3 * rate[1.0]
