@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 from sampleforge import spec as specs
-from sampleforge.checkpoint import CheckpointStore
 from sampleforge.config import ConfigError
 from sampleforge.driver import Run
 from sampleforge.env.probe import probe
+from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.folder.resume import model_tensors
+from sampleforge.folder.run_folder import RunFolder
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.run_checkpoint import model_tensors
-from sampleforge.run_folder import RunFolder
 from sampleforge.topologies.config import ALGOS, AnyConfig
 from sampleforge.topologies.registry import topology
 

@@ -20,9 +20,9 @@ from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AnyConfig
 
 if TYPE_CHECKING:
-    from sampleforge.checkpoint import CheckpointStore
-    from sampleforge.metrics import Reporter
-    from sampleforge.run_folder import RunFolder
+    from sampleforge.folder.checkpoint import CheckpointStore
+    from sampleforge.folder.run_folder import RunFolder
+    from sampleforge.reporting.reporter import Reporter
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.apex_plan import ApexPlan
     from sampleforge.topologies.graph import Graph
@@ -105,8 +105,8 @@ class Run:
         self._runner.start()
 
     def _prepare_folder(self) -> None:
-        from sampleforge.checkpoint import CheckpointStore
-        from sampleforge.run_folder import RunFolder, default_run_dir
+        from sampleforge.folder.checkpoint import CheckpointStore
+        from sampleforge.folder.run_folder import RunFolder, default_run_dir
 
         path = Path(self._asked.run_dir) if self._asked.run_dir else default_run_dir(self._asked)
         self.folder: RunFolder = RunFolder(path.absolute())
@@ -133,9 +133,9 @@ class Run:
         self.config: AnyConfig = config
 
     def _wire(self, spec: EnvSpec) -> None:
+        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.models.registry import resolve_encoder
-        from sampleforge.run_checkpoint import ResumeCheckpoint, SaveCheckpoint
-        from sampleforge.run_statistics import RunStatistics
+        from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.topologies.parts import Start
         from sampleforge.topologies.registry import topology
 
@@ -185,7 +185,7 @@ class Run:
         return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout)
 
     def _make_reporter(self) -> Reporter:
-        from sampleforge.metrics import Reporter
+        from sampleforge.reporting.reporter import Reporter
 
         config = self.config
         reporter = Reporter(

@@ -13,9 +13,9 @@ from sampleforge.api import load_model, read_config
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.folder.run_folder import RunFolder
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.run_folder import RunFolder
 
 MAX_ROWS = 16
 

@@ -22,9 +22,7 @@ FLOORS = {
     3: "algos",
     4: "workers",
     5: "topologies",
-    6: "__init__ cli driver api evaluation presets reporting metrics run_statistics display plots "
-    "benchmark checkpoint checkpoint_file tuning stored_config run_checkpoint run_folder "
-    "atomic_file versions",
+    6: "__init__ api cli driver evaluation benchmark presets folder reporting",
 }
 """Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

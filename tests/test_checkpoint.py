@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sampleforge.checkpoint import Checkpoint, CheckpointError, CheckpointStore
-from sampleforge.checkpoint_file import decode, encode
+from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
+from sampleforge.folder.checkpoint_file import decode, encode
 
 
 def checkpoint(number: int) -> Checkpoint:

@@ -10,7 +10,7 @@ import pytest
 
 from sampleforge.api import Trainer
 from sampleforge.models.config import ModelConfig
-from sampleforge.run_statistics import RunStatistics
+from sampleforge.reporting.statistics import RunStatistics
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.serial import SerialRunner
 from tests.harness import build

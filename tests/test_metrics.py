@@ -8,11 +8,11 @@ import struct
 import pytest
 from rich.console import Console
 
-from sampleforge.metrics import Reporter
+from sampleforge.folder.run_folder import RunFolder
 from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
-from sampleforge.run_folder import RunFolder
+from sampleforge.reporting.reporter import Reporter
 from tests.test_checkpoint import largest_file
 
 SCALARS = {

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from sampleforge.atomic_file import to_json
 from sampleforge.cli import main
-from sampleforge.run_folder import RunFolder
+from sampleforge.folder.atomic_file import to_json
+from sampleforge.folder.run_folder import RunFolder
 from sampleforge.topologies.config import AppoConfig
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from sampleforge.api import Trainer, load_policy, train
-from sampleforge.checkpoint import CheckpointError
 from sampleforge.config import ConfigError
+from sampleforge.folder.checkpoint import CheckpointError
 from sampleforge.topologies.config import AppoConfig
 
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.run_folder import RunFolder, default_run_dir
-from sampleforge.stored_config import MAY_CHANGE
+from sampleforge.folder.run_folder import RunFolder, default_run_dir
+from sampleforge.folder.stored_config import MAY_CHANGE
+from sampleforge.folder.versions import git_commit
 from sampleforge.topologies.config import ALGOS, AppoConfig
-from sampleforge.versions import git_commit
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_two_runs_in_one_folder_are_refused(folder):
 @pytest.mark.multiprocess
 def test_the_lock_dies_with_its_process(tmp_path):
     code = (
-        "import os, signal\nfrom sampleforge.run_folder import RunFolder\n"
+        "import os, signal\nfrom sampleforge.folder.run_folder import RunFolder\n"
         f"RunFolder({str(tmp_path)!r}).create()\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9

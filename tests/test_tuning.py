@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from sampleforge.cli.train import parse_config
-from sampleforge.tuning import Search, Trial, directions, flags_of
+from sampleforge.cli.tuning import Search, Trial, directions, flags_of
 
 DEFAULTS = {
     "num_workers": 2,

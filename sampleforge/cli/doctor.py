@@ -14,8 +14,8 @@ from typing import Literal
 
 from sampleforge import __version__
 from sampleforge.cli.flags import parse
+from sampleforge.folder.versions import git_commit, installed_version
 from sampleforge.runtime.processor import bf16_instructions
-from sampleforge.versions import git_commit, installed_version
 
 GIB = 1 << 30
 PACKAGES = (

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from sampleforge.atomic_file import to_json
 from sampleforge.cli.flags import parse
 from sampleforge.config import Checked, check_range
+from sampleforge.folder.atomic_file import to_json
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ def run(args: Sequence[str]) -> int:
     flags = parse(EvalFlags, args, "sampleforge eval", text)
     check_range(flags, "episodes", low=1)
     check_range(flags, "seed", low=0)
-    from sampleforge.checkpoint import CheckpointError
     from sampleforge.env.scratch import scratch_directory
     from sampleforge.evaluation import evaluate
+    from sampleforge.folder.checkpoint import CheckpointError
 
     run_dir = Path(flags.run_dir).absolute()
     try:

@@ -11,8 +11,8 @@ import tyro
 
 from sampleforge.cli import flags
 from sampleforge.config import ConfigError, from_plain, nearest
+from sampleforge.folder.stored_config import config_values
 from sampleforge.presets import preset_names, preset_values
-from sampleforge.stored_config import config_values
 from sampleforge.topologies.config import ALGOS
 
 

@@ -20,7 +20,7 @@ from sampleforge.cli.train import config_class
 from sampleforge.config import Checked, ConfigError, check_range
 
 if TYPE_CHECKING:
-    from sampleforge.tuning import Flags, Search, Trial
+    from sampleforge.cli.tuning import Flags, Search, Trial
 
 STOP_GRACE = 5.0
 """Seconds that a trial has to end after Ctrl-C."""
@@ -76,7 +76,7 @@ class Tuner:
 
     def run(self, out: Path) -> int:
         """The exit code: after Ctrl-C, with the best so far written, 130."""
-        from sampleforge.tuning import Search
+        from sampleforge.cli.tuning import Search
 
         search = Search(self._run_trial)
         with self._interrupts:
@@ -93,7 +93,7 @@ class Tuner:
     def _search(self, search: Search) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from sampleforge.tuning import ORDER
+        from sampleforge.cli.tuning import ORDER
 
         bar = Progress(
             *(TextColumn("{task.description}"), BarColumn(32), TimeElapsedColumn()),
@@ -113,7 +113,7 @@ class Tuner:
 
     def _run_trial(self, tuned: str, flags: Flags) -> Trial:
         """One benchmark. Interrupted: a trial without a result."""
-        from sampleforge.tuning import Trial
+        from sampleforge.cli.tuning import Trial
 
         folder = self._scratch / str(len(list(self._scratch.iterdir())))
         with subprocess.Popen(
@@ -167,8 +167,8 @@ class Tuner:
         from rich.table import Table
 
         from sampleforge.benchmark.table import OTHERS, OTHERS_WARNING
+        from sampleforge.cli.tuning import flags_of
         from sampleforge.reporting.progress import number
-        from sampleforge.tuning import flags_of
 
         table = Table(box=box.SIMPLE_HEAD)
         for name in ("sampled/s", "trained/s", "bottleneck", "flags"):
@@ -195,8 +195,8 @@ class Tuner:
         """The best flags as a YAML file for --config."""
         import yaml
 
-        from sampleforge.atomic_file import write_atomically
-        from sampleforge.tuning import flags_of
+        from sampleforge.cli.tuning import flags_of
+        from sampleforge.folder.atomic_file import write_atomically
 
         values: dict[str, Any] = {"algo": self._flags.algo, "env": self._flags.env}
         text = yaml.safe_dump({**values, **flags_of(best)}, sort_keys=False)

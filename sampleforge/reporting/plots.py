@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.stored_config import read_yaml
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.run_folder import RunFolder
-from sampleforge.stored_config import read_yaml
 
 MINUTES_FROM = 300.0
 """Seconds from which on time is drawn in minutes."""

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from sampleforge.atomic_file import to_json
+from sampleforge.folder.atomic_file import to_json
+from sampleforge.folder.run_folder import RunFolder
 from sampleforge.reporting.line_file import LineFile
-from sampleforge.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console

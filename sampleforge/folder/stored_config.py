@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from sampleforge.atomic_file import write_atomically
 from sampleforge.config import ConfigError, from_plain
-from sampleforge.versions import versions
+from sampleforge.folder.atomic_file import write_atomically
+from sampleforge.folder.versions import versions
 
 C = TypeVar("C")
 

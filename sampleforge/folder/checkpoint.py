@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sampleforge.atomic_file import TEMPORARY_SUFFIX, to_json, write_atomically
-from sampleforge.checkpoint_file import Checkpoint, CheckpointError, decode, decode_about, encode
 from sampleforge.config import ConfigError, from_plain
+from sampleforge.folder.atomic_file import TEMPORARY_SUFFIX, to_json, write_atomically
+from sampleforge.folder.checkpoint_file import (
+    Checkpoint,
+    CheckpointError,
+    decode,
+    decode_about,
+    encode,
+)
 
 __all__ = ["Checkpoint", "CheckpointEntry", "CheckpointError", "CheckpointStore"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sampleforge.checkpoint import Checkpoint, CheckpointStore
+from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:
     import torch

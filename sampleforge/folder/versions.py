@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sampleforge import __version__
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def installed_version(package: str) -> str | None:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sampleforge import stored_config
-from sampleforge.atomic_file import to_json, write_atomically
 from sampleforge.config import ConfigError, nearest
+from sampleforge.folder import stored_config
+from sampleforge.folder.atomic_file import to_json, write_atomically
 
 C = TypeVar("C")
 

@@ -1,0 +1,1 @@
+"""What lies in a run folder: config, checkpoints, summary; and how it is written."""
