@@ -33,6 +33,10 @@ from sampleforge.models.encoders import (
 from sampleforge.spec import ArraySpec
 
 
+CPU_PIECE = 128
+"""Images that go through the convolutions together on a CPU."""
+
+
 class DictEncoder(nn.Module):
     """Each image leaf through convolutions and a dense layer of ``cnn_features``; all other leaves
     together through the MLP's layers; concatenated. Subclasses give the convolutions."""
@@ -88,9 +92,17 @@ class ImageTower(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.is_channel_last:
             x = x.permute(0, 3, 1, 2)
-        x = x.contiguous(memory_format=torch.channels_last)
-        features: Tensor = self.dense(self._convolve(x.to(self._dtype(x.device))).flatten(1))
+        # On a CPU in pieces that stay in the cache, from one layer to the next and back: measured
+        # for 2048 images of 84x84x4, forward and backward, 320 against 402 us each in bf16, 570
+        # against 679 in fp32; nothing at 256.
+        pieces = x.split(CPU_PIECE) if x.device.type == "cpu" else (x,)
+        convolved = [self._convolve(self._as_input(piece)).flatten(1) for piece in pieces]
+        whole = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
+        features: Tensor = self.dense(whole)
         return features
+
+    def _as_input(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last).to(self._dtype(x.device))
 
     def _convolve(self, x: Tensor) -> Tensor:
         stem = self.stem
