@@ -32,7 +32,6 @@ from sampleforge.models.encoders import (
 )
 from sampleforge.spec import ArraySpec
 
-
 CPU_PIECE = 128
 """Images that go through the convolutions together on a CPU."""
 
