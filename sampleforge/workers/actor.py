@@ -14,6 +14,7 @@ from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import Woken
 
 
 class Split:
@@ -45,7 +46,7 @@ def never(t: int) -> bool:
     return False
 
 
-class ActorWorker:
+class ActorWorker(Woken):
     """Steps its splits in turn: whichever has its actions, or whose environments are done.
 
     With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in
@@ -93,11 +94,6 @@ class ActorWorker:
         moved = any([self._advance(split) for split in self._splits])
         self._count["step_s"] += perf_counter() - started
         return moved
-
-    def wait(self, timeout: float) -> None:
-        started = perf_counter()
-        self._wakeup.wait(timeout)
-        self._count["wait_s"] += perf_counter() - started
 
     def close(self) -> None:
         for split in self._splits:

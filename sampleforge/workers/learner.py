@@ -15,11 +15,12 @@ from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import Woken
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 
-class LearnerWorker:
+class LearnerWorker(Woken):
     """Gathers ready slots, learns from each complete batch, publishes the weights.
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
@@ -86,14 +87,6 @@ class LearnerWorker:
         if complete:
             self._learn()
         return True
-
-    def wait(self, timeout: float) -> None:
-        started = perf_counter()
-        self._wakeup.wait(timeout)
-        self._count["wait_s"] += perf_counter() - started
-
-    def close(self) -> None:
-        pass
 
     def _learn(self) -> None:
         started = perf_counter()

@@ -14,11 +14,12 @@ from sampleforge.data.counters import Counters
 from sampleforge.data.requests import ACT, InferenceRequests
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.worker import Woken
 
 Index = npt.NDArray[np.intp]
 
 
-class PolicyWorker:
+class PolicyWorker(Woken):
     """Answers whatever requests wait, together, with one forward pass."""
 
     def __init__(
@@ -63,14 +64,6 @@ class PolicyWorker:
         self._count["forwards"] += 1
         self._count["rows"] += len(actors) * self._slots.shape.rows
         return True
-
-    def wait(self, timeout: float) -> None:
-        started = perf_counter()
-        self._wakeup.wait(timeout)
-        self._count["wait_s"] += perf_counter() - started
-
-    def close(self) -> None:
-        pass
 
     def _act(self, actors: Index, splits: Index) -> None:
         """obs[slots, t] in one gather, one forward, one write per column."""

@@ -10,9 +10,10 @@ from sampleforge.data.replay import ReplayShard
 from sampleforge.data.replay_exchange import SAMPLE, ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.worker import Woken
 
 
-class ReplayWorker:
+class ReplayWorker(Woken):
     """Takes complete rollouts, leases slots, draws samples, takes new priorities.
 
     It alone has the shard's tree. The experience itself stays where the actors wrote it.
@@ -50,14 +51,6 @@ class ReplayWorker:
         self._count["heartbeat"][0] = time()
         # Each of them, and not only the first that moves: none may starve the others.
         return any([self._take_rollouts(), self._lease(), self._serve()])
-
-    def wait(self, timeout: float) -> None:
-        started = perf_counter()
-        self._wakeup.wait(timeout)
-        self._count["wait_s"] += perf_counter() - started
-
-    def close(self) -> None:
-        pass
 
     def _take_rollouts(self) -> bool:
         started, moved = perf_counter(), False

@@ -21,9 +21,10 @@ from sampleforge.ops.schedules import between
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.learner import Save, answer
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import Woken
 
 
-class ReplayLearnerWorker:
+class ReplayLearnerWorker(Woken):
     """Keeps samples ordered, learns from each, returns its errors, publishes the weights, each
     ``publish_interval`` env steps of all actors together.
 
@@ -88,14 +89,6 @@ class ReplayLearnerWorker:
             self._learn(*self._ready.popleft())
             return True
         return moved
-
-    def wait(self, timeout: float) -> None:
-        started = perf_counter()
-        self._wakeup.wait(timeout)
-        self._count["wait_s"] += perf_counter() - started
-
-    def close(self) -> None:
-        pass
 
     def _take_answers(self) -> bool:
         tickets, moved = self._tickets, False

@@ -15,11 +15,16 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from time import perf_counter
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from sampleforge.data.shared import SharedArrays
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.processes import become_worker
+from sampleforge.runtime.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
 """Seconds after which a waiting process looks at the stop flag, whatever it waits for."""
@@ -35,6 +40,22 @@ class Worker(Protocol):
     def wait(self, timeout: float) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Woken:
+    """A worker that is woken by somebody else, counts how long it waited for it (``wait_s``), and
+    has nothing to release."""
+
+    _wakeup: Wakeup
+    _count: dict[str, npt.NDArray[np.float64]]
+
+    def wait(self, timeout: float) -> None:
+        started = perf_counter()
+        self._wakeup.wait(timeout)
+        self._count["wait_s"] += perf_counter() - started
+
+    def close(self) -> None:
+        pass
 
 
 class StopFlag:
