@@ -87,7 +87,10 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
     inference, why = _inference(config, device)
     overlaps = inference == "worker" or spec.asynchronous
-    envs = config.num_envs_per_worker or (32 if image else 64)
+    # A forward pass is mostly fixed cost for vectors, and for images not yet; an image that is no
+    # vector env's comes from an engine of its own, which takes memory and time to start.
+    fitting = (32 if spec.asynchronous else 16) if image else 64
+    envs = config.num_envs_per_worker or fitting
     splits = config.num_splits or (2 if overlaps and envs % 2 == 0 else 1)
     if config.num_envs_per_worker is None:
         envs = math.ceil(envs / splits) * splits
