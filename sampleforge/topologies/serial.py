@@ -15,6 +15,7 @@ class SerialRunner:
     def __init__(self, graph: Graph) -> None:
         self._workers = [node.worker for node in graph.nodes]
         self._learner = graph.learner.worker
+        self._progress = graph.progress
 
     def start(self) -> None:
         self._threads = torch.get_num_threads()
@@ -27,8 +28,9 @@ class SerialRunner:
         return {}
 
     def poll(self, timeout: float) -> None:
-        """One round. Raises RuntimeError if nobody had anything to do: a deadlock."""
-        if not any([worker.step() for worker in self._workers]):
+        """One round. Raises RuntimeError if nobody had anything to do before the end: a deadlock."""
+        moved = any([worker.step() for worker in self._workers])
+        if not moved and not self._progress.done:
             raise RuntimeError("no worker can move: each waits for another")
 
     def ask(self, kind: str, payload: Any, timeout: float) -> Any:
