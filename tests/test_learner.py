@@ -29,6 +29,7 @@ def config(**kwargs: object) -> AppoConfig:
             "num_workers": 1,
             "num_envs_per_worker": 4,
             "num_splits": 2,
+            "learner_threads": 1,  # several add up in another order: 1.1e-5 instead of 1e-6
             "rollout": 8,
             "batch_size": 64,
             "learning_rate": 1e-3,

@@ -28,7 +28,7 @@ class SerialRunner:
         return {}
 
     def poll(self, timeout: float) -> None:
-        """One round. Raises RuntimeError if nobody had anything to do before the end: a deadlock."""
+        """One round. Raises RuntimeError if nobody could move before the end: a deadlock."""
         moved = any([worker.step() for worker in self._workers])
         if not moved and not self._progress.done:
             raise RuntimeError("no worker can move: each waits for another")
