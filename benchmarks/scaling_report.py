@@ -81,9 +81,12 @@ def env_rows(rows: Rows, out: Path | None) -> None:
 
 
 def memory(found: Mapping[str, tuple[float, float]]) -> None:
-    print("\nPrivate memory of an actor (USS; 4 actors of 16 rows), MB:\n")
-    cells = [[case, f"{uss:.1f}", f"{slots:.1f}"] for case, (uss, slots) in found.items()]
-    print(table(["model", "private", "of which in slots that it alone has touched"], cells))
+    print("\nPrivate memory of an actor (4 actors of 16 rows), MB:\n")
+    cells = [
+        [case, f"{uss:.1f}", f"{slots:.1f}", f"{uss - slots:.1f}"]
+        for case, (uss, slots) in found.items()
+    ]
+    print(table(["model", "USS", "slots that no other has looked into", "beside them"], cells))
 
 
 def _figure(x_label: str) -> tuple[Any, Any]:
