@@ -38,9 +38,9 @@ from sampleforge.topologies.parts import (
     policy_seed,
 )
 from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
-from sampleforge.workers.learner import Save
+from sampleforge.workers.learner import NoLearner, Save
 from sampleforge.workers.replay import ReplayWorker
-from sampleforge.workers.replay_learner import NoLearner, ReplayLearnerWorker
+from sampleforge.workers.replay_learner import ReplayLearnerWorker
 from sampleforge.workers.worker import StopFlag
 
 NewNetwork = Callable[[], QNetwork]

@@ -129,15 +129,12 @@ class LearnerWorker(Woken):
         return None
 
 
-class ExperienceSink:
-    """In the learner's place when experience is only collected: every complete slot goes back."""
+class NoLearner:
+    """In the learner's place when experience is only collected: answers the driver, no more."""
 
     name = "sink"
 
-    def __init__(
-        self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
-    ) -> None:
-        self._exchange = exchange
+    def __init__(self, wakeup: Wakeup, control: Connection | None = None) -> None:
         self._wakeup = wakeup
         self._control = control
 
@@ -146,11 +143,7 @@ class ExperienceSink:
 
     def step(self) -> bool:
         answer(self._control, self.handle)
-        slot = self._exchange.take_ready()
-        if slot is None:
-            return False
-        self._exchange.give_back(slot)
-        return True
+        return False
 
     def wait(self, timeout: float) -> None:
         self._wakeup.wait(timeout)
@@ -161,6 +154,24 @@ class ExperienceSink:
     def handle(self, request: tuple[str, Any]) -> Any:
         """There is nothing to report and nothing to save."""
         return {} if request[0] == "metrics" else None
+
+
+class ExperienceSink(NoLearner):
+    """`NoLearner` for experience that waits for somebody: every complete slot goes back."""
+
+    def __init__(
+        self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
+    ) -> None:
+        super().__init__(wakeup, control)
+        self._exchange = exchange
+
+    def step(self) -> bool:
+        super().step()
+        slot = self._exchange.take_ready()
+        if slot is None:
+            return False
+        self._exchange.give_back(slot)
+        return True
 
 
 def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:

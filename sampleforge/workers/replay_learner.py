@@ -189,30 +189,3 @@ class ReplayLearnerWorker(Woken):
         if ledger.shards > 1:
             metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
         return metrics
-
-
-class NoLearner:
-    """In the learner's place when experience is only collected: nobody draws from the replay."""
-
-    name = "sink"
-
-    def __init__(self, wakeup: Wakeup, control: Connection | None = None) -> None:
-        self._wakeup = wakeup
-        self._control = control
-
-    def start(self) -> None:
-        pass
-
-    def step(self) -> bool:
-        answer(self._control, self.handle)
-        return False
-
-    def wait(self, timeout: float) -> None:
-        self._wakeup.wait(timeout)
-
-    def close(self) -> None:
-        pass
-
-    def handle(self, request: tuple[str, Any]) -> Any:
-        """There is nothing to report and nothing to save."""
-        return {} if request[0] == "metrics" else None
