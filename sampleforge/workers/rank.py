@@ -176,9 +176,10 @@ class RankWorker:
         self._count["rollout_s"] += perf_counter() - self._began
 
     def _whom_we_miss(self) -> str:
-        missing = ", ".join(map(str, self._preemption.missing()))
-        if missing:
-            return f"still sampling, stopped or dead: rank {missing}"
+        """The board knows of rollouts only: once this rank's own next one is awaited, nothing."""
+        missing = self._preemption.missing()
+        if missing and self._index not in missing:
+            return f"still sampling, stopped or dead: rank {', '.join(map(str, missing))}"
         return "all had complete rollouts"
 
     def _agree(self) -> None:
