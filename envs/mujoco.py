@@ -15,7 +15,7 @@ import gymnasium as gym
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.registry import gymnasium_env, sync_vector
+from sampleforge.env.registry import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import EnvVector
 
 TASKS = (
@@ -69,7 +69,7 @@ class OneModel:
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    return sync_vector(
+    return gymnasium_rows(
         config,
         OneModel(config),
         num_rows,
