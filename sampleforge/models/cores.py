@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+
+from sampleforge.models.gru import gru_rollout
 
 
 class Core(nn.Module):
@@ -46,12 +49,21 @@ class Core(nn.Module):
         if x.shape[0] == 1:
             y, state = self.step(x[0], state, first[0])
             return y.unsqueeze(0), state
+        if not self.is_lstm and x.device.type == "cpu":
+            return self._gru(x, state, first)
         begins = first.cpu()
         state = state.masked_fill(first[0].unsqueeze(-1), 0.0)
         if begins[1:].any():
             return self._segments(x, state, begins)
         y, hidden = self.rnn(x, self._hidden(state))
         return y, self._flat(hidden)
+
+    def _gru(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        rnn = self.rnn
+        gates = F.linear(x, rnn.weight_ih_l0, rnn.bias_ih_l0)  # type: ignore[arg-type]
+        keep = (~first).to(x.dtype).unsqueeze(-1)
+        y = gru_rollout(gates, state, keep, rnn.weight_hh_l0, rnn.bias_hh_l0)  # type: ignore[arg-type]
+        return y, y[-1]
 
     def _segments(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """One pass over the stretches between resets, packed as sequences of their own."""
