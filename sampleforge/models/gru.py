@@ -52,7 +52,7 @@ class _GruRollout(torch.autograd.Function):
         return states
 
     @staticmethod
-    def backward(ctx: Any, of_states: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, of_states: Tensor) -> tuple[Tensor | None, ...]:
         before, of_state, active, keep, weight = ctx.saved_tensors
         r, z, n = active.chunk(3, -1)
         # What does not depend on the gradient, for all steps at once.
