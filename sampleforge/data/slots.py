@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from sampleforge.data.shared import Layout, SharedArrays, layout_bytes
-from sampleforge.spec import EnvSpec
+from sampleforge.data.stacks import StackColumn
+from sampleforge.spec import ArraySpec, EnvSpec
 
 
 class Owner(IntEnum):
@@ -41,6 +42,7 @@ class SlotShape:
     """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
 
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
+    ``single_frames``: leaves that are stacks of frames are kept as `sampleforge.data.stacks` says.
     """
 
     rollout: int
@@ -48,10 +50,17 @@ class SlotShape:
     spec: EnvSpec
     state_size: int
     extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
+    single_frames: bool = False
 
     @property
     def env_steps(self) -> int:
         return self.rollout * self.rows
+
+    @property
+    def stacks(self) -> dict[str, ArraySpec]:
+        """The observation leaves that are kept as single frames."""
+        leaves = self.spec.observations.items()
+        return {n: leaf for n, leaf in leaves if self.single_frames and leaf.stack is not None}
 
     def layout(self, count: int) -> Layout:
         """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step
@@ -61,6 +70,9 @@ class SlotShape:
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, leaf in self.spec.observations.items():
             arrays[f"obs/{name}"] = (before + leaf.shape, leaf.dtype)
+        for name, leaf in self.stacks.items():
+            frames = (count, self.rollout + leaf.shape[0], self.rows)
+            arrays[f"obs/{name}"] = (frames + leaf.shape[1:], leaf.dtype)
         for name, action in self.spec.actions.items():
             arrays[f"action/{name}"] = (step + action.shape, action.dtype)
         arrays |= {
@@ -86,6 +98,8 @@ class SlotShape:
 class TrajectorySlots:
     """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
 
+    ``obs`` are the observation leaves that are stored whole, ``stacks`` the others.
+
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
     ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
     False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
@@ -99,9 +113,14 @@ class TrajectorySlots:
         self._name_columns()
 
     def _name_columns(self) -> None:
-        self.obs = {n: self.arrays[f"obs/{n}"] for n in self.shape.spec.observations}
+        stacks, leaves = self.shape.stacks, self.shape.spec.observations
+        self.obs = {n: self.arrays[f"obs/{n}"] for n in leaves if n not in stacks}
         self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
         self.first = self.arrays["first"]
+        self.stacks = {
+            name: StackColumn(name, leaf, self.arrays.tensor(f"obs/{name}"), self.first)
+            for name, leaf in stacks.items()
+        }
         self.extras = {n: self.arrays[n] for n in self.shape.extras}
         self.version = self.arrays["version"]
         self.reward = self.arrays["reward"]

@@ -73,6 +73,10 @@ class TransitionReader:
         plain = {n: column.index_select(0, index) for n, column in self._step.items()}
         obs = {n: leaf.index_select(0, seen) for n, leaf in self._obs.items()}
         next_obs = {n: leaf.index_select(0, after) for n, leaf in self._obs.items()}
+        t, row = np.divmod(step, shape.rows)
+        for name, column in self._slots.stacks.items():
+            obs[name] = column.read(slot, t, row)
+            next_obs[name] = column.read(slot, t + window, row)
         found = Transitions(obs=obs, next_obs=next_obs, odds=torch.from_numpy(odds.copy()), **plain)
         held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         return Gathered(found if held.all() else _pick(found, held), held)

@@ -120,7 +120,8 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
 
 def slot_shape(config: ApexConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShape:
     """What a slot of the replay holds."""
-    return SlotShape(plan.rollout, plan.rows, spec, config.model.state_size, EXTRAS)
+    rollout, rows, state_size = plan.rollout, plan.rows, config.model.state_size
+    return SlotShape(rollout, rows, spec, state_size, EXTRAS, single_frames=True)
 
 
 def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
