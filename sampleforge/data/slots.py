@@ -43,6 +43,8 @@ class SlotShape:
 
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
     ``single_frames``: leaves that are stacks of frames are kept as `sampleforge.data.stacks` says.
+    ``places``: slots whose frames may lie raw at a time (none: all), see
+    `sampleforge.data.compressed`.
     """
 
     rollout: int
@@ -51,6 +53,7 @@ class SlotShape:
     state_size: int
     extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
     single_frames: bool = False
+    places: int | None = None
 
     @property
     def env_steps(self) -> int:
@@ -71,7 +74,8 @@ class SlotShape:
         for name, leaf in self.spec.observations.items():
             arrays[f"obs/{name}"] = (before + leaf.shape, leaf.dtype)
         for name, leaf in self.stacks.items():
-            frames = (count, self.rollout + leaf.shape[0], self.rows)
+            places = count if self.places is None else self.places
+            frames = (places, self.rollout + leaf.shape[0], self.rows)
             arrays[f"obs/{name}"] = (frames + leaf.shape[1:], leaf.dtype)
         for name, action in self.spec.actions.items():
             arrays[f"action/{name}"] = (step + action.shape, action.dtype)
@@ -87,6 +91,8 @@ class SlotShape:
             "owner": ((count,), "int32"),
             "generation": ((count,), "int64"),
         }
+        if self.stacks:
+            arrays["place"] = ((count,), "int64")
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
         return arrays
@@ -111,14 +117,17 @@ class TrajectorySlots:
         self.debug = debug
         self.arrays = SharedArrays(shape.layout(count))
         self._name_columns()
+        if shape.places is None:
+            self.place[:] = np.arange(len(self.place))
 
     def _name_columns(self) -> None:
         stacks, leaves = self.shape.stacks, self.shape.spec.observations
         self.obs = {n: self.arrays[f"obs/{n}"] for n in leaves if n not in stacks}
         self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
         self.first = self.arrays["first"]
+        self.place = self.arrays["place"] if stacks else np.empty(0, np.int64)
         self.stacks = {
-            name: StackColumn(name, leaf, self.arrays.tensor(f"obs/{name}"), self.first)
+            name: StackColumn(name, leaf, self.arrays.tensor(f"obs/{name}"), self.first, self.place)
             for name, leaf in stacks.items()
         }
         self.extras = {n: self.arrays[n] for n in self.shape.extras}
@@ -134,8 +143,9 @@ class TrajectorySlots:
         self.final_value = self.arrays["final_value"] if same_step else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``."""
-        skip = ("owner", "generation")
+        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``;
+        frames are [count or places, k-1 + T+1, rows, ...]."""
+        skip = ("owner", "generation", "place")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
@@ -151,7 +161,9 @@ class TrajectorySlots:
 
     def _poison(self, slot: int) -> None:
         """Overwrite a freed slot, so that a read of stale data shows."""
-        for column in self.columns().values():
+        for name, column in self.columns().items():
+            if name.startswith("obs/") and self.shape.places is not None:
+                continue  # its place is another slot's already
             array = column[slot].numpy()
             if np.issubdtype(array.dtype, np.floating):
                 array.fill(np.nan)
