@@ -125,10 +125,11 @@ class Replay:
         return count / (time.perf_counter() - begun)
 
 
-def memory() -> int:
-    """Bytes that this process has in memory, shared memory included."""
+def memory() -> Array:
+    """Bytes of shared memory that the machine has given away, and bytes that this process has in
+    memory, shared or not."""
     gc.collect()
-    return int(psutil.Process().memory_info().rss)
+    return np.array([psutil.virtual_memory().shared, psutil.Process().memory_info().rss])
 
 
 def measured(how: str, played: Played, args: argparse.Namespace) -> list[str]:
@@ -138,7 +139,7 @@ def measured(how: str, played: Played, args: argparse.Namespace) -> list[str]:
     replay = Replay(how, played.spec, args.capacity // steps, (args.rollout, args.rows))
     while not replay.ledger.full[0]:
         replay.insert(played)
-    taken = memory() - before
+    reserved, taken = memory() - before
     held = int(replay.ledger.stored[0])
     frames = replay.slots.shape.rollout + 4
     raw = len(replay.shard.stored_slots) * frames * args.rows * 84 * 84
@@ -147,6 +148,7 @@ def measured(how: str, played: Played, args: argparse.Namespace) -> list[str]:
         how,
         f"{held:,}",
         f"{replay.announced / 1e9:.2f}",
+        f"{reserved / 1e9:.2f}",
         f"{taken / 1e9:.2f}",
         f"{raw / packed:.1f}" if packed else "",
         f"{replay.inserts / replay.write_s:,.0f}",
@@ -167,7 +169,9 @@ def main() -> None:
     played = play(args.env, args.rows)
     rows = [measured(how, played, args) for how in args.how]
     print(describe("numpy", "torch", "lz4", "ale-py"))
-    header = "kept as,transitions,announced GB,measured GB,ratio,written/s,inserted/s,sampled/s"
+    header = (
+        "kept as,transitions,announced GB,reserved GB,used GB,ratio,written/s,inserted/s,sampled/s"
+    )
     print(table(header.split(","), rows))
 
 

@@ -141,13 +141,14 @@ class CompressedColumn(StackColumn):
         self, name: str, leaf: ArraySpec, slots: TrajectorySlots, frames: CompressedFrames
     ) -> None:
         super().__init__(name, leaf, slots.arrays.tensor(f"obs/{name}"), slots.first, slots.place)
-        self._blocks = Blocks.of(frames.shape, leaf)
+        self._blocks = blocks = Blocks.of(frames.shape, leaf)
+        self._expected = [blocks.nbytes(i) for i in range(blocks.per_row)]
         at, size = frames.where(name)
         self._at, self._size = at.reshape(-1), size.reshape(-1)
         self._ring = frames.ring
         self._lz4 = lz4_block()
         self._broken: set[int] = set()
-        self._scratch = np.empty((0, self._blocks.depth * self._blocks.frame_bytes), np.uint8)
+        self._scratch = np.empty((0, blocks.depth * blocks.frame_bytes), np.uint8)
 
     def assert_whole(self, slots: Indices) -> None:
         broken, self._broken = self._broken.intersection(slots.tolist()), set()
@@ -192,8 +193,8 @@ class CompressedColumn(StackColumn):
 
     def _unpack(self, key: int, at: int, size: int, out: npt.NDArray[np.uint8]) -> None:
         """Decompress one block. One that is overwritten meanwhile gives nonsense, or nothing."""
-        slot_row, block = divmod(key, self._blocks.per_row)
-        expected = self._blocks.nbytes(block)
+        slot_row, block = divmod(key, len(self._expected))
+        expected = self._expected[block]
         most = 2 * expected + 16  # whatever the size says
         packed = self._ring[at : at + min(max(size, 0), most)].tobytes()
         try:
