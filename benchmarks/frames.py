@@ -2,6 +2,7 @@
 
 Rollouts of a random player are written into slots over and over, as actors do it, until the replay
 is full. Then rounds: draw a batch by priority, copy its transitions out, give it new priorities.
+All rates are per second of processor time, with one thread.
 
     stacks  whole stacks of 4 frames, as APPO's slots hold them
     frames  single frames, stacks rebuilt at the gather
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+import torch
 from machine import describe, table
 
 from sampleforge.data.compressed import CompressedFrames, FrameStore, ring_bytes
@@ -94,7 +96,7 @@ class Replay:
         assert slot is not None
         rollout = slots.shape.rollout
         begin = int(self.random.integers(0, PLAYED - rollout))
-        begun = time.perf_counter()
+        begun = time.process_time()
         for t in range(rollout + 1):
             seen = played.stacks[begin + t]
             for leaf in slots.obs.values():
@@ -105,24 +107,24 @@ class Replay:
         slots.extras["steps"][slot] = np.minimum(3, rollout - np.arange(rollout))[:, None]
         slots.extras["td_error"][slot] = self.random.random((rollout, slots.shape.rows))
         slots.owner[slot] = Owner.READY
-        written = time.perf_counter()
+        written = time.process_time()
         self.shard.insert(slot)
         self.leased.append(self.shard.lease())
-        self.insert_s += time.perf_counter() - written
+        self.insert_s += time.process_time() - written
         self.write_s += written - begun
         self.inserts += slots.shape.env_steps
 
     def rounds(self, seconds: float) -> float:
         """Rounds of draw, gather and update per second."""
         errors = self.random.random(BATCH).astype(np.float32)
-        count, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
+        count, begun = 0, time.process_time()
+        while time.process_time() - begun < seconds:
             drawn = self.shard.draw(BATCH)
             _, held = self.reader.read(*drawn)
             assert held.all()
             self.shard.update(drawn.items, drawn.generations, errors)
             count += 1
-        return count / (time.perf_counter() - begun)
+        return count / (time.process_time() - begun)
 
 
 def memory() -> Array:
@@ -166,6 +168,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--how", nargs="+", default=["stacks", "frames", "lz4"])
     args = parser.parse_args()
+    torch.set_num_threads(1)
     played = play(args.env, args.rows)
     rows = [measured(how, played, args) for how in args.how]
     print(describe("numpy", "torch", "lz4", "ale-py"))
