@@ -298,22 +298,22 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
         if plan.ratio is None
         else f"{plan.ratio:g} within {plan.tolerance:g} samples"
     )
+    compression = (
+        f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
+        f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
+    )
     notes = [
         f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
         f"x {plan.rows} rows",
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",
+        *([compression] if plan.ring_bytes else []),
         f"samples per insert: {limit}",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     ]
-    if plan.ring_bytes:
-        notes.append(
-            f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: "
-            f"enough if they shrink {config.replay_compression_ratio:g} times, else the oldest go"
-        )
     if start.resume is not None:
         notes.append(
             f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
