@@ -13,7 +13,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.registry import gymnasium_env, sync_vector
+from sampleforge.env.registry import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpec, action_specs, observation_specs
 
@@ -91,7 +91,7 @@ class CartPoleVector(EnvVector):
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     if config.env_backend == "single":
-        return sync_vector(config, lambda: gymnasium_env(config), num_rows, seeds)
+        return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
     return CartPoleVector(config, num_rows, seeds)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -88,6 +89,22 @@ def test_mujoco_stores_float32_and_clips_actions(capfd: pytest.CaptureFixture[st
     assert np.array_equal(far.obs["obs"], rollout(vector, np.clip(wild, -1, 1))[-1].obs["obs"])
     vector.close()
     assert capfd.readouterr().err == ""
+
+
+def test_mujoco_rows_that_share_a_model_do_what_they_did_alone() -> None:
+    pytest.importorskip("mujoco")
+    vector = make_vector(EnvConfig(env="HalfCheetah-v5", decorrelate=False), 3, [1, 2, 3])
+    actions = np.random.default_rng(0).uniform(-1, 1, (30, 3, 6)).astype(np.float32)
+    found = rollout(vector, actions)
+    vector.close()
+    for row, seed in enumerate((1, 2, 3)):
+        env = gym.make("HalfCheetah-v5")
+        assert np.array_equal(env.reset(seed=seed)[0].astype(np.float32), found[0].obs["obs"][row])
+        for out, action in zip(found[1:], actions[:, row], strict=True):
+            obs, reward, *_ = env.step(action)
+            assert np.array_equal(obs.astype(np.float32), out.obs["obs"][row])
+            assert np.float32(reward) == out.reward[row]
+        env.close()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.cnn import ImpalaResNet, NatureCNN
+from sampleforge.models.cnn import DoomCNN, ImpalaResNet, NatureCNN
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import MLP, Vector
 from sampleforge.models.normaliser import ObservationNormaliser
@@ -178,6 +178,13 @@ def test_images_of_either_layout_give_the_same_features() -> None:
 def test_images_of_every_size_work(shape: tuple[int, ...], family: Any) -> None:
     encoder = family({"obs": ArraySpec(shape, "uint8")}, ModelConfig(cnn_features=12))
     assert encoder({"obs": torch.zeros(2, *shape, dtype=torch.uint8)}).shape == (2, 12)
+
+
+def test_doom_cnn_is_that_of_the_paper_and_refuses_what_is_too_small_for_it() -> None:
+    encoder = DoomCNN({"obs": ArraySpec((72, 128, 3), "uint8")}, ModelConfig())
+    assert encoder.towers[0].dense.weight_0.shape == (512, 3 * 6 * 128)  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"not 40 on a side; use nature_cnn"):
+        DoomCNN({"obs": ArraySpec((40, 60, 3), "uint8")}, ModelConfig())
 
 
 def test_impala_leaves_the_input_of_a_residual_block_alone() -> None:

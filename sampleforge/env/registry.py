@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
@@ -55,7 +55,7 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
         return family.make_vector(config, num_rows, seeds)
     if config.env_backend == "vector":
         return _gymnasium_vector(config, seeds)
-    return sync_vector(config, lambda: gymnasium_env(config), num_rows, seeds)
+    return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
@@ -128,6 +128,22 @@ def sync_vector(
             f"{config.env} has no vector env of its own; use --env-backend auto or single"
         )
     return SyncVector(config, make, num_rows, seeds, **told)
+
+
+def gymnasium_rows(
+    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **told: Any
+) -> SyncVector:
+    """Rows of what ``gym.make`` gives, stepped without its outermost wrappers where these do only
+    what SyncVector does as well: keep the time limit, and reset before stepping (0.7 us a step)."""
+
+    def bare() -> Env:
+        env = make()
+        while isinstance(env, TimeLimit | OrderEnforcing):
+            env = env.env
+        return env
+
+    limit = gym.spec(config.env).max_episode_steps
+    return sync_vector(config, bare, num_rows, seeds, max_episode_steps=limit, **told)
 
 
 def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:

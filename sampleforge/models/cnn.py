@@ -134,11 +134,29 @@ class NatureCNN(DictEncoder):
         layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         if smaller_side < 36:
             layers = [(16, 3, 1), (32, 3, 1 if smaller_side < 16 else 2)]
-        modules: list[nn.Module] = []
-        for width, kernel, stride in layers:
-            modules += [orthogonal_(nn.Conv2d(channels, width, kernel, stride)), Activate(act)]
-            channels = width
-        return modules
+        return _stack(channels, layers, act)
+
+
+class DoomCNN(DictEncoder):
+    """Petrenko et al. 2020 (arXiv 2006.11751, appendix): 32 8x8/4, 64 4x4/2, 128 3x3/2, which
+    leaves 18 positions of a screen of 128x72 where Nature CNN leaves 60."""
+
+    def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
+        if smaller_side < 44:
+            raise ConfigError(
+                f"model.encoder doom_cnn needs images of at least 44x44 pixels, not {smaller_side} "
+                "on a side; use nature_cnn"
+            )
+        return _stack(channels, [(32, 8, 4), (64, 4, 2), (128, 3, 2)], act)
+
+
+def _stack(channels: int, layers: list[tuple[int, int, int]], act: Activation) -> list[nn.Module]:
+    """Convolutions (width, kernel, stride) without padding, an activation after each."""
+    modules: list[nn.Module] = []
+    for width, kernel, stride in layers:
+        modules += [orthogonal_(nn.Conv2d(channels, width, kernel, stride)), Activate(act)]
+        channels = width
+    return modules
 
 
 class ImpalaResNet(DictEncoder):

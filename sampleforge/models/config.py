@@ -11,8 +11,8 @@ from sampleforge.config import Checked, ConfigError, check_range
 @dataclass(frozen=True)
 class ModelConfig(Checked):
     encoder: str = "auto"
-    """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, impala_resnet, a registered
-    name, or package.module:EncoderClass."""
+    """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, doom_cnn, impala_resnet, a
+    registered name, or package.module:EncoderClass."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the MLP encoder's layers."""
     cnn_features: int = 512
