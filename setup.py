@@ -16,6 +16,7 @@ EXTRAS = {
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
     "envpool": ["envpool>=1.2"],
+    "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
     "video": ["imageio[ffmpeg]>=2.34"],
     "wandb": ["wandb>=0.17"],
@@ -23,7 +24,7 @@ EXTRAS = {
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name] if name != "envpool"})
 EXTRAS["test"] = ["pytest>=8.0"] + [
-    need for name in ("atari", "mujoco", "minatar", "plot") for need in EXTRAS[name]
+    need for name in ("atari", "mujoco", "minatar", "compress", "plot") for need in EXTRAS[name]
 ]
 EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-psutil"]
 

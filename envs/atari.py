@@ -25,6 +25,8 @@ from sampleforge.env.registry import sync_vector
 from sampleforge.env.vector import Array, EnvVector
 
 PREFIX = "ALE/"
+STACKED = {"frame_stack": {"obs": "zero"}}
+"""Both backends begin an episode with the stack (0, ..., 0, first frame)."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class AtariVector(GymnasiumVector):
             roms()[config.env], len(seeds), num_threads=1, reward_clipping=False, **given
         )
         # ALE writes its mode into gymnasium's class, where every other VectorEnv would inherit it.
-        env.metadata = dict(env.metadata)
+        env.metadata = dict(env.metadata) | STACKED
         VectorEnv.metadata.pop("autoreset_mode", None)
         super().__init__(
             config,
@@ -178,7 +180,9 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     )
     if protocol.use_fire_reset:
         env = FireReset(env)
-    return FrameStackObservation(env, protocol.stack_num, padding_type="zero")
+    env = FrameStackObservation(env, protocol.stack_num, padding_type="zero")
+    env.metadata = dict(env.metadata) | STACKED
+    return env
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:

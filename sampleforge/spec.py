@@ -25,16 +25,23 @@ the order of the logits. It masks the logits and is not an input of the encoder.
 
 ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
 Autoreset = Literal["next_step", "same_step"]
+StackPadding = Literal["zero", "reset"]
 
 
 @dataclass(frozen=True)
 class ArraySpec:
     """One observation leaf of one row: ``shape`` and numpy ``dtype`` name; ``categories`` is the
-    number of values of each element if they are categorical (to be one-hot encoded)."""
+    number of values of each element if they are categorical (to be one-hot encoded).
+
+    ``stack``: the first axis counts the newest frames of the episode, the newest last, of which
+    each step adds one; before an episode's first frame stand zeros ("zero") or that frame again
+    ("reset"). None: nothing is known of how observations hang together.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     categories: tuple[int, ...] | None = None
+    stack: StackPadding | None = None
 
     @property
     def nbytes(self) -> int:

@@ -62,6 +62,7 @@ def findings() -> Iterator[Finding]:
     yield _memory()
     yield from _families()
     yield _optional("plots", "matplotlib", "plot")
+    yield _optional("compression", "lz4", "compress")
     yield from _torch()
 
 

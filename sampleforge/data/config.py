@@ -12,6 +12,11 @@ from sampleforge.config import Checked, ConfigError, check_range
 class ReplayConfig(Checked):
     replay_capacity: int = 2_000_000
     """Transitions in the replay, all shards together (rounded down to whole rollouts)."""
+    replay_compression: Literal["none", "lz4"] = "none"
+    """lz4: frames of stacked images are kept compressed; needs the package lz4."""
+    replay_compression_ratio: float = 10.0
+    """Times that frames are assumed to shrink: the memory for them is their size divided by this.
+    Where they shrink less, the replay holds fewer transitions."""
     num_replay_shards: int = 1
     """Processes that the replay is divided among."""
     learning_starts: int | None = None
@@ -38,6 +43,7 @@ class ReplayConfig(Checked):
         super().__post_init__()
         check_range(self, "replay_capacity num_replay_shards prefetch_batches", low=1)
         check_range(self, "learning_starts", low=1)
+        check_range(self, "replay_compression_ratio", low=1)
         check_range(self, "priority_alpha", low=0)
         check_range(self, "priority_beta priority_beta_final", low=0, high=1)
         check_range(self, "priority_epsilon", low=0, above=True)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.data.compressed import FrameStore
 from sampleforge.data.replay_ledger import ReplayLedger
 from sampleforge.data.slots import Owner, TrajectorySlots
 from sampleforge.data.sum_tree import SumTree
@@ -64,7 +65,8 @@ class ReplayShard:
     """Slots ``first`` to ``first + count - 1`` of ``slots``, at most ``capacity`` of them STORED.
 
     The others are what actors write to, so ``count`` exceeds ``capacity``. With alpha 0 there is no
-    tree: transitions are drawn uniformly. ``slots`` need the columns of `EXTRAS`.
+    tree: transitions are drawn uniformly. ``slots`` need the columns of `EXTRAS`. ``frames``: where
+    the frames of stored slots go, if they are to be compressed; STORED may be fewer then.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ReplayShard:
         priority: Prioritisation,
         ledger: ReplayLedger,
         seed: list[int],
+        frames: FrameStore | None = None,
     ) -> None:
         assert 1 <= capacity < count, (capacity, count)
         self._index = index
@@ -86,6 +89,7 @@ class ReplayShard:
         self._priority = priority
         self._ledger = ledger
         self._random = np.random.default_rng([*seed, index])
+        self._frames = frames
         self._steps = slots.shape.env_steps
         self._tree = SumTree(count * self._steps) if priority.alpha > 0 else None
         self._stored: deque[int] = deque()  # oldest first
@@ -102,12 +106,17 @@ class ReplayShard:
         if not self._free:
             return None
         self._ledger.leased[self._index] += self._steps
-        return self._free.popleft()
+        slot = self._free.popleft()
+        if self._frames is not None:
+            self._frames.lend(slot)
+        return slot
 
     def insert(self, slot: int) -> None:
         """Take a slot that an actor has completed (READY), evicting the oldest one if need be."""
         if len(self._stored) == self._capacity:
             self._evict()
+        if self._frames is not None:
+            self._compress(self._frames, slot)
         slots, ledger, me = self._slots, self._ledger, self._index
         slots.move(slot, Owner.READY, Owner.STORED)
         usable = slots.extras["steps"][slot].reshape(-1) > 0
@@ -149,6 +158,13 @@ class ReplayShard:
             self._tree.set(places, priorities[held])
             self._announce_mass()
 
+    def _compress(self, frames: FrameStore, slot: int) -> None:
+        """Frames that compress badly take the room of more than one older slot."""
+        packed = frames.pack(slot)
+        while not frames.store(slot, packed):
+            self._evict()
+        self._ledger.frame_bytes[self._index] = frames.used
+
     def _evict(self) -> None:
         slot = self._stored.popleft()
         if self._tree is not None:
@@ -157,6 +173,8 @@ class ReplayShard:
         self._ledger.full[self._index] = True
         self._ledger.stored[self._index] -= usable
         self._slots.move(slot, Owner.STORED, Owner.FREE)
+        if self._frames is not None:
+            self._frames.drop_oldest()
         self._free.append(slot)
 
     def _place(self, slot: int) -> int:

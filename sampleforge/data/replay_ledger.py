@@ -18,6 +18,7 @@ _OF_SHARD = {
     "drawn": "int64",
     "age_sum": "float64",  # of the drawn, in transitions inserted since
     "full": "bool",  # it has begun to evict: it will not hold more
+    "frame_bytes": "int64",  # of compressed frames
     "stale_updates": "int64",  # priorities that came too late: their transition was evicted
 }
 _OF_LEARNER = {
@@ -39,6 +40,7 @@ class ReplayLedger:
     drawn: npt.NDArray[np.int64]
     age_sum: npt.NDArray[np.float64]
     full: npt.NDArray[np.bool_]
+    frame_bytes: npt.NDArray[np.int64]
     stale_updates: npt.NDArray[np.int64]
     base: npt.NDArray[np.int64]
     carried: npt.NDArray[np.float64]

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from sampleforge.data.shared import Layout, SharedArrays, layout_bytes
-from sampleforge.spec import EnvSpec
+from sampleforge.data.stacks import StackColumn
+from sampleforge.spec import ArraySpec, EnvSpec
 
 
 class Owner(IntEnum):
@@ -41,6 +42,9 @@ class SlotShape:
     """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
 
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
+    ``single_frames``: leaves that are stacks of frames are kept as `sampleforge.data.stacks` says.
+    ``places``: slots whose frames may lie raw at a time (none: all), see
+    `sampleforge.data.compressed`.
     """
 
     rollout: int
@@ -48,10 +52,18 @@ class SlotShape:
     spec: EnvSpec
     state_size: int
     extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
+    single_frames: bool = False
+    places: int | None = None
 
     @property
     def env_steps(self) -> int:
         return self.rollout * self.rows
+
+    @property
+    def stacks(self) -> dict[str, ArraySpec]:
+        """The observation leaves that are kept as single frames."""
+        leaves = self.spec.observations.items()
+        return {n: leaf for n, leaf in leaves if self.single_frames and leaf.stack is not None}
 
     def layout(self, count: int) -> Layout:
         """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step
@@ -61,6 +73,10 @@ class SlotShape:
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, leaf in self.spec.observations.items():
             arrays[f"obs/{name}"] = (before + leaf.shape, leaf.dtype)
+        for name, leaf in self.stacks.items():
+            places = count if self.places is None else self.places
+            frames = (places, self.rollout + leaf.shape[0], self.rows)
+            arrays[f"obs/{name}"] = (frames + leaf.shape[1:], leaf.dtype)
         for name, action in self.spec.actions.items():
             arrays[f"action/{name}"] = (step + action.shape, action.dtype)
         arrays |= {
@@ -75,6 +91,8 @@ class SlotShape:
             "owner": ((count,), "int32"),
             "generation": ((count,), "int64"),
         }
+        if self.stacks:
+            arrays["place"] = ((count,), "int64")
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
         return arrays
@@ -85,6 +103,8 @@ class SlotShape:
 
 class TrajectorySlots:
     """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
+
+    ``obs`` are the observation leaves that are stored whole, ``stacks`` the others.
 
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
     ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
@@ -97,11 +117,19 @@ class TrajectorySlots:
         self.debug = debug
         self.arrays = SharedArrays(shape.layout(count))
         self._name_columns()
+        if shape.places is None:
+            self.place[:] = np.arange(len(self.place))
 
     def _name_columns(self) -> None:
-        self.obs = {n: self.arrays[f"obs/{n}"] for n in self.shape.spec.observations}
+        stacks, leaves = self.shape.stacks, self.shape.spec.observations
+        self.obs = {n: self.arrays[f"obs/{n}"] for n in leaves if n not in stacks}
         self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
         self.first = self.arrays["first"]
+        self.place = self.arrays["place"] if stacks else np.empty(0, np.int64)
+        self.stacks = {
+            name: StackColumn(name, leaf, self.arrays.tensor(f"obs/{name}"), self.first, self.place)
+            for name, leaf in stacks.items()
+        }
         self.extras = {n: self.arrays[n] for n in self.shape.extras}
         self.version = self.arrays["version"]
         self.reward = self.arrays["reward"]
@@ -115,8 +143,9 @@ class TrajectorySlots:
         self.final_value = self.arrays["final_value"] if same_step else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``."""
-        skip = ("owner", "generation")
+        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``;
+        frames are [count or places, k-1 + T+1, rows, ...]."""
+        skip = ("owner", "generation", "place")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
@@ -132,7 +161,9 @@ class TrajectorySlots:
 
     def _poison(self, slot: int) -> None:
         """Overwrite a freed slot, so that a read of stale data shows."""
-        for column in self.columns().values():
+        for name, column in self.columns().items():
+            if name.startswith("obs/") and self.shape.places is not None:
+                continue  # its place is another slot's already
             array = column[slot].numpy()
             if np.issubdtype(array.dtype, np.floating):
                 array.fill(np.nan)

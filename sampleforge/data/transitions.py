@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.data.compressed import CompressedFrames
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.spec import ACTION
 
@@ -47,8 +48,10 @@ class TransitionReader:
     meanwhile is left out, so the transitions may be fewer than the items.
     """
 
-    def __init__(self, slots: TrajectorySlots) -> None:
+    def __init__(self, slots: TrajectorySlots, frames: CompressedFrames | None = None) -> None:
+        """``frames``: where those of stored slots are, if not in the slots."""
         self._slots = slots
+        self._stacks = slots.stacks if frames is None else frames.columns(slots)
         columns = slots.columns()
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2) for n in slots.obs}
         self._step = {
@@ -73,8 +76,13 @@ class TransitionReader:
         plain = {n: column.index_select(0, index) for n, column in self._step.items()}
         obs = {n: leaf.index_select(0, seen) for n, leaf in self._obs.items()}
         next_obs = {n: leaf.index_select(0, after) for n, leaf in self._obs.items()}
+        t, row = np.divmod(step, shape.rows)
+        for name, stacks in self._stacks.items():
+            obs[name], next_obs[name] = stacks.read_pair(slot, t, t + window, row)
         found = Transitions(obs=obs, next_obs=next_obs, odds=torch.from_numpy(odds.copy()), **plain)
         held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
+        for stacks in self._stacks.values():
+            stacks.assert_whole(slot[held])
         return Gathered(found if held.all() else _pick(found, held), held)
 
 

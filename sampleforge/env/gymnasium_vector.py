@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.door import offset, storage_specs
+from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import (
     ACTION_MASK,
@@ -61,7 +62,7 @@ class GymnasiumVector(EnvVector):
         space, action_space = env.single_observation_space, env.single_action_space
         spec = EnvSpec(
             env_id=config.env,
-            observations=storage_specs(space, action_space),
+            observations=with_stacks(config.env, storage_specs(space, action_space), env.metadata),
             actions=action_specs(action_space),
             autoreset="next_step" if self._mode is AutoresetMode.NEXT_STEP else "same_step",
             frame_skip=frame_skip,

@@ -14,6 +14,7 @@ import numpy as np
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.door import ObservationDoor
 from sampleforge.env.seeding import next_seed
+from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, action_specs
 
@@ -67,7 +68,7 @@ class SyncVector(EnvVector):
         limit = config.max_episode_steps or max_episode_steps or registered
         spec = EnvSpec(
             env_id=config.env,
-            observations=door.specs,
+            observations=with_stacks(config.env, door.specs, env.metadata),
             actions=action_specs(env.action_space),
             frame_skip=frame_skip,
             max_episode_steps=limit,

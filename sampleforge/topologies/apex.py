@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.data.compressed import CompressedFrames, FrameStore
 from sampleforge.data.replay import Prioritisation, ReplayShard
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
@@ -51,6 +53,7 @@ class ReplayChannels:
     """What joins actors, shards and learner."""
 
     exchange: ReplayExchange
+    frames: CompressedFrames | None
     tickets: SampleTickets
     limiter: RateLimiter
     shard_wakeups: list[Wakeup]
@@ -72,10 +75,11 @@ def apex(
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
     shards = len(plan.stored_slots)
-    shape = slot_shape(config, plan, spec)
+    shape = slot_shape(config, plan, spec, plan.places)
     joined = channels(config, plan, shape, start, weights, other_workers=shards + 1)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-    replay = _replay_channels(config, plan, slots, joined, start)
+    frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
+    replay = _replay_channels(config, plan, slots, frames, joined, start)
 
     def new_policy(index: int) -> NewPolicy:
         return partial(make_policy, index, new_network, weights, config, plan, start)
@@ -171,7 +175,12 @@ def make_learner(
 
 
 def _replay_channels(
-    config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots, joined: Channels, start: Start
+    config: ApexConfig,
+    plan: ApexPlan,
+    slots: TrajectorySlots,
+    frames: CompressedFrames | None,
+    joined: Channels,
+    start: Start,
 ) -> ReplayChannels:
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
     ledger = ReplayLedger(len(shard_wakeups))
@@ -182,6 +191,7 @@ def _replay_channels(
         exchange=ReplayExchange(
             slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
         ),
+        frames=frames,
         tickets=SampleTickets(
             config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
         ),
@@ -198,11 +208,13 @@ def _shard(
     plan: ApexPlan,
     start: Start,
 ) -> Node:
-    counts = plan.shard_slots
+    counts, slots = plan.shard_slots, replay.exchange.slots
     make_shard = partial(
-        ReplayShard,
+        make_shard_of,
+        replay.frames,
+        plan,
         index,
-        replay.exchange.slots,
+        slots,
         first=sum(counts[:index]),
         count=counts[index],
         capacity=plan.stored_slots[index],
@@ -223,6 +235,18 @@ def _shard(
     return Node(worker, replay.shard_wakeups[index])
 
 
+def make_shard_of(
+    frames: CompressedFrames | None,
+    plan: ApexPlan,
+    index: int,
+    slots: TrajectorySlots,
+    **kwargs: Any,
+) -> ReplayShard:
+    """One shard, with what compresses its frames, if they are to be compressed."""
+    store = None if frames is None else FrameStore(index, frames, slots, plan.places_of(index))
+    return ReplayShard(index, slots, frames=store, **kwargs)
+
+
 def _learner(
     replay: ReplayChannels,
     joined: Channels,
@@ -237,7 +261,7 @@ def _learner(
         return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
     worker = ReplayLearnerWorker(
         partial(make_learner, new_network, config, plan, start),
-        partial(TransitionReader, replay.exchange.slots),
+        partial(TransitionReader, replay.exchange.slots, replay.frames),
         replay.tickets,
         replay.limiter,
         joined.weights,
@@ -274,12 +298,17 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
         if plan.ratio is None
         else f"{plan.ratio:g} within {plan.tolerance:g} samples"
     )
+    compression = (
+        f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
+        f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
+    )
     notes = [
         f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
         f"x {plan.rows} rows",
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
-        f"{human_bytes(plan.slot_bytes)} of shared memory when full, "
+        f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",
+        *([compression] if plan.ring_bytes else []),
         f"samples per insert: {limit}",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,

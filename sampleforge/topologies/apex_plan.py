@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.data.compressed import CompressedFrames, lz4_block, ring_bytes
 from sampleforge.data.replay import EXTRAS
 from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
@@ -31,6 +32,8 @@ class ApexPlan(SamplerPlan):
     tolerance: float  # of the limiter on samples per insert
     slot_bytes: int  # of all slots together
     tree_bytes: int  # of all shards' trees
+    ring_bytes: tuple[int, ...]  # of each shard, for compressed frames; none: they are raw
+    frame_bytes: int  # of all rings, and of where what lies in them
 
     @property
     def shard_slots(self) -> tuple[int, ...]:
@@ -40,6 +43,16 @@ class ApexPlan(SamplerPlan):
     @property
     def slots(self) -> int:
         return sum(self.shard_slots)
+
+    @property
+    def places(self) -> int | None:
+        """Slots whose frames may lie raw at a time, if the others' are compressed."""
+        return self.num_workers * self.leases * len(self.stored_slots) if self.ring_bytes else None
+
+    def places_of(self, shard: int) -> range:
+        """Those that a shard lends to actors."""
+        each = self.num_workers * self.leases
+        return range(shard * each, (shard + 1) * each)
 
     @property
     def capacity(self) -> int:
@@ -97,6 +110,8 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     per_shard = tuple(stored // shards + (i < stored % shards) for i in range(shards))
     leases = math.ceil(sampler.num_splits / shards) + 1
     slots = stored + shards * sampler.num_workers * leases
+    rings = _rings(config, shape, per_shard)
+    shape = replace(shape, places=shards * sampler.num_workers * leases if rings else None)
     plan = ApexPlan(
         **sampler.__dict__,
         batch_size=config.batch_size,
@@ -112,15 +127,35 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
             shards * sampler.num_workers * leases * shape.env_steps,
         ),
         slot_bytes=shape.nbytes(slots),
+        ring_bytes=rings,
+        frame_bytes=CompressedFrames.nbytes(shape, slots, sum(rings)) if rings else 0,
         tree_bytes=int(slots * shape.env_steps * _TREE_BYTES) if config.priority_alpha else 0,
     )
     _check_memory(config, plan)
     return plan
 
 
-def slot_shape(config: ApexConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShape:
-    """What a slot of the replay holds."""
-    return SlotShape(plan.rollout, plan.rows, spec, config.model.state_size, EXTRAS)
+def slot_shape(
+    config: ApexConfig, plan: SamplerPlan, spec: EnvSpec, places: int | None = None
+) -> SlotShape:
+    """What a slot of the replay holds. ``places``: how many may have their frames in them."""
+    rollout, rows, state_size = plan.rollout, plan.rows, config.model.state_size
+    return SlotShape(rollout, rows, spec, state_size, EXTRAS, True, places)
+
+
+def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tuple[int, ...]:
+    """Bytes of each shard's ring of compressed frames."""
+    if config.replay_compression == "none":
+        return ()
+    if not shape.stacks:
+        raise ConfigError(
+            f"--replay-compression {config.replay_compression} compresses stacks of frames, but "
+            f"{shape.spec.env_id} names none of its observation leaves "
+            f"({', '.join(shape.spec.observations)}) as one; leave it out, or have the environment "
+            "say so in metadata['frame_stack']"
+        )
+    lz4_block()
+    return tuple(ring_bytes(shape, slots, config.replay_compression_ratio) for slots in stored)
 
 
 def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
@@ -138,10 +173,11 @@ def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int)
 
 
 def _check_memory(config: ApexConfig, plan: ApexPlan) -> None:
-    free, needed = shared_memory_free(), plan.slot_bytes + plan.tree_bytes
+    held = plan.slot_bytes + plan.frame_bytes
+    free, needed = shared_memory_free(), held + plan.tree_bytes
     if free is not None and needed > 0.9 * free:
         raise ConfigError(
-            f"a replay of {plan.capacity} transitions needs {human_bytes(plan.slot_bytes)} of "
+            f"a replay of {plan.capacity} transitions needs {human_bytes(held)} of "
             f"shared memory and {human_bytes(plan.tree_bytes)} for priorities, but only "
             f"{human_bytes(free)} are free; lower --replay-capacity {config.replay_capacity} (to "
             f"{int(plan.capacity * 0.8 * free / needed)}, say), or give the machine more (/dev/shm)"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter, time
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import RolloutExchange
@@ -16,13 +18,16 @@ from sampleforge.workers.inference import Inference
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
 
+Array = npt.NDArray[Any]
+
 
 class Split:
     """One part of an actor's env vector, and how far its rollout is.
 
     ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
     ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
-    with: the slot that held it belongs to the learner by then. ``rollouts``: how many it has begun.
+    with: the slot that held it belongs to the learner by then. Leaves that the slots keep as single
+    frames are written there at every step. ``rollouts``: how many it has begun.
     """
 
     def __init__(self, index: int, env: EnvVector) -> None:
@@ -123,8 +128,10 @@ class ActorWorker(Woken):
             return False
         split.rollouts += 1
         slots = self._exchange.slots
-        for name, leaf in split.carry.items():
-            slots.obs[name][slot, 0] = leaf
+        for name, leaf in slots.obs.items():
+            leaf[slot, 0] = split.carry[name]
+        for name, column in slots.stacks.items():
+            column.begin(slot, split.carry[name])
         slots.first[slot, 0] = split.carry_first
         slots.state[slot] = self._inference.state[split.index]
         split.slot, split.t = slot, 0
@@ -160,13 +167,14 @@ class ActorWorker(Woken):
             terminated=slots.terminated[slot, t],
             truncated=slots.truncated[slot, t],
             valid=slots.valid[slot, t],
-            obs={name: leaf[slot, t + 1] for name, leaf in slots.obs.items()},
+            obs={name: leaf[slot, t + 1] for name, leaf in slots.obs.items()} | self._whole(split),
             first=slots.first[slot, t + 1],
             final_obs={n: leaf[split.index] for n, leaf in self._inference.final_obs.items()},
         )
         ended = split.env.recv(out)
         split.stepping = False
         self._count["env_s"] += perf_counter() - started
+        self._keep_frames(split)
         self._account(split, out, len(ended))
         if ended:
             self._episodes.put(self._index, split.index, ended)
@@ -176,6 +184,20 @@ class ActorWorker(Woken):
             self._inference.ask_final(split.index, slot, t)
             return True
         return self._next(split)
+
+    def _whole(self, split: Split) -> dict[str, Array]:
+        """Where stacks of frames are written, of which the slot keeps the newest frame."""
+        return {name: split.carry[name] for name in self._exchange.slots.stacks}
+
+    def _keep_frames(self, split: Split) -> None:
+        """The newest frames into the slot. What the next rollout begins with is compared with what
+        will be read of this one: a wrong word of the environment does not go unnoticed."""
+        slots, slot, t = self._exchange.slots, split.slot, split.t + 1
+        for name, column in slots.stacks.items():
+            assert slot is not None
+            column.put(slot, t, split.carry[name])
+            if slots.debug or t == slots.shape.rollout:
+                column.check(slot, t, split.carry[name])
 
     def _account(self, split: Split, out: StepOut, episodes: int) -> None:
         steps = np.count_nonzero(out.valid)
@@ -198,8 +220,8 @@ class ActorWorker(Woken):
                 self._ask(split)
                 return True
             self._cut_short(split)
-        for name, leaf in split.carry.items():
-            leaf[...] = slots.obs[name][slot, -1]
+        for name, leaf in slots.obs.items():
+            split.carry[name][...] = leaf[slot, -1]
         split.carry_first[...] = slots.first[slot, -1]
         self._exchange.hand_over(self._index, slot)
         self._count["rollouts"] += 1

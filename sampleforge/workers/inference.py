@@ -58,6 +58,8 @@ class InlineInference:
         slots, policy = self._slots, self._policy
         policy.refresh()
         obs = {name: torch.from_numpy(leaf[slot, t]) for name, leaf in slots.obs.items()}
+        for name, stacks in slots.stacks.items():
+            obs[name] = stacks.read_rows(np.array([slot]), np.array([t]))
         first = torch.from_numpy(slots.first[slot, t])
         acted = policy.act(obs, torch.from_numpy(self.state[split]), first, self._rows[split])
         for name, action in acted.actions.items():

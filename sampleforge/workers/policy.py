@@ -71,6 +71,8 @@ class PolicyWorker(Woken):
         slots, requests = self._slots, self._requests
         at = requests.slot[actors, splits], requests.t[actors, splits]
         obs = {name: self._rows(leaf[at]) for name, leaf in slots.obs.items()}
+        for name, stacks in slots.stacks.items():
+            obs[name] = stacks.read_rows(*at).to(self._device)
         state, first = self._rows(requests.state[actors, splits]), self._rows(slots.first[at])
         self._count["gather_s"] += perf_counter() - started
         acted = self._policy.act(obs, state, first, self._numbers(actors, splits))

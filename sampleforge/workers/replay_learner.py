@@ -182,6 +182,8 @@ class ReplayLearnerWorker(Woken):
             "stale_priority_updates": float(ledger.stale_updates.sum()),
             "late_samples": float(self._late),
         }
+        if ledger.frame_bytes.any():
+            metrics["replay_frame_bytes"] = float(ledger.frame_bytes.sum())
         if inserts:
             metrics["samples_per_insert"] = float(ledger.sampled[0]) / inserts
         if ledger.drawn.sum():

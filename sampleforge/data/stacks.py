@@ -1,0 +1,126 @@
+"""Stacks of frames, kept as single frames and rebuilt where they are read.
+
+A slot's T+1 stacks of k frames are k-1 + T+1 frames: the first stack whole, then the newest frame
+of every later one. An episode that begins within the slot (``first``) has its first stacks padded,
+as the environment does it (`sampleforge.spec.ArraySpec.stack`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.config import ConfigError
+from sampleforge.spec import ArraySpec
+
+Indices = npt.NDArray[np.int64]
+
+
+class StackIndex(NamedTuple):
+    """``frame`` int64 [B, k]: which of their slots' frames the stacks consist of, oldest first;
+    ``before`` bool [B, k]: those that would lie before the beginning of the episode."""
+
+    frame: Indices
+    before: npt.NDArray[np.bool_]
+
+
+def stack_index(
+    first: npt.NDArray[np.bool_], slot: Indices, t: Indices, row: Indices, depth: int
+) -> StackIndex:
+    """The stacks of obs[t] of these slots and rows, int64 [B] each; ``first`` [slots, T+1, rows].
+
+    Before the beginning of an episode, the first frame of the episode stands in.
+    """
+    begun = np.full(len(t), depth - 1)  # steps since the episode's first observation, at most
+    for age in reversed(range(depth - 1)):
+        is_first = first[slot, np.maximum(t - age, 0), row] & (t >= age)
+        begun[is_first] = age
+    ages = np.arange(depth - 1, -1, -1)
+    # Obs 0 is whole: its frames are the first k, whatever began when.
+    frame = t[:, None] + (depth - 1) - np.minimum(ages, begun[:, None])
+    return StackIndex(frame, ages > begun[:, None])
+
+
+class StackColumn:
+    """One observation leaf of all slots, as single frames [places, k-1 + T+1, rows, ...].
+
+    ``first`` is the slots' column, [slots, T+1, rows]; ``place`` int64 [slots] is where a slot's
+    frames lie.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        leaf: ArraySpec,
+        frames: torch.Tensor,
+        first: npt.NDArray[np.bool_],
+        place: npt.NDArray[np.int64],
+    ) -> None:
+        self.name = name
+        self.depth = leaf.shape[0]
+        self._leaf = leaf
+        self._first = first
+        self._place = place
+        self._frames: npt.NDArray[Any] = frames.numpy()
+        self._flat = frames.flatten(0, 2)
+
+    def begin(self, slot: int, stacks: npt.NDArray[Any]) -> None:
+        """Write obs[0], [rows, k, ...]."""
+        self._frames[self._place[slot], : self.depth] = stacks.swapaxes(0, 1)
+
+    def put(self, slot: int, t: int, stacks: npt.NDArray[Any]) -> None:
+        """Write obs[t], [rows, k, ...], of which only the newest frame is kept."""
+        self._frames[self._place[slot], t + self.depth - 1] = stacks[:, -1]
+
+    def read(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor:
+        """A copy of obs[t] of these slots and rows (int64 [B] each): [B, k, ...].
+
+        ``t`` must be within the slot; what else the columns hold only decides what is copied."""
+        index, before = stack_index(self._first, slot, t, row, self.depth)
+        return self._padded(self._fetch(slot, index, row), before)
+
+    def read_pair(
+        self, slot: Indices, t: Indices, later: Indices, row: Indices
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of obs[t] and obs[later]: [B, k, ...] each. Not of twice as many in one piece: the
+        allocator keeps blocks of up to 32 MiB, and new memory costs ten times the copying."""
+        return self.read(slot, t, row), self.read(slot, later, row)
+
+    def read_rows(self, slot: Indices, t: Indices) -> torch.Tensor:
+        """A copy of obs[t] of all rows of these slots (int64 [N] each): [N * rows, k, ...]."""
+        rows = self._frames.shape[2]
+        every_row = np.tile(np.arange(rows), len(slot))
+        return self.read(np.repeat(slot, rows), np.repeat(t, rows), every_row)
+
+    def check(self, slot: int, t: int, stacks: npt.NDArray[Any]) -> None:
+        """Raise ConfigError unless obs[t], as it is read, is ``stacks`` [rows, k, ...]."""
+        found = self.read_rows(np.array([slot]), np.array([t])).numpy()
+        if found.tobytes() == stacks.tobytes():
+            return
+        row = next(i for i, stack in enumerate(stacks) if found[i].tobytes() != stack.tobytes())
+        raise ConfigError(
+            f"the environment says that its observation leaf {self.name!r} is a stack of "
+            f"{self.depth} frames of which each step adds one, the newest in the last place, with "
+            f"{self._leaf.stack!r} before an episode's first, but that of row {row} is not; take "
+            f"{self.name!r} out of metadata['frame_stack'], or correct the environment"
+        )
+
+    def assert_whole(self, slots: Indices) -> None:
+        """Raise AssertionError if the frames of one of these slots, which were not evicted, could
+        not be read. Raw frames always can."""
+
+    def _padded(self, stacks: torch.Tensor, before: npt.NDArray[np.bool_]) -> torch.Tensor:
+        if self._leaf.stack == "zero":
+            none = torch.from_numpy(np.flatnonzero(before))
+            stacks.flatten(0, 1).index_fill_(0, none, 0)  # a mask takes 80 times as long
+        return stacks
+
+    def _fetch(self, slot: Indices, index: Indices, row: Indices) -> torch.Tensor:
+        """Frames ``index`` [B, k] of these slots and rows: [B, k, ...]."""
+        per_slot, rows = self._frames.shape[1:3]
+        at = (self._place[slot][:, None] * per_slot + index) * rows + row[:, None]
+        found = self._flat.index_select(0, torch.from_numpy(at.reshape(-1)))
+        return found.view(*index.shape, *self._flat.shape[1:])
