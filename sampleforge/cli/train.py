@@ -13,6 +13,7 @@ from sampleforge.cli import flags
 from sampleforge.config import ConfigError, from_plain, nearest
 from sampleforge.folder.stored_config import config_values
 from sampleforge.presets import preset_names, preset_values
+from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ALGOS
 
 
@@ -22,6 +23,11 @@ def run(args: Sequence[str]) -> int:
         print(_usage())
         return 0 if args else 2
     config = parse_config(args[0], args[1:])
+    world = World.of_environment()
+    if world is not None and (world.size > 1 or config.algo == "ddppo"):
+        from sampleforge.torchrun import run_rank
+
+        return run_rank(config, world)
     from sampleforge.driver import run as run_training
 
     return run_training(config)
