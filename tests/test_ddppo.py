@@ -135,13 +135,6 @@ def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> No
         plan(**kwargs)
 
 
-def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every host would train by itself, and nobody would notice."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start it without torchrun"):
-        plan()
-
-
 def test_the_batch_is_one_rollout_of_every_env_of_a_rank() -> None:
     assert plan(batch_size=64).batch_size == 64
     fitted = plan(batch_size=128, num_envs_per_worker=None)
