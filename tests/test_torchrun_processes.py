@@ -64,7 +64,7 @@ class Node:
 
     def rank(self, number: int) -> psutil.Process:
         for child in self.process.children(recursive=True):
-            if child.environ().get("RANK") == str(number):
+            if f"sampleforge: rank {number}" in " ".join(child.cmdline()):
                 return child
         raise AssertionError(f"rank {number} has no process:\n{self.output}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+import setproctitle
 import torch
 
 from sampleforge.data.encounter import Encounter
@@ -59,6 +60,7 @@ class InProcessRunner:
         self._watch = threading.Thread(target=self._watch_over, name="watch", daemon=True)
 
     def start(self) -> None:
+        setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         placement = self._graph.learner.placement
         if placement.cores is not None and hasattr(os, "sched_setaffinity"):
