@@ -354,10 +354,11 @@ class Run:
 
 def describe(error: BaseException) -> str:
     """An error as text: a worker's death ends with the worker's own traceback, and where the driver
-    was when it noticed says nothing."""
+    was when it noticed says nothing; so it is with a rank that others lose."""
+    from sampleforge.data.ranks import RankLost
     from sampleforge.topologies.processes import WorkerDied
 
-    if isinstance(error, WorkerDied):
+    if isinstance(error, WorkerDied | RankLost):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
 

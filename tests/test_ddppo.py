@@ -135,6 +135,18 @@ def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> No
         plan(**kwargs)
 
 
+def test_torchrun_is_refused_where_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python every process would train by itself, and nobody would notice."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="RANK or WORLD_SIZE is set"):
+        plan()
+    for name, value in {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="under torchrun use the command line"):
+        plan()
+
+
 def test_the_batch_is_one_rollout_of_every_env_of_a_rank() -> None:
     assert plan(batch_size=64).batch_size == 64
     fitted = plan(batch_size=128, num_envs_per_worker=None)

@@ -87,6 +87,14 @@ def test_each_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) 
     assert backend_and_device("cpu", world(1))[::2] == ("gloo", "cpu")
 
 
+def test_the_command_line_refuses_to_run_one_machine_many_times(run_cli: Any) -> None:
+    variables = {**VARIABLES, "TORCHELASTIC_RUN_ID": "x"}
+    done = run_cli("train", "appo", "--env", "CartPole-v1", env=variables)
+    assert done.returncode == 2 and "WORLD_SIZE is 4" in done.stderr
+    done = run_cli("train", "ddppo", "--env", "CartPole-v1", env={"RANK": "0"})
+    assert done.returncode == 2 and "but WORLD_SIZE, MASTER_PORT, MASTER_ADDR" in done.stderr
+
+
 # ---- how they meet ----
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,9 @@ def run(args: Sequence[str]) -> int:
         print(_usage())
         return 0 if args else 2
     config = parse_config(args[0], args[1:])
-    world = World.of_environment()
+    # Others than torchrun set such variables too, for programs of which ddppo alone is one.
+    concerned = config.algo == "ddppo" or "TORCHELASTIC_RUN_ID" in os.environ
+    world = World.of_environment() if concerned else None
     if world is not None and (world.size > 1 or config.algo == "ddppo"):
         from sampleforge.torchrun import run_rank
 

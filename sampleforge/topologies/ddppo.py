@@ -50,6 +50,13 @@ from sampleforge.workers.worker import Placement, StopFlag
 def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
     """Decide what the config leaves open; in the plan a rank is a worker. ``world``: the ranks are
     started by torchrun. Raises ConfigError with the numbers, the reason and the remedy."""
+    found = World.of_environment()
+    if world is None and found is not None and found.size > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {found.size}, as torchrun sets it, but this process was not started as "
+            "one of its ranks, and each would train by itself; under torchrun use the command line "
+            "(train.py ddppo), or start it without torchrun"
+        )
     cores = len(available_cores())
     image = any(leaf.is_image for leaf in spec.observations.values())
     ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
