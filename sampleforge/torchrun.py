@@ -19,6 +19,7 @@ from sampleforge.topologies.config import AnyConfig, DdppoConfig
 
 if TYPE_CHECKING:
     from sampleforge.data.encounter import Encounter
+    from sampleforge.reporting.reporter import Reporter
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.in_process import InProcessRunner
     from sampleforge.topologies.registry import Topology
@@ -72,6 +73,16 @@ class LeadingRun(Run):
 
     def _topology(self) -> Topology:
         return topology_of(self._encounter)
+
+    def _make_reporter(self) -> Reporter:
+        reporter, world = super()._make_reporter(), self._world
+        if world.attempt:
+            where = f"it goes on from {self._start.env_steps:,} env steps"
+            if not self._earlier:
+                where = "no checkpoint had been written (--checkpoint-interval): it begins anew"
+            times = f"{world.attempt} of {world.max_attempts} times"
+            reporter.log(f"torchrun has started all ranks again ({times}); {where}", "warning")
+        return reporter
 
     def _make_runner(self, graph: Graph) -> InProcessRunner:
         return runner_of(

@@ -194,17 +194,17 @@ def own_address(world: World) -> str:
     interface towards it, or of GLOO_SOCKET_IFNAME. Raises ConfigError if there is none."""
     asked = os.environ.get("GLOO_SOCKET_IFNAME")
     if asked:
-        found = [a.address for a in psutil.net_if_addrs().get(asked, []) if a.family == 2]
-        if not found:
+        there = psutil.net_if_addrs()
+        own = [a.address for a in there.get(asked, []) if a.family == socket.AF_INET]
+        if not own:
             raise ConfigError(
                 f"GLOO_SOCKET_IFNAME is {asked!r}, but there is no such interface with an IPv4 "
-                f"address here; there are: {', '.join(psutil.net_if_addrs())}"
+                f"address here; there are: {', '.join(there)}"
             )
-        return found[0]
+        return own[0]
     try:
-        family, kind, _, _, place = socket.getaddrinfo(
-            world.host, world.port, type=socket.SOCK_DGRAM
-        )[0]
+        found = socket.getaddrinfo(world.host, world.port, type=socket.SOCK_DGRAM)
+        family, kind, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         with socket.socket(family, kind) as probe:
             probe.connect(place)  # of a datagram socket: it chooses a route and sends nothing
             return str(probe.getsockname()[0])
