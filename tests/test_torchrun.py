@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,6 +199,51 @@ def test_ranks_with_different_commands_do_not_train_together(port: int) -> None:
     asked = {"env": "CartPole-v1", "learning_rate": 2e-4}
     with pytest.raises(ConfigError, match=r"learning_rate: 0.0002 -> 0.0001\s+.*same command"):
         follower_graph(config, {"asked": {**to_plain(config), **asked}}, encounter)
+
+
+# ---- how they end when they hang ----
+
+
+def watched(inside: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """A process that sleeps for a while inside a watch, whose heart never beats."""
+    script = (
+        "import time\n"
+        "from sampleforge.runtime.watch import Watch\n"
+        f"watch = Watch('rank 3', {limit}, lambda: 0.0)\n"
+        "watch.start()\n"
+        f"{inside}\n"
+        "watch.close()\n"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_hangs_ends_with_its_stacks() -> None:
+    done = watched("with watch.inside(): time.sleep(50)", 0.2)
+    assert done.returncode == 1 and 'File "<string>", line 5 in <module>' in done.stderr
+    assert "\nrank 3: has been in one step for " in done.stderr
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_is_busy_elsewhere_does_not_hang() -> None:
+    done = watched("with watch.inside(): pass\ntime.sleep(1.5)", 0.5)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.multiprocess
+def test_a_rank_goes_when_torchrun_has_died(tmp_path: Path) -> None:
+    """A shell in its place starts one, waits until it is watched, and is killed."""
+    rank = (
+        "import pathlib, time; from sampleforge.runtime.watch import Watch; "
+        "watch = Watch('rank 3', 0.2, time.time); watch.start(); "
+        "pathlib.Path('watched').touch(); time.sleep(50)"
+    )
+    script = f'{sys.executable} -c "{rank}" & until [ -e watched ]; do sleep 0.1; done; kill -9 $$'
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, timeout=40, cwd=tmp_path
+    )
+    assert done.returncode == -9 and "what has started it (torchrun) has died" in done.stderr
 
 
 # ---- what they tell each other ----

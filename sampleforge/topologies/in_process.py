@@ -6,12 +6,10 @@ import faulthandler
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from math import inf
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import setproctitle
@@ -21,11 +19,10 @@ from sampleforge.data.encounter import Encounter
 from sampleforge.data.ranks import RankLost
 from sampleforge.data.store_board import StoreBoard
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.runtime.watch import Watch
 from sampleforge.topologies.graph import Graph
 from sampleforge.workers.rank import RankWorker
 
-WATCH = 1.0
-"""Seconds between two looks of the watch."""
 BRIEFLY = 0.05
 
 
@@ -34,8 +31,8 @@ class InProcessRunner:
 
     ``scratch``: where its working directory is made (None: in the system's). ``interrupted``: a
     rank that is asked to end does so between two steps, or when the others, who are asked too,
-    have left in the middle of one. ``step_timeout``: see `ProcessRunner`; here a thread of its own
-    watches, which ends the process, for torchrun to begin anew.
+    have left in the middle of one. ``step_timeout``: see `ProcessRunner`; here a `Watch` ends the
+    process, for torchrun to begin anew.
     """
 
     def __init__(
@@ -53,11 +50,9 @@ class InProcessRunner:
         self._encounter = encounter
         self._scratch = scratch
         self._interrupted = interrupted
-        self._step_timeout = step_timeout
         self._resources = ExitStack()
-        self._entered = inf
-        self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._watch_over, name="watch", daemon=True)
+        row = graph.counters.row(encounter.world.rank)
+        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
@@ -69,11 +64,9 @@ class InProcessRunner:
             os.nice(placement.niceness)
         torch.set_num_threads(1)
         self._resources.enter_context(scratch_directory(self._scratch))
-        self._parent = os.getppid()
         self._watch.start()
-        self._entered = time()
-        self._worker.start()
-        self._entered = inf
+        with self._watch.inside():
+            self._worker.start()
 
     def pids(self) -> dict[str, int]:
         return {self._worker.name: os.getpid()}
@@ -82,17 +75,15 @@ class InProcessRunner:
         """Work for ``timeout`` s. Raises what the rank raises; RankLost not where it is
         interrupted itself."""
         deadline = monotonic() + timeout
-        self._entered = time()
         try:
-            while monotonic() < deadline and not (self._worker.ended or self._interrupted()):
-                if not self._worker.step():
-                    self._worker.wait(BRIEFLY)
+            with self._watch.inside():
+                while monotonic() < deadline and not (self._worker.ended or self._interrupted()):
+                    if not self._worker.step():
+                        self._worker.wait(BRIEFLY)
         except RankLost as error:
             if not self._interrupted():
                 raise
             print(f"interrupted, and {error}", file=sys.stderr)
-        finally:
-            self._entered = inf
         if self._worker.ended:
             self._encounter.last_words()
 
@@ -107,29 +98,9 @@ class InProcessRunner:
         for held in self._graph.held:
             if isinstance(held, StoreBoard):
                 held.close()
-        self._closed.set()
-        if self._watch.ident is not None:
-            self._watch.join()
+        self._watch.close()
         self._resources.close()
 
     def kill(self) -> None:
         """This process ends at once; nothing but its directory would be left."""
         self._resources.close()
-
-    def _watch_over(self) -> None:
-        """End the process if it hangs in a step, or if torchrun has died, which would leave it."""
-        row = self._graph.counters.row(self._encounter.world.rank)
-        while not self._closed.wait(WATCH):
-            if os.getppid() != self._parent:
-                print(f"{self._worker.name}: torchrun has died", file=sys.stderr, flush=True)
-                os._exit(1)
-            age = time() - max(float(row["heartbeat"][0]), self._entered)
-            if age > self._step_timeout:
-                faulthandler.dump_traceback(all_threads=True)
-                print(
-                    f"{self._worker.name} has been in one step for {age:.0f} s (--env-timeout "
-                    f"{self._step_timeout:g}); its stacks are above. Does the environment hang?",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                os._exit(1)
