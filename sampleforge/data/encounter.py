@@ -243,6 +243,7 @@ def complaint(said: list[dict[str, Any]]) -> str | None:
             f"{who[furthest]} has a checkpoint of {said[furthest]['checkpoint']} env steps in "
             f"its --run-dir, and {who[0]}, from whose folder the run goes on, one of "
             f"{said[0]['checkpoint']} (-1: none); make that host the first (torchrun --node-rank "
-            "0, or the lowest --local-addr), copy the folder, or give another --run-dir"
+            "0, or the first --local-addr in the order of text), copy the folder, or give "
+            "another --run-dir"
         )
     return None
