@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sampleforge.topologies.apex_plan import ApexPlan
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.plan import Plan
+    from sampleforge.topologies.registry import Topology
 
 SAVE_TIMEOUT = 300.0
 """Seconds that the learner may need to answer: it answers between two updates."""
@@ -47,8 +48,13 @@ class Runner(Protocol):
 
 def run(config: AnyConfig) -> int:
     """Train, and return the exit code of the command line. Raises ConfigError; see `Run`."""
+    return finish(Run(config))
+
+
+def finish(run: Run) -> int:
+    """`run` for what was made by it, or like it."""
     try:
-        with Run(config) as training:
+        with run as training:
             for _ in training.reports():
                 pass
         return training.exit_code
@@ -70,7 +76,7 @@ class Run:
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         self._asked = config
-        self._serial = config.serial
+        self._serial = self._in_process = config.serial
         self._resources = ExitStack()
         self.interrupts = Interrupts(self._end_at_once)
         self._runner: Runner | None = None
@@ -87,7 +93,7 @@ class Run:
         return self
 
     def _open(self) -> None:
-        if not self._serial:
+        if not self._in_process:
             start_fork_server()
         from sampleforge.env.probe import probe
 
@@ -137,9 +143,8 @@ class Run:
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.topologies.parts import Start
-        from sampleforge.topologies.registry import topology
 
-        config, chosen = self.config, topology(self.config)
+        config, chosen = self.config, self._topology()
         model = resolve_encoder(config.model, spec.observations)
         config = chosen.fit(config, spec)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
@@ -168,11 +173,16 @@ class Run:
             spec,
             start,
             SaveCheckpoint(self._store),
-            None if self._serial else theirs,
+            None if self._in_process else theirs,
         )
         self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
         self._runner = self._make_runner(self.graph)
+
+    def _topology(self) -> Topology:
+        from sampleforge.topologies.registry import topology
+
+        return topology(self.config)
 
     def _make_runner(self, graph: Graph) -> Runner:
         from sampleforge.topologies.processes import ProcessRunner
@@ -344,10 +354,11 @@ class Run:
 
 def describe(error: BaseException) -> str:
     """An error as text: a worker's death ends with the worker's own traceback, and where the driver
-    was when it noticed says nothing."""
+    was when it noticed says nothing; so it is with a rank that others lose."""
+    from sampleforge.data.ranks import RankLost
     from sampleforge.topologies.processes import WorkerDied
 
-    if isinstance(error, WorkerDied):
+    if isinstance(error, WorkerDied | RankLost):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
 

@@ -135,10 +135,15 @@ def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> No
         plan(**kwargs)
 
 
-def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every host would train by itself, and nobody would notice."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start it without torchrun"):
+def test_torchrun_is_refused_where_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python every process would train by itself, and nobody would notice."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="RANK or WORLD_SIZE is set"):
+        plan()
+    for name, value in {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="under torchrun use the command line"):
         plan()
 
 

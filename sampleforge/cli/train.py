@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from sampleforge.cli import flags
 from sampleforge.config import ConfigError, from_plain, nearest
 from sampleforge.folder.stored_config import config_values
 from sampleforge.presets import preset_names, preset_values
+from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ALGOS
 
 
@@ -22,6 +24,13 @@ def run(args: Sequence[str]) -> int:
         print(_usage())
         return 0 if args else 2
     config = parse_config(args[0], args[1:])
+    # Others than torchrun set such variables too, for programs of which ddppo alone is one.
+    concerned = config.algo == "ddppo" or "TORCHELASTIC_RUN_ID" in os.environ
+    world = World.of_environment() if concerned else None
+    if world is not None and (world.size > 1 or config.algo == "ddppo"):
+        from sampleforge.torchrun import run_rank
+
+        return run_rank(config, world)
     from sampleforge.driver import run as run_training
 
     return run_training(config)

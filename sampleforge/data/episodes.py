@@ -31,6 +31,32 @@ class _Episode(Protocol):
     def length(self) -> int: ...
 
 
+class Episodes(Protocol):
+    """Where actors put finished episodes, and the driver takes them."""
+
+    def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None: ...
+
+    def take(self) -> list[EpisodeRecord]: ...
+
+
+class EpisodeList:
+    """Episodes that stay in one process."""
+
+    def __init__(self) -> None:
+        self._records: list[EpisodeRecord] = []
+
+    def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None:
+        self.extend(EpisodeRecord(actor, split, e.row, e.ret, e.length) for e in episodes)
+
+    def extend(self, records: Iterable[EpisodeRecord]) -> None:
+        self._records += records
+
+    def take(self) -> list[EpisodeRecord]:
+        """All of them, which are then gone from here."""
+        found, self._records = self._records, []
+        return found
+
+
 def _loads(record: bytes) -> EpisodeRecord:
     return EpisodeRecord(*_RECORD.unpack(bytes(record)))
 

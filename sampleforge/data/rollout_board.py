@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from sampleforge.data.shared import SharedArrays
+
+
+class Board(Protocol):
+    """Who has finished sampling, asked without waiting."""
+
+    def finish(self, rank: int, iteration: int) -> None: ...
+
+    def finished(self, iteration: int) -> int: ...
+
+    def missing(self, iteration: int) -> list[int] | None:
+        """None if that cannot be known now."""
 
 
 class RolloutBoard:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -13,15 +12,17 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.data.counters import Counters
-from sampleforge.data.episodes import EpisodeQueue
+from sampleforge.data.encounter import WorldRendezvous
+from sampleforge.data.episodes import EpisodeQueue, Episodes
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.ranks import Backend, Meeting, Rendezvous
 from sampleforge.data.regrouping import Regrouping
-from sampleforge.data.rollout_board import RolloutBoard
+from sampleforge.data.rollout_board import Board, RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.memory import human_bytes
 from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.torchrun import World
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import DdppoConfig
@@ -36,6 +37,7 @@ from sampleforge.topologies.parts import (
     seeded_model,
 )
 from sampleforge.topologies.plan import Plan, check_memory, check_minibatch, choose_precision
+from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
@@ -45,17 +47,20 @@ from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.worker import Placement, StopFlag
 
 
-def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
-    """Decide what the config leaves open; in the plan a rank is a worker. Raises ConfigError with
-    the numbers, the reason and the remedy."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
+    """Decide what the config leaves open; in the plan a rank is a worker. ``world``: the ranks are
+    started by torchrun. Raises ConfigError with the numbers, the reason and the remedy."""
+    found = World.of_environment()
+    if world is None and found is not None and found.size > 1:
         raise ConfigError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, as torchrun sets it, but the ranks of this "
-            "version are all of one machine: start it without torchrun, with --num-ranks"
+            f"WORLD_SIZE is {found.size}, as torchrun sets it, but this process was not started as "
+            "one of its ranks, and each would train by itself; under torchrun use the command line "
+            "(train.py ddppo), or start it without torchrun"
         )
     cores = len(available_cores())
     image = any(leaf.is_image for leaf in spec.observations.values())
-    ranks = config.num_ranks or (1 if config.serial else cores)
+    ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
+    here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
     splits = config.num_splits or (2 if spec.asynchronous and even else 1)  # 2: to overlap
     envs = _envs_per_rank(config, splits, 8 if image else 16)
@@ -73,9 +78,9 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str) -> Plan:
         synchronous=True,
         device=device,
         precision=precision,
-        learner_threads=config.learner_threads or (max(1, cores // ranks) if image else 1),
-        pin_actors=config.set_workers_cpu_affinity and ranks <= cores and not config.serial,
-        slot_bytes=ranks * shape.nbytes(splits),
+        learner_threads=config.learner_threads or (max(1, cores // here) if image else 1),
+        pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
+        slot_bytes=here * shape.nbytes(splits),
         reasons=(why_precision,),
     )
     check_memory(plan)
@@ -133,15 +138,15 @@ def ddppo(
         for rank, device in enumerate(devices)
     ]
     board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts)
-    wire = partial(_rank, config, plan, spec, start, save, control, progress, episodes, stop)
+    wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
     wired = [wire(board, regrouping, meet) for meet in rendezvous]
     nodes, exchanges, weights = zip(*wired, strict=True)
     return Graph(
         name="ddppo",
         nodes=nodes,
         learner=nodes[0],
-        edges=_edges(ranks),
-        notes=_notes(plan, spec, why),
+        edges=edges(ranks),
+        notes=notes(plan, spec, why),
         progress=progress,
         counters=counters,
         episodes=episodes,
@@ -154,7 +159,7 @@ def ddppo(
 
 
 def choose_backend(device: str, ranks: int) -> tuple[Backend, str]:
-    """How gradients travel, and why so."""
+    """How gradients travel, and why so; ``ranks``: those of this machine."""
     if not device.startswith("cuda"):
         return "gloo", "gradients through gloo: the ranks learn on the CPU"
     gpus = torch.cuda.device_count()
@@ -168,7 +173,7 @@ def rank_device(device: str, rank: int) -> str:
     return f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device
 
 
-def _rank(
+def wire_rank(
     config: DdppoConfig,
     plan: Plan,
     spec: EnvSpec,
@@ -176,11 +181,12 @@ def _rank(
     save: Save,
     control: Connection | None,
     progress: Progress,
-    episodes: EpisodeQueue,
+    episodes: Episodes,
     stop: StopFlag,
-    board: RolloutBoard,
+    board: Board,
     regrouping: Regrouping,
-    meet: Rendezvous,
+    meet: Rendezvous | WorldRendezvous,
+    accounts: Accounts | None = None,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
     rank, wakeup = meet.rank, Wakeup()
@@ -242,6 +248,8 @@ def _rank(
         regrouping,
         debug=config.debug,
         control=control if rank == 0 else None,
+        accounts=accounts,
+        **({"replaced_within": 0.0} if accounts else {}),
     )
     cores = available_cores()
     pinned_to = (cores[rank % len(cores)],) if plan.pin_actors else None
@@ -249,7 +257,7 @@ def _rank(
     return node, exchange, weights
 
 
-def _edges(ranks: int) -> tuple[Edge, ...]:
+def edges(ranks: int) -> tuple[Edge, ...]:
     each = f"{ranks} ranks"
     return (
         Edge(each, each, "gradients, summed at every minibatch; counts and moments"),
@@ -258,7 +266,7 @@ def _edges(ranks: int) -> tuple[Edge, ...]:
     )
 
 
-def _notes(plan: Plan, spec: EnvSpec, why_backend: str) -> tuple[str, ...]:
+def notes(plan: Plan, spec: EnvSpec, why_backend: str) -> tuple[str, ...]:
     ranks = plan.num_workers
     return (
         f"{plan.envs} envs = {ranks} ranks x {plan.num_splits} splits x {plan.rows} rows",

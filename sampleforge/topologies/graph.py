@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sampleforge.data.counters import Counters
-from sampleforge.data.episodes import EpisodeQueue
+from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.weights import SharedWeights
@@ -51,7 +51,7 @@ class Graph:
     notes: tuple[str, ...]
     progress: Progress
     counters: Counters
-    episodes: EpisodeQueue
+    episodes: Episodes
     exchange: RolloutExchange
     weights: SharedWeights
     stop: StopFlag

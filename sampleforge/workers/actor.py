@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.data.episodes import EpisodeQueue
+from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.short_rollouts import end_rollout
 from sampleforge.env.vector import EnvVector, StepOut
@@ -65,7 +65,7 @@ class ActorWorker(Woken):
         make_envs: Sequence[Callable[[], EnvVector]],
         exchange: RolloutExchange,
         inference: Inference,
-        episodes: EpisodeQueue,
+        episodes: Episodes,
         wakeup: Wakeup,
         progress: Progress,
         counter_row: int,

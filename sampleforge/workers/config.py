@@ -11,13 +11,14 @@ from sampleforge.config import Checked, ConfigError, check_range
 @dataclass(frozen=True)
 class RanksConfig(Checked):
     num_ranks: int | None = None
-    """Processes that each sample and learn (none: one per core)."""
+    """Processes that each sample and learn (none: one per core). Under torchrun: as many as it
+    starts."""
     rank_timeout: float = 60.0
     """Seconds after which a rank that the others wait for counts as lost; one that has died is
     noticed at once."""
     max_rank_restarts: int = 3
     """Killed or hung ranks are replaced so many times, all in all; the group goes on from the last
-    weights that all agreed on."""
+    weights that all agreed on. Under torchrun its --max-restarts counts instead."""
     sync_fraction: float = 0.6
     """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
     min_rollout_fraction: float = 0.25

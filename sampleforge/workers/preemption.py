@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sampleforge.data.rollout_board import RolloutBoard
+from sampleforge.data.rollout_board import Board
 
 
 class Preemption:
@@ -16,7 +16,7 @@ class Preemption:
 
     def __init__(
         self,
-        board: RolloutBoard,
+        board: Board,
         rank: int,
         ranks: int,
         rollout: int,
@@ -37,6 +37,6 @@ class Preemption:
         """This rank's rollouts are complete."""
         self._board.finish(self._rank, self.iteration)
 
-    def missing(self) -> list[int]:
-        """The ranks whose rollouts are not."""
+    def missing(self) -> list[int] | None:
+        """The ranks whose rollouts are not; None if that cannot be known now."""
         return self._board.missing(self.iteration)

@@ -17,6 +17,7 @@ from sampleforge.data.ranks import RankGroup, RankLost
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.agreement import check_agreement, share_state
 from sampleforge.workers.learner import LearnerWorker, answer
@@ -34,7 +35,8 @@ class RankWorker:
     The actor and the learner worker are those of other topologies: the slots of this rank go round
     between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
     ranks, and does so again when one of them was replaced. All end after the same update, the first
-    at which one of them finds the progress done. ``control`` is the driver's pipe, at rank 0.
+    at which one of them finds the progress done. ``control`` is the driver's pipe, at rank 0;
+    ``accounts`` are kept where the ranks have no common memory.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class RankWorker:
         *,
         debug: bool,
         control: Connection | None = None,
+        accounts: Accounts | None = None,
+        replaced_within: float = REPLACED_WITHIN,
     ) -> None:
         self.name = f"rank {index}"
         self._index = index
@@ -70,6 +74,9 @@ class RankWorker:
         self._regrouping = regrouping
         self._debug = debug
         self._control = control
+        self._accounts = accounts
+        self._replaced_within = replaced_within
+        self._ended = False
         self._group: RankGroup | None = None
 
     def start(self) -> None:
@@ -119,13 +126,18 @@ class RankWorker:
         if self._group is not None:
             self._group.close()
 
+    @property
+    def ended(self) -> bool:
+        """Whether all ranks have agreed that they are done."""
+        return self._ended
+
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver; see `LearnerWorker.handle`."""
         answer = self._worker.handle(request)
         return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
 
     def _of_each_rank(self) -> dict[str, float]:
-        """What every rank of this machine has done since the run began."""
+        """What every rank has done since the run began."""
         names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
         counters = self._progress.counters
         return {
@@ -137,7 +149,7 @@ class RankWorker:
     def _stop_or_new_group(self) -> bool:
         """After a loss: whether all is over, and the others have left as this rank was about to, or
         the driver replaces the lost one, which it notices within a moment."""
-        give_up_at = perf_counter() + REPLACED_WITHIN
+        give_up_at = perf_counter() + self._replaced_within
         while self._regrouping.generation == self._generation and perf_counter() < give_up_at:
             if self._stop.is_set():
                 self._ended = True
@@ -178,6 +190,8 @@ class RankWorker:
     def _whom_we_miss(self) -> str:
         """The board knows of rollouts only: once this rank's own next one is awaited, nothing."""
         missing = self._preemption.missing()
+        if missing is None:
+            return "nobody can say which: their store does not answer either"
         if missing and self._index not in missing:
             return f"still sampling, stopped or dead: rank {', '.join(map(str, missing))}"
         return "all had complete rollouts"
@@ -187,6 +201,8 @@ class RankWorker:
         assert self._group is not None
         self._version = self._learner.version
         self._preemption.iteration += 1
+        if self._accounts is not None:
+            self._accounts.exchange(self._group)
         self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
         if self._debug:
             check_agreement(self._learner, self._group)

@@ -1,0 +1,228 @@
+"""A run whose ranks torchrun has started: this process is one of them, and rank 0 the driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import sys
+from functools import partial
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from sampleforge import __version__
+from sampleforge.config import ConfigError, difference, from_plain, to_plain
+from sampleforge.driver import Run, describe, finish, resolve_device
+from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.runtime.torchrun import World
+from sampleforge.topologies.config import AnyConfig, DdppoConfig
+
+if TYPE_CHECKING:
+    from sampleforge.data.encounter import Encounter
+    from sampleforge.reporting.reporter import Reporter
+    from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.in_process import InProcessRunner
+    from sampleforge.topologies.registry import Topology
+
+START_GRACE = 120.0
+"""Seconds beyond --rank-timeout for all to come at the start: hosts differ in what imports take."""
+OF_THE_HOST = {
+    *("device", "precision", "learner_threads", "set_workers_cpu_affinity", "worker_niceness"),
+    "env_timeout",
+}
+"""Fields that may differ between ranks, and are each rank's own."""
+OF_THE_DRIVER = {
+    *("run_dir", "resume", "num_ranks", "quiet", "report_interval", "checkpoint_interval"),
+    *("keep_checkpoints", "milestone_interval"),
+}
+"""Fields that only rank 0 looks at."""
+POLL = 0.5
+
+
+def run_rank(config: AnyConfig, world: World) -> int:
+    """Be a rank of ``world`` until the training ends; returns the exit code. Raises ConfigError."""
+    from sampleforge.topologies.ddppo_world import check_world
+
+    ours = check_world(config, world)
+    return finish(LeadingRun(ours, world)) if world.rank == 0 else follow(ours, world)
+
+
+class LeadingRun(Run):
+    """The run in rank 0's process, whose folder holds all there is to keep."""
+
+    def __init__(self, config: DdppoConfig, world: World) -> None:
+        super().__init__(config)
+        self._in_process = True
+        self._world = world
+
+    def _prepare_folder(self) -> None:
+        super()._prepare_folder()
+        from sampleforge.env.probe import spec_to_plain
+
+        assert isinstance(self.config, DdppoConfig)
+        message = {
+            "asked": to_plain(self._asked),
+            "config": to_plain(self.config),
+            "spec": spec_to_plain(self.spec),
+            "resumes": self._earlier.get("resumes", -1) + 1,
+            "env_steps": self._earlier.get("env_steps", 0),
+            "wall_s": self._earlier.get("wall_s", 0.0),
+        }
+        self._encounter = encounter_of(self.config, self._world)
+        self._encounter.lead(message, about(self.config, self._world, self._encounter))
+
+    def _topology(self) -> Topology:
+        return topology_of(self._encounter)
+
+    def _make_reporter(self) -> Reporter:
+        reporter, world = super()._make_reporter(), self._world
+        if world.attempt:
+            where = f"it goes on from {self._start.env_steps:,} env steps"
+            if not self._earlier:
+                where = "no checkpoint had been written (--checkpoint-interval): it begins anew"
+            times = f"{world.attempt} of {world.max_attempts} times"
+            reporter.log(f"torchrun has started all ranks again ({times}); {where}", "warning")
+        return reporter
+
+    def _make_runner(self, graph: Graph) -> InProcessRunner:
+        return runner_of(
+            graph, self._encounter, self.folder.scratch, self.interrupts, self.config.env_timeout
+        )
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        from sampleforge.data.ranks import RankLost
+
+        if isinstance(error, RankLost):
+            self._save_what_was_agreed()
+        super().__exit__(kind, error, trace)
+
+    def _save_what_was_agreed(self) -> None:
+        """Where the next start goes on. Whatever rank was lost, every gradient step so far came
+        after a complete sum of gradients."""
+        try:
+            self.save()
+        except OSError as problem:
+            print(f"after the loss of a rank: {problem}", file=sys.stderr)
+
+
+def follow(config: DdppoConfig, world: World) -> int:
+    """The life of any other rank."""
+    from sampleforge.env.scratch import make_cwd_importable
+
+    interrupts = Interrupts(lambda: None)
+    try:
+        with interrupts:
+            make_cwd_importable()
+            encounter = encounter_of(config, world)
+            message = encounter.follow(about(config, world, encounter))
+            interrupts.defer()
+            graph = follower_graph(config, message, encounter)
+            runner = runner_of(graph, encounter, None, interrupts, config.env_timeout)
+            try:
+                runner.start()
+                while not graph.progress.done and interrupts.received is None:
+                    runner.poll(POLL)
+            finally:
+                runner.close()
+    except ConfigError:
+        raise
+    except Exception as error:
+        print(f"{whoami(world)}:\n{describe(error)}", file=sys.stderr)
+        return 1
+    return interrupts.exit_code
+
+
+def whoami(world: World) -> str:
+    return f"rank {world.rank} of {world.size}, on {socket.gethostname()}"
+
+
+def encounter_of(config: DdppoConfig, world: World) -> Encounter:
+    from sampleforge.data.encounter import Encounter
+
+    return Encounter(world, config.rank_timeout + START_GRACE)
+
+
+def about(config: DdppoConfig, world: World, encounter: Encounter) -> dict[str, Any]:
+    """What a rank says of itself before it begins; see `sampleforge.data.encounter.complaint`."""
+    from sampleforge.topologies.ddppo_world import backend_and_device
+
+    return {
+        "host": socket.gethostname(),
+        "address": encounter.address,
+        "version": __version__,
+        "backend": backend_and_device(resolve_device(config.device), world)[0],
+        "checkpoint": latest_checkpoint(config),
+    }
+
+
+def latest_checkpoint(config: DdppoConfig) -> int:
+    """Env steps of the latest checkpoint that this host's run folder has, -1 for none."""
+    if config.run_dir is None:
+        return -1
+    found = Path(config.run_dir, "checkpoints").glob("*.safetensors")
+    steps = [path.name.partition("-")[0] for path in found]
+    return max((int(text) for text in steps if text.isdecimal()), default=-1)
+
+
+def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Encounter) -> Graph:
+    """The graph of this rank, for the run that rank 0 has begun. Raises ConfigError if this rank
+    was started with another command."""
+    from sampleforge.env.probe import spec_from_plain
+    from sampleforge.models.registry import resolve_encoder
+    from sampleforge.topologies.parts import Start
+
+    own = to_plain(config)
+    changed = difference(
+        *(without(c, OF_THE_HOST | OF_THE_DRIVER) for c in (message["asked"], own))
+    )
+    if changed:
+        lines = "\n  ".join(changed)
+        raise ConfigError(
+            f"{whoami(encounter.world)}, was started with other settings than rank 0 (rank 0's -> "
+            f"this one's):\n  {lines}\ngive all ranks the same command"
+        )
+    kept = {name: own[name] for name in OF_THE_HOST}
+    config = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    spec, chosen = spec_from_plain(message["spec"]), topology_of(encounter)
+    assert config.seed is not None
+    start = Start(config.seed, message["resumes"], message["env_steps"], message["wall_s"], time())
+    plan = chosen.plan(config, spec, resolve_device(config.device))
+    model = resolve_encoder(config.model, spec.observations)
+    config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)
+    return chosen.wire(config, plan, spec, start, never_saves, None)
+
+
+def without(config: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    raise AssertionError("rank 0 alone is asked to save")
+
+
+def topology_of(encounter: Encounter) -> Topology:
+    """DD-PPO over ranks that have met."""
+    from sampleforge.topologies.ddppo import plan_ddppo
+    from sampleforge.topologies.ddppo_world import ddppo_world
+    from sampleforge.topologies.registry import topology
+
+    return dataclasses.replace(
+        topology(DdppoConfig()),
+        plan=partial(plan_ddppo, world=encounter.world),
+        wire=partial(ddppo_world, encounter=encounter),
+    )
+
+
+def runner_of(
+    graph: Graph,
+    encounter: Encounter,
+    scratch: Path | None,
+    interrupts: Interrupts,
+    step_timeout: float,
+) -> InProcessRunner:
+    from sampleforge.topologies.in_process import InProcessRunner
+
+    def interrupted() -> bool:
+        return interrupts.received is not None
+
+    return InProcessRunner(graph, encounter, scratch, interrupted, step_timeout)

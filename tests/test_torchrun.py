@@ -1,0 +1,308 @@
+"""Ranks that torchrun has started: what they are told, how they meet, what they tell each other."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from sampleforge.config import ConfigError, to_plain
+from sampleforge.data.counters import Counters
+from sampleforge.data.encounter import Encounter, complaint, own_address
+from sampleforge.data.episodes import EpisodeList, EpisodeRecord
+from sampleforge.data.ranks import RankGroup, RankLost
+from sampleforge.data.store_board import StoreBoard
+from sampleforge.runtime.torchrun import World
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.ddppo_world import backend_and_device, check_world
+from sampleforge.torchrun import follower_graph
+from sampleforge.workers.accounts import Accounts
+from tests.rank_threads import on_ranks
+
+VARIABLES = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def world(rank: int = 0, size: int = 2, port: int = 1, **kwargs: Any) -> World:
+    return World(rank, size, rank, size, "127.0.0.1", port, **kwargs)
+
+
+# ---- what they are told ----
+
+
+def test_the_environment_says_which_rank_a_process_is() -> None:
+    assert World.of_environment({"MASTER_PORT": "1"}) is None
+    assert World.of_environment(VARIABLES) == World(3, 4, 1, 2, "10.0.0.1", 29500)
+    more = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    found = World.of_environment({**VARIABLES, **more})
+    assert found is not None and found.has_store and found.attempt == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not"),
+        ({"RANK": "4"}, "RANK=4, WORLD_SIZE=4, .* contradict each other"),
+        ({"LOCAL_RANK": "2"}, "contradict each other"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', but must be a number"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(change: dict[str, str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        World.of_environment({**VARIABLES, **change})
+
+
+@pytest.mark.parametrize(
+    ("config", "answer"),
+    [
+        (AppoConfig(env="CartPole-v1"), "WORLD_SIZE is 2, .* appo is of one machine"),
+        (DdppoConfig(env="CartPole-v1", num_ranks=3), "--num-ranks is 3 .* WORLD_SIZE is 2"),
+        (DdppoConfig(env="CartPole-v1", benchmark=True), "--benchmark is for one machine"),
+        (DdppoConfig(env="CartPole-v1", serial=True), "--serial is for one machine"),
+        (DdppoConfig(env="CartPole-v1"), "start the ranks again 3 times .* give --run-dir"),
+    ],
+)
+def test_what_does_not_go_with_torchrun_is_refused(config: Any, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        check_world(config, world(max_attempts=3))
+
+
+def test_each_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert backend_and_device("cuda", world(1))[::2] == ("nccl", "cuda:1")
+    assert backend_and_device("cuda", world(2, size=3))[::2] == ("gloo", "cuda:0")
+    assert backend_and_device("cpu", world(1))[::2] == ("gloo", "cpu")
+
+
+def test_the_command_line_refuses_to_run_one_machine_many_times(run_cli: Any) -> None:
+    variables = {**VARIABLES, "TORCHELASTIC_RUN_ID": "x"}
+    done = run_cli("train", "appo", "--env", "CartPole-v1", env=variables)
+    assert done.returncode == 2 and "WORLD_SIZE is 4" in done.stderr
+    done = run_cli("train", "ddppo", "--env", "CartPole-v1", env={"RANK": "0"})
+    assert done.returncode == 2 and "but WORLD_SIZE, MASTER_PORT, MASTER_ADDR" in done.stderr
+
+
+# ---- how they meet ----
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a store that some launcher keeps."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+def about(**kwargs: Any) -> dict[str, Any]:
+    said = {"host": "h", "address": "10.0.0.1", "version": "1", "backend": "gloo", "checkpoint": -1}
+    return {**said, **kwargs}
+
+
+def meet(
+    port: int, of_rank: Callable[[int], dict[str, Any]], ranks: int = 3
+) -> list[tuple[Any, str]]:
+    """What each rank gets out of it, and the round's token."""
+
+    def rank(number: int) -> tuple[Any, str]:
+        found = Encounter(world(number, ranks, port, has_store=True), patience=20.0)
+        if number == 0:
+            time.sleep(0.2)  # the others find what the round before has left
+            return found.lead({"seed": 7}, of_rank(0)), found.token
+        return found.follow(of_rank(number)), found.token
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(rank, range(ranks)))
+
+
+def test_every_round_has_its_own_token_whatever_the_store_holds(port: int) -> None:
+    tokens = set()
+    for ranks in (3, 3, 2):
+        found = meet(port, lambda rank: about(checkpoint=-1 - rank), ranks)
+        assert [said["checkpoint"] for said in found[0][0]] == [-1, -2, -3][:ranks]
+        assert [message for message, _ in found[1:]] == [{"seed": 7}] * (ranks - 1)
+        assert len({token for _, token in found}) == 1
+        tokens.add(found[0][1])
+    assert len(tokens) == 3
+
+
+def test_all_are_told_what_is_wrong_with_one(port: int) -> None:
+    with pytest.raises(ConfigError, match=r"rank 2 .h. has nccl"):
+        meet(port, lambda rank: about(backend="nccl" if rank == 2 else "gloo"))
+
+
+def test_who_does_not_come_is_named(port: int) -> None:
+    alone = Encounter(world(0, 3, port, has_store=True), patience=0.3)
+    with pytest.raises(RankLost, match="of 3 ranks, rank 1, 2 did not come"):
+        alone.lead({}, about())
+    waiting = Encounter(world(1, 3, port, has_store=True), patience=0.3)
+    with pytest.raises(RankLost, match=r"rank 1 of 3 has waited 0.3 s .* did not come"):
+        waiting.follow(about())
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
+    with socket.create_server(("", 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"another program has port {taken}; .*--master-port"):
+            Encounter(world(0, port=taken), patience=1.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ([about(), about()], None),
+        ([about(address="127.0.0.1")] * 2, None),
+        ([about(), about(address="127.0.0.1")], "rank 1 .h. can be reached at 127.0.0.1 only"),
+        ([about(), about(version="2")], "rank 0 .h. has version 1, but rank 1 .h. has 2; install"),
+        ([about(checkpoint=5), about()], None),
+        ([about(), about(checkpoint=5)], "rank 1 .h. has a checkpoint of 5 env steps"),
+    ],
+)
+def test_a_company_that_cannot_work_together_is_refused(
+    said: list[dict[str, Any]], answer: str | None
+) -> None:
+    found = complaint(said)
+    if answer is None:
+        assert found is None
+    else:
+        with pytest.raises(ConfigError, match=answer):
+            raise ConfigError(found)
+
+
+def test_the_address_is_that_of_the_interface_towards_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert own_address(world()) == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonsense0")
+    with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME is 'nonsense0', but there is no"):
+        own_address(world())
+
+
+def test_ranks_with_different_commands_do_not_train_together(port: int) -> None:
+    config = DdppoConfig(env="CartPole-v1", learning_rate=1e-4, device="cpu", quiet=True)
+    encounter = Encounter(world(1, port=port, has_store=True), patience=5.0)
+    asked = {"env": "CartPole-v1", "learning_rate": 2e-4}
+    with pytest.raises(ConfigError, match=r"learning_rate: 0.0002 -> 0.0001\s+.*same command"):
+        follower_graph(config, {"asked": {**to_plain(config), **asked}}, encounter)
+
+
+# ---- how they end when they hang ----
+
+
+def watched(inside: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """A process that sleeps for a while inside a watch, whose heart never beats."""
+    script = (
+        "import time\n"
+        "from sampleforge.runtime.watch import Watch\n"
+        f"watch = Watch('rank 3', {limit}, lambda: 0.0)\n"
+        "watch.start()\n"
+        f"{inside}\n"
+        "watch.close()\n"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_hangs_ends_with_its_stacks() -> None:
+    done = watched("with watch.inside(): time.sleep(50)", 0.2)
+    assert done.returncode == 1 and 'File "<string>", line 5 in <module>' in done.stderr
+    assert "\nrank 3: has been in one step for " in done.stderr
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_is_busy_elsewhere_does_not_hang() -> None:
+    done = watched("with watch.inside(): pass\ntime.sleep(1.5)", 0.5)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.multiprocess
+def test_a_rank_goes_when_torchrun_has_died(tmp_path: Path) -> None:
+    """A shell in its place starts one, waits until it is watched, and is killed."""
+    rank = (
+        "import pathlib, time; from sampleforge.runtime.watch import Watch; "
+        "watch = Watch('rank 3', 0.2, time.time); watch.start(); "
+        "pathlib.Path('watched').touch(); time.sleep(50)"
+    )
+    script = f'{sys.executable} -c "{rank}" & until [ -e watched ]; do sleep 0.1; done; kill -9 $$'
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, timeout=40, cwd=tmp_path
+    )
+    assert done.returncode == -9 and "what has started it (torchrun) has died" in done.stderr
+
+
+# ---- what they tell each other ----
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
+
+
+def test_the_board_in_the_store_says_who_has_finished(port: int) -> None:
+    def store() -> Any:
+        return PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
+
+    boards = [StoreBoard(store(), rank, 2) for rank in range(2)]
+    try:
+        assert boards[0].missing(1) == [0, 1] and boards[0].finished(1) == 0
+        boards[1].finish(1, 3)
+        until(lambda: boards[0].finished(3) == 1)
+        assert boards[0].finished(4) == 0 and boards[0].missing(3) == [0]
+        boards[0].finish(0, 3)
+        until(lambda: boards[1].finished(3) == 2)
+        assert boards[1].missing(3) == []
+    finally:
+        for board in boards:
+            board.close()
+
+
+def test_a_board_whose_store_has_gone_holds_nobody_up() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    board = StoreBoard(TCPStore("127.0.0.1", server.port, is_master=False), 0, 1)
+    try:
+        assert board.missing(1) == [0]
+        del server
+        until(lambda: board.missing(1) is None)
+        board.finish(0, 1)
+        assert board.finished(1) == 1
+    finally:
+        board.close()
+
+
+def test_counters_and_episodes_reach_everybody_and_the_driver() -> None:
+    def work(group: RankGroup) -> tuple[list[float], list[EpisodeRecord]]:
+        counters, played, known = Counters(("a", "b"), 3), EpisodeList(), EpisodeList()
+        accounts = Accounts(counters, played, known if group.rank == 0 else None)
+        for _ in range(2):
+            counters.row(group.rank)["a"] += 10 + group.rank
+            played.extend(
+                EpisodeRecord(0, 1, at, 1.5 * group.rank, 7) for at in range(2 * group.rank)
+            )
+            accounts.exchange(group)
+        counters.row(group.rank)["a"] += 100  # not told yet
+        return counters.column("a").tolist(), known.take()
+
+    found = on_ranks(3, work)
+    told = np.array([20.0, 22.0, 24.0])
+    for rank, (column, _) in enumerate(found):
+        assert column == (told + 100 * (np.arange(3) == rank)).tolist()
+    assert [len(known) for _, known in found] == [2 * (2 + 4), 0, 0]
+    assert found[0][1][1:3] == [EpisodeRecord(1, 1, 1, 1.5, 7), EpisodeRecord(2, 1, 0, 3.0, 7)]
