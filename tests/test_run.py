@@ -39,10 +39,11 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
     assert written["status"] == "finished" and written["error"] is None
     assert 10_000 <= written["env_steps"] < 10_000 + IN_FLIGHT
     assert written["updates"] > 0 and written["episodes"] > 0 and written["return_mean"] > 8
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = reports[-1]
     assert abs(last["env_steps"] - written["env_steps"]) < IN_FLIGHT
     for name in ("return_mean", "length_mean", "policy_lag_mean", "updates", "frames_per_s_60s"):
-        assert name in last
+        assert any(name in report for report in reports)  # the last may hold no update
 
 
 @pytest.mark.parametrize("inference", ["inline", "worker"])
