@@ -293,7 +293,8 @@ def test_no_transition_is_wrong_after_actors_were_killed(tmp_path: Path) -> None
     import signal
 
     config = apex_config(max_worker_restarts=4)
-    graph, plan = build_apex(config)
+    config = fit(config, spec_of(config))
+    graph, _ = build_apex(config)
     maker = network_maker(config, spec_of(config), 1)
     with_learner(graph, CheckingLearnerMaker(maker, config))
     with running(graph, tmp_path) as runner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -107,7 +106,10 @@ class ProcessRunner:
         process.close()
         self._errors[name].close()
         print(f"{why}; it is replaced ({count})", file=sys.stderr)
-        self._graph.counters.row(index)["heartbeat"][0] = math.inf
+        row = self._graph.counters.row(index)  # which nobody else writes at this moment
+        row["heartbeat"][0] = time() + START_GRACE
+        if self._graph.regrouping is None:  # a rank counts its restarts itself
+            row["restarts"] += 1
         self._start(node)
         return True
 
@@ -119,7 +121,6 @@ class ProcessRunner:
             return f"{regrouping.generation} of {regrouping.limit} times"
         if replacements is None or index >= replacements.workers or not replacements.begin(index):
             return None
-        self._graph.counters.row(index)["restarts"] += 1  # nobody else writes it at this moment
         return f"{replacements.total} of {replacements.limit} times"
 
     def _obituary(self, name: str, process: BaseProcess) -> str:
