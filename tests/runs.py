@@ -28,6 +28,14 @@ def summary(run_dir: Path) -> dict[str, Any]:
     return found
 
 
+def last_report(run_dir: Path) -> dict[str, Any]:
+    """The newest whole line of metrics.jsonl."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    found: dict[str, Any] = json.loads(whole[-1])
+    return found
+
+
 def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
     """What ``condition`` gives, once it is true; AssertionError if the command ends before."""
     give_up_at = time.monotonic() + PATIENCE_S

@@ -274,7 +274,7 @@ def test_a_killed_worker_ends_the_run_with_its_name(victim: str, tmp_path: Path)
     import os
     import signal
 
-    graph, _ = build_apex(apex_config())
+    graph, _ = build_apex(apex_config(max_worker_restarts=0))
     with running(graph, tmp_path) as runner:
         deadline = monotonic() + 30
         while graph.counters.total("updates") < 5:
@@ -284,3 +284,26 @@ def test_a_killed_worker_ends_the_run_with_its_name(victim: str, tmp_path: Path)
         with pytest.raises(WorkerDied, match=f"{victim} was ended by signal SIGKILL"):
             while monotonic() < deadline:
                 runner.poll(0.05)
+
+
+@pytest.mark.multiprocess(timeout=60)
+def test_no_transition_is_wrong_after_actors_were_killed(tmp_path: Path) -> None:
+    """Each is checked against the environment's own rule; debug poisons what was dropped."""
+    import os
+    import signal
+
+    config = apex_config(max_worker_restarts=4)
+    config = fit(config, spec_of(config))
+    graph, _ = build_apex(config)
+    maker = network_maker(config, spec_of(config), 1)
+    with_learner(graph, CheckingLearnerMaker(maker, config))
+    with running(graph, tmp_path) as runner:
+        deadline, updates = monotonic() + 50, 5.0
+        for killed in range(5):
+            while graph.counters.total("updates") < updates:
+                runner.poll(0.02)
+                assert monotonic() < deadline
+            if killed < 4:
+                os.kill(runner.pids()[f"actor {killed % 2}"], signal.SIGKILL)
+            updates = graph.counters.total("updates") + 50
+    assert graph.counters.total("restarts") == 4

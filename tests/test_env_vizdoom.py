@@ -224,7 +224,7 @@ def test_engines_die_with_a_killed_process(how: signal.Signals) -> None:
 TRAIN = (
     "train appo --env VizdoomBasic-v1 --num-workers 2 --num-envs-per-worker 2 --rollout 8 "
     "--batch-size 64 --device cpu --model.cnn-features 16 --train-for-seconds 300 --run-dir run "
-    "--report-interval 0.2"
+    "--report-interval 0.2 --max-worker-restarts 0"
 )
 
 

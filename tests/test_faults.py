@@ -81,6 +81,7 @@ def test_an_env_that_fails_later_ends_the_run_with_its_traceback(
 
 def test_a_hanging_step_is_noticed_and_shown(run_cli: RunCli, tmp_path: Path) -> None:
     more = ("--env-kwargs", "where=step", "after=30", "--env-timeout", "2")
+    more = (*more, "--max-worker-restarts", "0")
     done = run_cli(*train(f"{FAKES}:HangingEnv", *more))
     assert done.returncode == 1
     assert "actor 0 has been in one step" in last_line(done.stderr)
@@ -89,7 +90,7 @@ def test_a_hanging_step_is_noticed_and_shown(run_cli: RunCli, tmp_path: Path) ->
 
 
 def test_a_stopped_actor_is_noticed_and_shown(start_cli: StartCli, tmp_path: Path) -> None:
-    process = start_cli(*train("CartPole-v1", "--env-timeout", "2"))
+    process = start_cli(*train("CartPole-v1", "--env-timeout", "2", "--max-worker-restarts", "0"))
     until_trained(process, tmp_path / "run")
     worker(process, "sampleforge: actor 0").send_signal(signal.SIGSTOP)
     _, stderr = process.communicate(timeout=2 * WITHIN_S)
@@ -100,7 +101,9 @@ def test_a_stopped_actor_is_noticed_and_shown(start_cli: StartCli, tmp_path: Pat
 
 @pytest.mark.parametrize("victim", ["actor 0", "learner", "policy 0", "forkserver"])
 def test_a_killed_worker_ends_the_run(start_cli: StartCli, tmp_path: Path, victim: str) -> None:
-    process = start_cli(*train("CartPole-v1", "--inference", "worker"))
+    process = start_cli(
+        *train("CartPole-v1", "--inference", "worker", "--max-worker-restarts", "0")
+    )
     until_trained(process, tmp_path / "run")
     title = "multiprocessing.forkserver" if victim == "forkserver" else f"sampleforge: {victim}"
     worker(process, title).kill()

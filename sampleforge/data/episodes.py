@@ -1,15 +1,16 @@
-"""Finished episodes, from actors to driver: fixed-size records through a faster-fifo queue."""
+"""Finished episodes, from actors to driver: fixed-size records, without a lock."""
 
 from __future__ import annotations
 
 import queue
-import struct
 from collections.abc import Iterable
+from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
-import faster_fifo
+from sampleforge.data.shared import SharedArrays
 
-_RECORD = struct.Struct("<iiidq")
+PATIENCE = 10.0
+"""Seconds that an actor waits for the driver to take some of its episodes."""
 
 
 class EpisodeRecord(NamedTuple):
@@ -57,30 +58,65 @@ class EpisodeList:
         return found
 
 
-def _loads(record: bytes) -> EpisodeRecord:
-    return EpisodeRecord(*_RECORD.unpack(bytes(record)))
-
-
-def _dumps(record: EpisodeRecord) -> bytes:
-    return _RECORD.pack(*record)
-
-
 class EpisodeQueue:
-    """Many actors put, the driver takes. A full queue makes the actor wait: nothing is dropped."""
+    """``actors`` put, each into a ring of its own, and the driver takes. A full ring makes its
+    actor wait: nothing is dropped.
 
-    def __init__(self, max_bytes: int = 1 << 20) -> None:
-        self._queue = faster_fifo.Queue(max_bytes, loads=_loads, dumps=_dumps)
+    A queue with a lock would be left locked by an actor that is killed while it puts, and the
+    driver, which goes on with another in its place, would wait for ever.
+    """
+
+    def __init__(self, actors: int, capacity: int = 16384) -> None:
+        each = (actors, capacity)
+        self.__setstate__(
+            SharedArrays(
+                {
+                    "who": ((*each, 2), "int64"),  # split, row
+                    "ret": (each, "float64"),
+                    "length": (each, "int64"),
+                    "head": ((actors, 8), "int64"),  # a cache line each
+                    "tail": ((actors, 8), "int64"),
+                }
+            )
+        )
 
     def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None:
         """Send finished episodes. Raises queue.Full if the driver takes none for 10 seconds."""
-        records = [EpisodeRecord(actor, split, e.row, e.ret, e.length) for e in episodes]
-        self._queue.put_many(records, timeout=10.0)
+        arrays, tails = self._arrays, self._arrays["tail"]
+        capacity = arrays["ret"].shape[1]
+        for episode in episodes:
+            self._wait_for_room(actor, capacity)
+            at = tails[actor, 0] % capacity
+            arrays["who"][actor, at] = split, episode.row
+            arrays["ret"][actor, at] = episode.ret
+            arrays["length"][actor, at] = episode.length
+            tails[actor, 0] += 1  # last: a record that is half written is not there
+
+    def _wait_for_room(self, actor: int, capacity: int) -> None:
+        heads, tails = self._arrays["head"], self._arrays["tail"]
+        give_up_at = None
+        while tails[actor, 0] - heads[actor, 0] >= capacity:
+            give_up_at = give_up_at or monotonic() + PATIENCE
+            if monotonic() > give_up_at:
+                raise queue.Full
+            sleep(0.001)
 
     def take(self) -> list[EpisodeRecord]:
         """All episodes that wait, without waiting for more."""
-        found: list[EpisodeRecord] = []
-        try:
-            while True:
-                found += self._queue.get_many(block=False, max_messages_to_get=10_000)
-        except queue.Empty:
-            return found
+        arrays, found = self._arrays, []
+        capacity = arrays["ret"].shape[1]
+        for actor, (head, tail) in enumerate(
+            zip(arrays["head"][:, 0].tolist(), arrays["tail"][:, 0].tolist(), strict=True)
+        ):
+            for at in (n % capacity for n in range(head, tail)):
+                split, row = arrays["who"][actor, at].tolist()
+                ret, length = float(arrays["ret"][actor, at]), int(arrays["length"][actor, at])
+                found.append(EpisodeRecord(actor, split, row, ret, length))
+            arrays["head"][actor, 0] = tail
+        return found
+
+    def __getstate__(self) -> SharedArrays:
+        return self._arrays
+
+    def __setstate__(self, arrays: SharedArrays) -> None:
+        self._arrays = arrays

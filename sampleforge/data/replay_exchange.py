@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.data.exchange import left_behind
 from sampleforge.data.rings import IndexRings
 from sampleforge.data.shared import SharedArrays
 from sampleforge.data.slots import Owner, TrajectorySlots
@@ -42,34 +43,63 @@ class ReplayExchange:
         self._free = IndexRings(self._shards * self.actors, leases)
         self._ready = IndexRings(self._shards * self.actors, leases)
         self._turn = [0] * self.actors
-        self._shard_of: dict[int, int] = {}
+        self._inherited: list[list[int]] = [[] for _ in range(self.actors)]
+        # Of each slot: the actor that has it leased (-1: none), and its shard, the only writer of
+        # both.
+        self._lease_of = SharedArrays(
+            {"actor": ((slots.count,), "int64"), "shard": ((slots.count,), "int64")}
+        )
+        self._lease_of["actor"][...] = -1
 
     def take_free(self, actor: int) -> int | None:
         """Actor: a slot to write, from its shards in turn, or None if there is none now."""
+        if self._inherited[actor]:
+            return self._inherited[actor].pop()
         for _ in range(self._shards):
             shard = self._turn[actor]
             self._turn[actor] = (shard + 1) % self._shards
-            slot = self._free.pop(self._ring(shard, actor))
+            ring = self._ring(shard, actor)
+            slot = self._free.peek(ring)
             if slot is not None:
                 self.slots.move(slot, Owner.FREE, Owner.WRITING)
-                self._shard_of[slot] = shard
+                self._free.pop(ring)
                 return slot
         return None
+
+    def take_over(self, actor: int) -> None:
+        """Actor: see `RolloutExchange`. The leases stay the actor's; they are for its index."""
+        rings = [self._ring(shard, actor) for shard in range(self._shards)]
+        # Before the leases: a shard ends a lease before it takes the slot.
+        ready: set[int] = set().union(*(self._ready.waiting(ring) for ring in rings))
+        leased = np.flatnonzero(self._lease_of["actor"] == actor).tolist()
+        free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
+        self._inherited[actor], complete = left_behind(self.slots, leased, free, ready)
+        for slot in complete:
+            self._push_ready(actor, slot)
 
     def hand_over(self, actor: int, slot: int) -> None:
         """Actor: the rollout in ``slot`` is complete; its shard owns it from now on."""
         self._finish(self.slots, slot)
-        shard = self._shard_of.pop(slot)
         self.slots.move(slot, Owner.WRITING, Owner.READY)
+        self._push_ready(actor, slot)
+
+    def _push_ready(self, actor: int, slot: int) -> None:
+        shard = int(self._lease_of["shard"][slot])
         self._ready.push(self._ring(shard, actor), slot)
         self._shard_wakeups[shard].set()
 
     def take_ready(self, shard: int, actor: int) -> int | None:
         """Shard: the oldest complete slot of one actor, or None."""
-        return self._ready.pop(self._ring(shard, actor))
+        ring = self._ring(shard, actor)
+        slot = self._ready.peek(ring)
+        if slot is not None:
+            self._lease_of["actor"][slot] = -1
+            self._ready.pop(ring)
+        return slot
 
     def lease(self, shard: int, actor: int, slot: int) -> None:
         """Shard: ``slot`` is the actor's until it comes back complete."""
+        self._lease_of["actor"][slot], self._lease_of["shard"][slot] = actor, shard
         self._free.push(self._ring(shard, actor), slot)
         self._actor_wakeups[actor].set()
 

@@ -51,6 +51,19 @@ class IndexRings:
         self._head[ring, 0] = head + 1
         return item
 
+    def peek(self, ring: int) -> int | None:
+        """The oldest item, which stays, or None. What is marked as taken before it is popped is
+        never lost to a kill between the two."""
+        head = self._head[ring, 0]
+        if head == self._tail[ring, 0]:
+            return None
+        return int(self._items[ring, head % self._capacity])
+
+    def waiting(self, ring: int) -> set[int]:
+        """All items in a ring, as its producer or its consumer sees them."""
+        head, tail = int(self._head[ring, 0]), int(self._tail[ring, 0])
+        return {int(self._items[ring, at % self._capacity]) for at in range(head, tail)}
+
     def clear(self) -> None:
         """Empty all rings, which nobody else may be using."""
         self._head[...] = 0

@@ -159,6 +159,13 @@ class TrajectorySlots:
             if self.debug:
                 self._poison(slot)
 
+    def renew(self, slot: int) -> None:
+        """Begin another life of a WRITING slot whose writer was killed; it stays WRITING."""
+        assert self.owner[slot] == Owner.WRITING, slot
+        self.generation[slot] += 1
+        if self.debug:
+            self._poison(slot)
+
     def _poison(self, slot: int) -> None:
         """Overwrite a freed slot, so that a read of stale data shows."""
         for name, column in self.columns().items():

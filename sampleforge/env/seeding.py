@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 
-def row_seeds(seed: int, worker: int, split: int, rows: int, resumes: int = 0) -> list[int]:
+def row_seeds(
+    seed: int, worker: int, split: int, rows: int, resumes: int = 0, life: int = 0
+) -> list[int]:
     """One seed per env row, in [0, 2**31), for split ``split`` of actor ``worker``.
 
     The same arguments give the same seeds; another worker, split or number of resumes gives
-    independent ones. ``resumes`` counts restarts of the run (or of the worker), which must not play
-    the same episodes again.
+    independent ones. ``resumes`` counts restarts of the run, ``life`` those of the worker, which
+    must not play the same episodes again.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(worker, split, resumes))
+    key = (worker, split, resumes, life) if life else (worker, split, resumes)
+    sequence = np.random.SeedSequence(seed, spawn_key=key)
     # 31 bits: ALE and others take a signed 32-bit seed.
     return [int(word) >> 1 for word in sequence.generate_state(rows, np.uint32)]
 

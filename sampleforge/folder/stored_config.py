@@ -32,7 +32,7 @@ _MACHINE = {
     *("serial", "device", "precision", "inference", "env_timeout", "decorrelate"),
     *("num_workers", "num_envs_per_worker", "num_policy_workers", "learner_threads"),
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
-    *("sync_fraction", "min_rollout_fraction", "max_rank_restarts"),
+    *("sync_fraction", "min_rollout_fraction", "max_rank_restarts", "max_worker_restarts"),
     *("num_replay_shards", "prefetch_batches", "samples_per_insert_tolerance"),
 }
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})

@@ -99,6 +99,7 @@ def apex(
         exchange=replay.exchange,
         weights=weights,
         stop=StopFlag(),
+        replacements=joined.replacements,
         exploration=exploration_thirds(plan),
     )
 

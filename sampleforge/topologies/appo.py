@@ -63,6 +63,7 @@ def appo(
         exchange=exchange,
         weights=weights,
         stop=StopFlag(),
+        replacements=joined.replacements,
     )
 
 

@@ -101,6 +101,7 @@ _NOT_OF_RANKS = {
     "num_policy_workers": "a rank computes its own actions",
     "async_rl": "a rank learns from its own, newest rollouts",
     "num_batches_to_accumulate": "a rank learns from its own, newest rollouts",
+    "max_worker_restarts": "ranks are replaced, max_rank_restarts times",
     "sampler_only": "sampling and learning take turns",
 }
 """Flags of the parts that mean nothing to a rank."""

@@ -122,7 +122,7 @@ def ddppo(
     Rank 0 is the driver's learner: it has ``control`` and writes the checkpoints.
     """
     ranks, meeting = plan.num_workers, Meeting()
-    counters, episodes, stop = Counters(COUNTERS, ranks), EpisodeQueue(), StopFlag()
+    counters, episodes, stop = Counters(COUNTERS, ranks), EpisodeQueue(ranks), StopFlag()
     progress = Progress(
         counters,
         start.started,

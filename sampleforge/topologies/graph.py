@@ -9,6 +9,7 @@ from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.regrouping import Regrouping
+from sampleforge.data.replacements import Replacements
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -58,6 +59,8 @@ class Graph:
     exploration: Mapping[tuple[int, int, int], int] | None = None
     regrouping: Regrouping | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
+    replacements: Replacements | None = None
+    """Where actors, the first nodes, are replaced one by one."""
     held: tuple[object, ...] = ()
     """What must be there as long as the graph."""
 
@@ -80,7 +83,7 @@ COUNTERS = (
     "env_steps",
     "env_frames",
     "episodes",
-    "restarts",  # of environments that raised
+    "restarts",  # of environments that raised, and of this worker
     "split_steps",
     "rollouts",
     "preempted",  # of rollouts, ended before their slot was full

@@ -13,6 +13,7 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
+from sampleforge.data.replacements import Replacements
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -137,11 +138,26 @@ def policy_seed(index: int, start: Start) -> int:
 
 
 def env_makers(
-    actor: int, config: AnyConfig, plan: SamplerPlan, start: Start
+    actor: int,
+    config: AnyConfig,
+    plan: SamplerPlan,
+    start: Start,
+    replacements: Replacements | None = None,
 ) -> list[Callable[[], EnvVector]]:
-    """Makes each split of an actor's env vector, with seeds of its own for every row."""
+    """Makes each split of an actor's env vector, with seeds of its own for every row, and others
+    when the actor has been replaced."""
+    make = partial(_make_env, actor, config, plan, start, replacements)
+    return [partial(make, split) for split in range(plan.num_splits)]
 
-    def seeds(split: int) -> list[int]:
-        return row_seeds(start.seed, actor, split, plan.rows, start.resumes)
 
-    return [partial(make_vector, config, plan.rows, seeds(s)) for s in range(plan.num_splits)]
+def _make_env(
+    actor: int,
+    config: AnyConfig,
+    plan: SamplerPlan,
+    start: Start,
+    replacements: Replacements | None,
+    split: int,
+) -> EnvVector:
+    life = 0 if replacements is None else replacements.life(actor)
+    seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
+    return make_vector(config, plan.rows, seeds)

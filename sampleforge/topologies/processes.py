@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -97,19 +96,32 @@ class ProcessRunner:
 
     def _replace(self, node: Node, why: str) -> bool:
         """Start another process in the place of one, if the graph can do with that."""
-        regrouping, name = self._graph.regrouping, node.worker.name
-        if regrouping is None or not regrouping.begin():
+        name, index = node.worker.name, self._graph.nodes.index(node)
+        count = self._begin_replacement(index)
+        if count is None:
             return False
         process = self._processes[name]
         process.kill()
         process.join()
         process.close()
         self._errors[name].close()
-        count = f"{regrouping.generation} of {regrouping.limit} times"
         print(f"{why}; it is replaced ({count})", file=sys.stderr)
-        self._graph.counters.row(self._graph.nodes.index(node))["heartbeat"][0] = math.inf
+        row = self._graph.counters.row(index)  # which nobody else writes at this moment
+        row["heartbeat"][0] = time() + START_GRACE
+        if self._graph.regrouping is None:  # a rank counts its restarts itself
+            row["restarts"] += 1
         self._start(node)
         return True
+
+    def _begin_replacement(self, index: int) -> str | None:
+        """How often was replaced by now, with this time; None if the graph cannot do with that, or
+        if it was too often."""
+        regrouping, replacements = self._graph.regrouping, self._graph.replacements
+        if regrouping is not None and regrouping.begin():
+            return f"{regrouping.generation} of {regrouping.limit} times"
+        if replacements is None or index >= replacements.workers or not replacements.begin(index):
+            return None
+        return f"{replacements.total} of {replacements.limit} times"
 
     def _obituary(self, name: str, process: BaseProcess) -> str:
         if not self._errors[name].poll():

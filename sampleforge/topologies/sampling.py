@@ -10,6 +10,7 @@ import torch
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import EpisodeQueue
 from sampleforge.data.exchange import RolloutExchange
+from sampleforge.data.replacements import Replacements
 from sampleforge.data.requests import InferenceRequests
 from sampleforge.data.slots import SlotShape
 from sampleforge.data.weights import SharedWeights
@@ -38,6 +39,7 @@ class Channels:
     actor_wakeups: list[Wakeup]
     policy_wakeups: list[Wakeup]
     learner_wakeup: Wakeup
+    replacements: Replacements
 
 
 def channels(
@@ -58,7 +60,7 @@ def channels(
     return Channels(
         weights=weights,
         requests=requests,
-        episodes=EpisodeQueue(),
+        episodes=EpisodeQueue(plan.num_workers),
         counters=counters,
         progress=Progress(
             counters,
@@ -71,6 +73,7 @@ def channels(
         actor_wakeups=actor_wakeups,
         policy_wakeups=policy_wakeups,
         learner_wakeup=Wakeup(),
+        replacements=Replacements(plan.num_workers, config.max_worker_restarts),
     )
 
 
@@ -112,7 +115,7 @@ def _actor(
         inference = InlineInference(policy_maker(index), exchange.slots, splits, index)
     else:
         inference = RemoteInference(channels.requests, index)
-    envs = env_makers(index, config, plan, start)
+    envs = env_makers(index, config, plan, start, channels.replacements)
     worker = ActorWorker(
         index,
         envs,

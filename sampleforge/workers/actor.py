@@ -89,6 +89,7 @@ class ActorWorker(Woken):
         for index, make in enumerate(self._make_envs):
             self._splits.append(Split(index, make()))
         self._inference.start()
+        self._exchange.take_over(self._index)  # from whom it replaces, if anybody
         for split in self._splits:
             split.env.reset(split.carry)
 

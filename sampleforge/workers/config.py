@@ -51,12 +51,15 @@ class SamplerConfig(Checked):
     """Pin each actor worker to a core (only where there is a core for every actor)."""
     worker_niceness: int = 5
     """Niceness of actor workers, 0 to 19; higher gives the learner precedence."""
+    max_worker_restarts: int = 3
+    """Killed or hung actor workers are replaced so many times, all in all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_workers num_envs_per_worker num_splits", low=1)
         check_range(self, "num_policy_workers rollout", low=1)
         check_range(self, "worker_niceness", low=0, high=19)
+        check_range(self, "max_worker_restarts", low=0)
         rows, splits = self.num_envs_per_worker, self.num_splits
         if rows is not None and splits is not None and rows < splits:
             raise ConfigError(

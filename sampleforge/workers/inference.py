@@ -6,6 +6,7 @@ Both answer the same three calls, so the actor's loop does not know which it has
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import sleep
 from typing import Protocol
 
 import numpy as np
@@ -88,7 +89,11 @@ class RemoteInference:
         self._actor = actor
 
     def start(self) -> None:
+        # What a killed predecessor asked for is still written into its slots: not after this.
+        while not all(map(self.is_answered, range(self._requests.splits))):
+            sleep(0.001)
         self.state = self._requests.state[self._actor]
+        self.state.fill(0)
         self.final_obs = {
             name: leaf[self._actor] for name, leaf in self._requests.final_obs.items()
         }
