@@ -136,6 +136,8 @@ class Run:
                 f"run folder {path} holds a training run, whose config and summary --benchmark "
                 "would overwrite; give another --run-dir"
             )
+        if config.benchmark:  # it has a length of its own
+            config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
         self.config: AnyConfig = config
 
     def _wire(self, spec: EnvSpec) -> None:

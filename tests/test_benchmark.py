@@ -252,8 +252,14 @@ def test_the_simulators_are_the_actors_envs() -> None:
 
 
 def test_a_serial_benchmark_reports_and_trains_nothing_to_keep(tmp_path) -> None:
+    """A preset's stop condition would be reached before anything is measured: it does not count."""
     config = AppoConfig(
-        env="CartPole-v1", benchmark=True, benchmark_seconds=0.3, serial=True, run_dir=str(tmp_path)
+        env="CartPole-v1",
+        benchmark=True,
+        benchmark_seconds=0.3,
+        serial=True,
+        train_for_env_steps=1,
+        run_dir=str(tmp_path),
     )
     with Run(config) as run:
         assert list(run.reports()) == []

@@ -30,7 +30,8 @@ class RunConfig(Checked):
     serial: bool = False
     """All workers in turn in one process: deterministic, for debugging."""
     benchmark: bool = False
-    """Measure throughput (the simulator's own, then the system's), report, exit."""
+    """Measure throughput (the simulator's own, then the system's), report, exit. How long is
+    --benchmark-seconds; the stop conditions of training do not count."""
     benchmark_seconds: float = 20.0
     """Length of each measurement of --benchmark."""
     benchmark_peak: bool = True

@@ -15,15 +15,6 @@ from sampleforge.runtime.config import RunConfig
 from sampleforge.workers.config import RanksConfig, SamplerConfig
 
 
-def _check_schedule(config: AppoConfig | DdppoConfig) -> None:
-    ends = config.train_for_env_steps or config.train_for_seconds or config.benchmark
-    if config.lr_schedule == "linear" and not ends:
-        raise ConfigError(
-            "lr_schedule is 'linear', which falls to zero at the stop condition, but there is "
-            "none; give train_for_env_steps or train_for_seconds, or use 'constant'"
-        )
-
-
 @dataclass(frozen=True)
 class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvConfig):
     """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
