@@ -33,6 +33,8 @@ class Owner(IntEnum):
     """In replay, until it is evicted."""
 
 
+PER_ROLLOUT = ("state", "env_row")
+"""Columns [rows, ...] that a rollout has once, not per step."""
 ACTOR_CRITIC = {"log_prob": "float32", "value": "float32"}
 """The extras of an actor-critic: log-probability and value by the behaviour policy."""
 
@@ -44,7 +46,7 @@ class SlotShape:
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
     ``single_frames``: leaves that are stacks of frames are kept as `sampleforge.data.stacks` says.
     ``places``: slots whose frames may lie raw at a time (none: all), see
-    `sampleforge.data.compressed`.
+    `sampleforge.data.compressed`. ``variable``: a batch has as many slots as it happens to take.
     """
 
     rollout: int
@@ -54,6 +56,7 @@ class SlotShape:
     extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
     single_frames: bool = False
     places: int | None = None
+    variable: bool = False
 
     @property
     def env_steps(self) -> int:
@@ -95,6 +98,9 @@ class SlotShape:
             arrays["place"] = ((count,), "int64")
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
+        if self.variable:
+            arrays["env_row"] = ((count, self.rows), "int64")
+            arrays["ends_batch"] = ((count,), "bool")
         return arrays
 
     def nbytes(self, count: int) -> int:
@@ -108,7 +114,8 @@ class TrajectorySlots:
 
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
     ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
-    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
+    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``. Where
+    batches vary, ``env_row`` says whose rollout it is, and ``ends_batch`` that none comes after.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -141,11 +148,13 @@ class TrajectorySlots:
         self.generation = self.arrays["generation"]
         same_step = self.shape.spec.autoreset == "same_step"
         self.final_value = self.arrays["final_value"] if same_step else None
+        self.env_row = self.arrays["env_row"] if self.shape.variable else None
+        self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``;
-        frames are [count or places, k-1 + T+1, rows, ...]."""
-        skip = ("owner", "generation", "place")
+        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and those of
+        `PER_ROLLOUT`; frames are [count or places, k-1 + T+1, rows, ...]."""
+        skip = ("owner", "generation", "place", "ends_batch")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
