@@ -41,5 +41,8 @@ def parts(
     found = wanted.nonzero().squeeze(1)
     if len(found) < count:
         found = torch.arange(len(wanted), device=share.device)
-    order = torch.randperm(len(found), generator=generator).to(found.device)
+    # Ranks compare their generators: each draws as much, however many steps it shuffles.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))
+    order = order.to(found.device)
     return torch.tensor_split(found[order], count)
