@@ -165,6 +165,21 @@ def test_every_step_is_there_once_and_from_its_own_env(splits: int | None) -> No
     assert carried > 10, "steps that went on through an update count in the next round"
 
 
+def test_a_row_that_gave_much_has_part_in_short_rounds_too() -> None:
+    """None waits for others at the beginning of a round, which is over with its first step."""
+
+    def count_backwards(graph: Graph) -> None:
+        rank = graph.nodes[0].worker
+        assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
+        rank._actor._round_ends = lambda taken: taken > 0
+        for split in rank._actor._splits:
+            split.rollouts = 100 - split.index
+
+    for batch in rounds(config(), 8, count_backwards):
+        assert batch.env_row is not None
+        assert batch.env_row.unique().tolist() == list(range(ROWS))
+
+
 def log_probs(state: dict[str, torch.Tensor], core: str, batch: Batch) -> torch.Tensor:
     """Of the batch's actions [T, B], by the weights ``state``."""
     model = seeded_model(config(core).model, spec_of(config()), seed=1)
@@ -214,7 +229,7 @@ class Endings:
         self.random = np.random.default_rng(0)
 
     def __call__(self, taken: int) -> bool:
-        return taken >= 3 and bool(self.random.random() < 0.03)
+        return taken >= ROWS and bool(self.random.random() < 0.03)
 
 
 @pytest.mark.parametrize("whole_rows", [False, True])
@@ -242,14 +257,16 @@ def test_every_batch_makes_the_same_number_of_minibatches(
 
 
 def test_an_env_counts_for_at_most_an_equal_share() -> None:
-    """T = 4. Env row 0 gave 6 steps in two columns, 1 gave 2, 2 none."""
+    """T = 4. Env row 0 gave 6 steps in two columns, 1 gave 2, 2 none: 8 / 3 each."""
     steps = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0]]).bool()
     share = env_share(steps, torch.tensor([0, 0, 1, 2]))
     assert torch.equal(share > 0, steps)
-    assert share[0].tolist() == pytest.approx([4 / 6, 4 / 6, 1.0, 0.0])
-    assert share.sum(0).tolist() == pytest.approx([4 * 4 / 6, 2 * 4 / 6, 2.0, 0.0])
+    assert share[0].tolist() == pytest.approx([8 / 18, 8 / 18, 1.0, 0.0])
+    assert share.sum(0).tolist() == pytest.approx([4 * 8 / 18, 2 * 8 / 18, 2.0, 0.0])
     positions = torch.cat(parts(share, 3, whole_rows=False, generator=torch.Generator()))
     assert sorted(positions.tolist()) == steps.flatten().nonzero().flatten().tolist()
+    complete = env_share(torch.ones(4, 3).bool(), torch.tensor([0, 0, 2]))  # row 1 gave none
+    assert complete[0].tolist() == pytest.approx([4 / 8, 4 / 8, 1.0])
     few = parts(share[:1, 3:], 3, whole_rows=False, generator=torch.Generator())
     assert len(few) == 3 and all(len(part) <= 1 for part in few)
 
@@ -268,15 +285,21 @@ def columns(batch: Batch, index: torch.Tensor, env_row: torch.Tensor) -> Batch:
     return Batch(**{**chosen, "env_row": env_row})
 
 
+def emptied(batch: Batch, column: int) -> Batch:
+    """As if the env of the column had given nothing."""
+    batch.version[:, column] = NOT_TAKEN
+    batch.valid[:, column] = False
+    return batch
+
+
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_what_an_env_gave_twice_counts_as_once(advantage: str) -> None:
-    """Loss, gradient and metrics, with normalised advantages."""
+    """Loss, gradient and metrics, with normalised advantages. A third env gave nothing."""
     chosen = config(advantage=advantage)
-    batch = next(iter(rounds(chosen, 1)))
-    full = (taken(batch) == ROLLOUT).nonzero().flatten()[:2]
-    assert len(full) == 2
-    once = columns(batch, full, torch.arange(2))
-    twice = columns(batch, full[[0, 1, 0]], torch.tensor([0, 1, 0]))
+    batches = ((batch, (taken(batch) == ROLLOUT).nonzero()) for batch in rounds(chosen, 50))
+    batch, full = next((batch, full[:2, 0]) for batch, full in batches if len(full) >= 2)
+    once = emptied(columns(batch, full[[0, 1, 0]], torch.tensor([0, 1, 2])), 2)
+    twice = emptied(columns(batch, full[[0, 1, 0, 0]], torch.tensor([0, 1, 0, 2])), 3)
     found = []
     for given in (once, twice):
         model = seeded_model(chosen.model, spec_of(chosen), seed=2)
@@ -299,7 +322,7 @@ def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str,
     def of_rank(rank: int, batch: Batch) -> Batch:
         assert batch.env_row is not None
         index = ((batch.env_row < 2) == (rank == 0)).nonzero().flatten()
-        return columns(batch, index, batch.env_row[index])
+        return columns(batch, index, batch.env_row[index] - 2 * rank)
 
     def work(group: RankGroup) -> dict[str, torch.Tensor]:
         learner = learner_of(chosen, OverRanks(group))  # type: ignore[arg-type]
@@ -319,6 +342,9 @@ def test_what_does_not_fit_is_refused() -> None:
         config(serial=True)
     with pytest.raises(ConfigError, match=r"7 does not divide the batch of 40 .* nearest: 8"):
         plan_ddppo(config(minibatch_size=7), spec_of(config()), "cpu")
+    with pytest.raises(ConfigError, match=r"25 gradient steps \(5 epochs x 5 .*-lag 50"):
+        older = config(minibatch_size=ROLLOUT, num_epochs=5, max_policy_lag=24)
+        plan_ddppo(older, spec_of(older), "cpu")
     plan = plan_ddppo(config(num_envs_per_worker=None), spec_of(config()), "cpu")
     assert (plan.num_splits, plan.rows, plan.slots) == (16, 1, 32)
 

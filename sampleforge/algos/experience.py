@@ -12,6 +12,7 @@ from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.variable import env_share, parts
 from sampleforge.data.batch import Batch
 from sampleforge.data.short_rollouts import NOT_TAKEN
+from sampleforge.ops.running_stats import Gather, alone
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,15 @@ _COLUMNS = (
 )
 
 
-def experience_of(batch: Batch, config: LearnerConfig, version: int) -> Experience:
+def experience_of(
+    batch: Batch, config: LearnerConfig, version: int, gather: Gather = alone
+) -> Experience:
     """Mark what counts and shape the rewards.
 
     Masked: rows whose action the environment ignored, and rows whose policy is more than
     ``max_policy_lag`` versions older than ``version``. A row that is not valid also cuts the trace
-    of the step before it.
+    of the step before it. Where envs give different numbers of steps, ``gather`` tells what an
+    equal share over all ranks would be.
     """
     reward = batch.reward * config.reward_scale
     if config.reward_clip is not None:
@@ -123,7 +127,7 @@ def experience_of(batch: Batch, config: LearnerConfig, version: int) -> Experien
         cut=batch.terminated | batch.truncated | ~valid_next,
         mask=batch.valid & (version - batch.version <= config.max_policy_lag),
         final_value=batch.final_value,
-        share=None if own is None else env_share(batch.version != NOT_TAKEN, own),
+        share=None if own is None else env_share(batch.version != NOT_TAKEN, own, gather),
         env_rows=0 if own is None else int(own.max()) + 1,
     )
 

@@ -84,7 +84,7 @@ class Learner:
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
             self._learning_rate = linear(self._config.learning_rate, progress)
         batch = batch.to(self._device)
-        experience = experience_of(batch, self._config, self.version)
+        experience = experience_of(batch, self._config, self.version, self._averaging.gather)
         counts = self._count(batch, experience)
         self.model.train()
         with autocast(self._device, self._precision):

@@ -93,7 +93,22 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     )
     check_memory(plan)
     check_minibatch(config, plan)
+    check_lag(config, plan)
     return plan
+
+
+def check_lag(config: DdppoConfig, plan: Plan) -> None:
+    """Raises ConfigError if steps that go on through an update would be too old to learn from: they
+    are the slowest, which are to count."""
+    minibatches = plan.batch_size // (config.minibatch_size or plan.batch_size)
+    updates = minibatches * config.num_epochs
+    if config.variable_experience and updates > config.max_policy_lag:
+        raise ConfigError(
+            f"with --variable-experience steps go on through an update of {updates} gradient steps "
+            f"({config.num_epochs} epochs x {minibatches} minibatches), but none is learned from "
+            f"that is older than {config.max_policy_lag} (--max-policy-lag); use at least "
+            f"--max-policy-lag {2 * updates}"
+        )
 
 
 def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int) -> SlotShape:

@@ -80,6 +80,11 @@ class VariableActor(ActorWorker):
             return False
         return super()._advance(split)
 
+    def _is_next(self, split: Split) -> bool:
+        """There is a slot for everybody: nobody waits for whoever has begun fewer rollouts, which
+        fast splits would do at the beginning of a round, and miss a short one."""
+        return True
+
     def _begin(self, split: Split) -> bool:
         if not self._sampling and self._exchange.fill()[0] < 1.0:
             return False
