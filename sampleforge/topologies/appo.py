@@ -22,7 +22,7 @@ from sampleforge.topologies.parts import (
     policy_maker,
     seeded_model,
 )
-from sampleforge.topologies.plan import Plan
+from sampleforge.topologies.plan import Plan, gathers_ahead
 from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
 from sampleforge.workers.worker import StopFlag
@@ -94,6 +94,7 @@ def _learner(
         synchronous=plan.synchronous,
         device=torch.device(plan.device),
         threads=plan.learner_threads,
+        prefetch=gathers_ahead(plan, serial=config.serial),
         control=control,
     )
     return Node(worker, channels.learner_wakeup)

@@ -80,6 +80,13 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     return plan
 
 
+def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
+    """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
+    takes its core from those that learn and sample, and gains nothing (measured:
+    benchmarks/results/prefetch.md)."""
+    return plan.device.startswith("cuda") and not plan.synchronous and not serial
+
+
 def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     """Actors, rows and inference, fitted to the machine. Raises ConfigError."""
     cores = len(available_cores())
