@@ -33,6 +33,7 @@ def measure(env: str, seconds: float, device: str, *, ahead: bool) -> dict[str, 
             benchmark=True,
             benchmark_peak=False,
             benchmark_seconds=seconds,
+            env_timeout=600.0,  # other programs may make the start long
             run_dir=folder,
             quiet=True,
         )

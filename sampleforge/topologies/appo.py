@@ -49,7 +49,8 @@ def appo(
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeup)
 
     def new_policy(index: int) -> NewPolicy:
-        return policy_maker(index, new_model, weights, plan, start)
+        spec_if = spec if config.compile else None
+        return policy_maker(index, new_model, weights, plan, start, spec_if)
 
     sampling = sampler_nodes(joined, exchange, config, plan, start, new_policy)
     learner = _learner(joined, exchange, config, plan, start, new_model, save, control)
@@ -83,7 +84,7 @@ def _learner(
         sink = ExperienceSink(exchange, channels.learner_wakeup, control)
         return Node(sink, channels.learner_wakeup)
     worker = LearnerWorker(
-        partial(make_learner, new_model, config, plan, start),
+        partial(make_learner, new_model, config, plan, start, compiled=config.compile),
         exchange,
         plan.slots_per_batch,
         channels.weights,
