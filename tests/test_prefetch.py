@@ -73,7 +73,9 @@ class Setting:
 
 
 @pytest.fixture
-def setting() -> Iterator[Setting]:
+def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    """The thread looks for slots only when it is woken: a wake-up that were lost would show."""
+    monkeypatch.setattr("sampleforge.workers.gathering.LOOK_AGAIN", 10**6)
     made = Setting()
     yield made
     made.wakeup.close()
@@ -89,7 +91,7 @@ def closing(gathering: GatherAhead) -> Iterator[GatherAhead]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 60
     while not (found := condition()):
         assert time.monotonic() < give_up_at, "it never came true"
         time.sleep(0.001)
@@ -167,22 +169,18 @@ def test_what_the_thread_dies_of_reaches_the_learner(setting: Setting) -> None:
 
 def test_a_wake_up_that_may_be_meant_for_the_learner_is_passed_on(setting: Setting) -> None:
     with closing(setting.ahead()) as gathering:
-        time.sleep(0.05)
-        while gathering.wakeup.wait(0.0):
-            pass
+        assert not gathering.wakeup.wait(0.05)
         setting.wakeup.set()
-        assert gathering.wakeup.wait(20.0)
+        assert gathering.wakeup.wait(60.0)
 
 
 @pytest.mark.parametrize("rollouts", [0, 1, SLOTS])
-def test_it_ends_at_once_whatever_it_waits_for(setting: Setting, rollouts: int) -> None:
+def test_it_ends_when_it_is_closed_whatever_it_waits_for(setting: Setting, rollouts: int) -> None:
     gathering = setting.ahead()
     for _ in range(rollouts):
         setting.write()
     until(lambda: len(gathering._complete) == min(2, rollouts // PER_BATCH))
-    began = time.monotonic()
     gathering.close()
-    assert time.monotonic() - began < 0.4, "less than it waits for slots"
     assert not any(thread.name == "gather ahead" for thread in threading.enumerate())
 
 

@@ -59,7 +59,7 @@ def appo(
         nodes=(*sampling, learner),
         learner=learner,
         edges=_edges(plan),
-        notes=_notes(plan, spec),
+        notes=_notes(config, plan, spec),
         progress=joined.progress,
         counters=joined.counters,
         episodes=joined.episodes,
@@ -112,14 +112,17 @@ def _edges(plan: Plan) -> tuple[Edge, ...]:
     )
 
 
-def _notes(plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
+def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
+    ahead = gathers_ahead(plan, serial=config.serial)
     return (
         f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
         f"x {plan.rows} rows",
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        f"learner on {plan.device}, {plan.learner_threads} thread(s)"
+        f"{', beside one that gathers the next batch' if ahead else ''}",
+        *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

@@ -98,7 +98,7 @@ def check_compilers(device: str, sampler: SamplerPlan) -> None:
 def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
     """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
     takes its core from those that learn and sample, and gains nothing (measured:
-    benchmarks/results/prefetch.md)."""
+    benchmarks/results/learner.md)."""
     return plan.device.startswith("cuda") and not plan.synchronous and not serial
 
 

@@ -78,7 +78,7 @@ class PolicyWorker(Woken):
         staging = self._staging
         obs = {name: staging.gather(leaf, *at) for name, leaf in slots.obs.items()}
         for name, stacks in slots.stacks.items():
-            obs[name] = stacks.read_rows(*at).to(self._device)
+            obs[name] = stacks.read_rows(*at).to(self._device, non_blocking=True)
         state = staging.gather(requests.state, actors, splits)
         first = staging.gather(slots.first, *at)
         self._count["gather_s"] += perf_counter() - started
