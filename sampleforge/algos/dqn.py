@@ -100,5 +100,9 @@ class FinishRollout:
         extras["discount"][slot] = windows.discount
         extras["steps"][slot] = windows.steps
         extras["td_error"][slot] = first_errors(
-            config, windows, reward, {name: column[slot] for name, column in extras.items()}
+            config,
+            windows,
+            reward,
+            config.gamma,
+            {name: column[slot] for name, column in extras.items()},
         )

@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
-from sampleforge.algos.dqn import dqn_loss
+from sampleforge.algos.dqn import DqnOutput, dqn_loss
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors, to_floats
 from sampleforge.algos.policy import autocast
 from sampleforge.data.transitions import Transitions
@@ -63,10 +63,8 @@ class DqnLearner:
         linear schedule. A step whose gradient is not finite is skipped and counted."""
         config = self._config
         batch = batch.to(self._device)
-        distributional = self.model.value_distribution is not None
-        loss = distributional_loss if distributional else dqn_loss
         with autocast(self._device, self._precision):
-            output = loss(self.model, self.target, batch, beta, config)
+            output = self._loss(batch, beta)
         self._optimiser.zero_grad(set_to_none=True)
         output.loss.backward()  # type: ignore[no-untyped-call]
         limit = config.max_grad_norm or float("inf")
@@ -90,6 +88,11 @@ class DqnLearner:
             return Learned(metrics, None)
         errors = output.errors.cpu().numpy()
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+
+    def _loss(self, batch: Transitions, beta: float) -> DqnOutput:
+        if self.model.value_distribution is not None:
+            return distributional_loss(self.model, self.target, batch, beta, self._config)
+        return dqn_loss(self.model, self.target, batch, beta, self._config)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""

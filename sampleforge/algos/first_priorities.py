@@ -29,23 +29,25 @@ NORMAL_QUANTILES = 9
 
 
 def first_errors(
-    config: DqnConfig, windows: Windows, reward: Floats, acted: Mapping[str, npt.NDArray[Any]]
+    config: DqnConfig,
+    windows: Windows,
+    reward: Floats,
+    gamma: float,
+    acted: Mapping[str, npt.NDArray[Any]],
 ) -> Floats:
     """[T, rows], as `DqnOutput.errors`, by the behaviour network itself instead of the target
     network. ``acted``: columns [T, rows] of `data.replay.EXTRAS`, and of `SPREADS` if there are
     distributions."""
-    values, taken = acted["value"], acted["taken"]
+    values, taken, rescaled = acted["value"], acted["taken"], bool(config.value_rescaling)
     if config.value_distribution == "none":
-        return initial_errors(
-            windows, reward, values, taken, config.gamma, rescaled=config.value_rescaling
-        )
-    known = known_windows(windows, reward, config.gamma)
+        return initial_errors(windows, reward, values, taken, gamma, rescaled=rescaled)
+    known = known_windows(windows, reward, gamma)
     mean, std = moved_moments(
         torch.from_numpy(known.returns),
         torch.from_numpy(known.discount),
         torch.from_numpy(known.bootstrap(values)),
         torch.from_numpy(known.bootstrap(acted["value_std"])),
-        rescaled=config.value_rescaling,
+        rescaled=rescaled,
     )
     ours = torch.from_numpy(taken), torch.from_numpy(acted["taken_std"])
     if config.value_distribution == "c51":

@@ -121,7 +121,7 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
             dueling=config.dueling,
             head_size=config.head_size,
             noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
-            value_distribution=value_distribution(config, config.value_rescaling),
+            value_distribution=value_distribution(config, bool(config.value_rescaling)),
         )
 
 

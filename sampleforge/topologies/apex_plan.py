@@ -105,8 +105,8 @@ def _support(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
             f"value_distribution is 'c51', but {' and '.join(left_open)} "
             f"{'is' if len(left_open) == 1 else 'are'} not given, and {spec.env_id} does not say "
             "which returns it can have; give the least and the largest discounted return as "
-            f"--v-min and --v-max (rewards of at most r: r / (1 - gamma) = r * "
-            f"{1 / max(1e-9, 1 - config.gamma):g}), or use --value-distribution quantile"
+            "--v-min and --v-max (at most r / (1 - gamma) for rewards up to r), or use "
+            "--value-distribution quantile"
         )
     return left_open
 
