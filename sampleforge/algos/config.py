@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.models.q_config import QHeadsConfig
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class AppoLossConfig(Checked):
 
 
 @dataclass(frozen=True)
-class DqnConfig(Checked):
+class DqnConfig(QHeadsConfig):
     """What is left open is fitted to the observations: `sampleforge.topologies.apex_plan.fit`."""
 
     batch_size: int | None = None
@@ -127,8 +128,9 @@ class DqnConfig(Checked):
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
-    epsilon_base: float = 0.4
-    """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1))."""
+    epsilon_base: float | None = None
+    """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1)) (none:
+    0.4, or 0 with noisy nets, which explore by themselves)."""
     epsilon_exponent: float = 7.0
     weights_refresh_interval: int = 400
     """Env steps of an actor between looks for newer weights."""
@@ -145,3 +147,10 @@ class DqnConfig(Checked):
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
         check_range(self, "learning_rate optimiser_eps", low=0, above=True)
         check_range(self, "reward_scale reward_clip", low=0, above=True)
+
+    @property
+    def base_epsilon(self) -> float:
+        """``epsilon_base``, or what stands for none."""
+        if self.epsilon_base is not None:
+            return self.epsilon_base
+        return 0.0 if self.noisy_nets else 0.4

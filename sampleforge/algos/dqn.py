@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from sampleforge.algos.config import DqnConfig
+from sampleforge.algos.first_priorities import first_errors
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.n_step import initial_errors, n_step_windows
+from sampleforge.ops.n_step import n_step_windows
 from sampleforge.ops.value_rescaling import rescale, unrescale
 
 
 @dataclass(frozen=True)
 class DqnOutput:
-    """A scalar to differentiate, absolute TD errors [B], and scalars to report; the last two
-    detached, on the device."""
+    """A scalar to differentiate, what priorities are made of [B] (absolute TD errors, or losses of
+    distributions), and scalars to report; the last two detached, on the device."""
 
     loss: torch.Tensor
     errors: torch.Tensor
@@ -76,8 +77,8 @@ def dqn_loss(
 
 @dataclass(frozen=True)
 class FinishRollout:
-    """What an actor adds to a complete rollout: n-step windows and first priorities, from the
-    Q-values that it acted on."""
+    """What an actor adds to a complete rollout: n-step windows and first priorities, from what it
+    acted on."""
 
     config: DqnConfig
 
@@ -98,11 +99,10 @@ class FinishRollout:
         extras["returns"][slot] = windows.returns
         extras["discount"][slot] = windows.discount
         extras["steps"][slot] = windows.steps
-        extras["td_error"][slot] = initial_errors(
+        extras["td_error"][slot] = first_errors(
+            config,
             windows,
             reward,
-            extras["value"][slot],
-            extras["taken"][slot],
             config.gamma,
-            rescaled=config.value_rescaling,
+            {name: column[slot] for name, column in extras.items()},
         )

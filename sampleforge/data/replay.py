@@ -33,9 +33,14 @@ EXTRAS = {
     "returns": "float32",  # of the n-step window; see sampleforge.ops.n_step
     "discount": "float32",
     "steps": "uint8",
-    "td_error": "float32",  # absolute, the first priority
+    "td_error": "float32",  # the first priority: see sampleforge.algos.first_priorities
 }
 """The extras of slots whose experience goes into a replay."""
+SPREADS = {
+    "value_std": "float32",  # standard deviation of what ``value`` is the mean of
+    "taken_std": "float32",  # of what ``taken`` is the mean of
+}
+"""More of them, for networks that know how returns are distributed."""
 
 
 class Drawn(NamedTuple):

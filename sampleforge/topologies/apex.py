@@ -25,6 +25,7 @@ from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
 from sampleforge.models.q_network import QNetwork
+from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.runtime.memory import human_bytes
 from sampleforge.runtime.wakeup import Wakeup
@@ -119,6 +120,8 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
             spec.actions,
             dueling=config.dueling,
             head_size=config.head_size,
+            noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
+            value_distribution=value_distribution(config, bool(config.value_rescaling)),
         )
 
 
@@ -129,7 +132,7 @@ def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
 
 def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     """Epsilon of every env row of the run, in the order of actors, splits, rows."""
-    ladder = epsilon_ladder(plan.envs, config.epsilon_base, config.epsilon_exponent)
+    ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
     return ladder[[rung(plan, *row) for row in _rows(plan)]]
 
 
@@ -169,7 +172,10 @@ def make_learner(
 ) -> DqnLearner:
     """The learner as it begins: initial weights, or all that is in the checkpoint."""
     device = torch.device(plan.device)
-    learner = DqnLearner(new_network(), config, device=device, precision=plan.precision)
+    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)  # nobody else's
+    learner = DqnLearner(
+        new_network(), config, device=device, precision=plan.precision, noise_seed=seed
+    )
     if start.resume is not None:
         start.resume.learner(learner)
     return learner

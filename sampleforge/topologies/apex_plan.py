@@ -9,7 +9,7 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.data.compressed import CompressedFrames, lz4_block, ring_bytes
-from sampleforge.data.replay import EXTRAS
+from sampleforge.data.replay import EXTRAS, SPREADS
 from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
@@ -89,7 +89,26 @@ def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
         del left_open["samples_per_insert"]  # there, none is an answer
     if "learning_starts" in left_open:
         left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
-    return dataclasses.replace(config, **left_open)
+    left_open["epsilon_base"] = config.base_epsilon
+    return dataclasses.replace(config, **left_open, **_support(config, spec))
+
+
+def _support(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Where the atoms of a categorical distribution begin and end, if that was left open. Raises
+    ConfigError where nobody can know it but the user."""
+    if config.value_distribution != "c51":
+        return {}
+    paper = {"v_min": -10.0, "v_max": 10.0}
+    left_open = {name: end for name, end in paper.items() if getattr(config, name) is None}
+    if left_open and not has_image(spec):
+        raise ConfigError(
+            f"value_distribution is 'c51', but {' and '.join(left_open)} "
+            f"{'is' if len(left_open) == 1 else 'are'} not given, and {spec.env_id} does not say "
+            "which returns it can have; give the least and the largest discounted return as "
+            "--v-min and --v-max (at most r / (1 - gamma) for rewards up to r), or use "
+            "--value-distribution quantile"
+        )
+    return left_open
 
 
 def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
@@ -140,7 +159,8 @@ def slot_shape(
 ) -> SlotShape:
     """What a slot of the replay holds. ``places``: how many may have their frames in them."""
     rollout, rows, state_size = plan.rollout, plan.rows, config.model.state_size
-    return SlotShape(rollout, rows, spec, state_size, EXTRAS, True, places)
+    extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
+    return SlotShape(rollout, rows, spec, state_size, extras, True, places)
 
 
 def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tuple[int, ...]:

@@ -51,6 +51,12 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
         super().__post_init__()
         moving = self.priority_beta_final is not None
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
+        if self.model.core != "none" and self.value_distribution != "none":
+            raise ConfigError(
+                f"value_distribution is {self.value_distribution!r} and model.core "
+                f"{self.model.core!r}, but distributions are learned from single transitions "
+                "only; use 'none' for one of them"
+            )
         if self.model.core != "none":
             raise ConfigError(
                 f"model.core is {self.model.core!r}, but Ape-X's replay of single transitions has "
