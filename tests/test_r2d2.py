@@ -18,7 +18,7 @@ from sampleforge.ops.sequence_priority import sequence_priority
 from sampleforge.ops.value_rescaling import rescale, unrescale
 from sampleforge.spec import ActionSpec, ArraySpec
 
-ACTIONS, LENGTH, BATCH, BURN_IN, N, GAMMA = 3, 12, 4, 5, 3, 0.9
+ACTIONS, LENGTH, BATCH, BURN_IN, N, GAMMA = 2, 12, 4, 5, 3, 0.9
 CONFIG = DqnConfig(n_step=N, gamma=GAMMA, value_rescaling=True)
 
 
@@ -116,7 +116,8 @@ def test_the_burn_in_gets_no_gradient() -> None:
     batch, _ = sequences(online)
     seen = batch.obs["obs"].requires_grad_()
     batch.state.requires_grad_()
-    r2d2_loss(online, target, batch, 0.4, CONFIG, BURN_IN).loss.backward()
+    loss = r2d2_loss(online, target, batch, 0.4, CONFIG, BURN_IN).loss
+    loss.backward()  # type: ignore[no-untyped-call]
     assert seen.grad is not None
     assert not seen.grad[:BURN_IN].any() and seen.grad[BURN_IN:-1].abs().sum() > 0
     assert batch.state.grad is None
@@ -159,3 +160,52 @@ def test_a_burn_in_as_long_as_the_sequence_is_refused() -> None:
     model = network(1)
     with pytest.raises(ValueError, match="burn-in of 12 steps leaves nothing"):
         r2d2_loss(model, model, sequences(model)[0], 0.4, CONFIG, LENGTH)
+
+
+CORRIDOR = 6
+"""Steps of an episode of the maze: a cue at the first, the junction at the last."""
+
+
+def maze(batch: int, state_size: int) -> tuple[Sequences, torch.Tensor, torch.Tensor]:
+    """Random play in `tests.fakes.envs.MemoryTMaze`, from any step of an episode on and without the
+    state of before; where the junctions are after the burn-in, and the right answers there."""
+    length = 3 * CORRIDOR
+    time = torch.arange(length + 1).unsqueeze(1) + torch.randint(0, CORRIDOR, (batch,))
+    cues = torch.randint(0, 2, (5, batch)).gather(0, time // CORRIDOR)
+    first, junction = time % CORRIDOR == 0, time % CORRIDOR == CORRIDOR - 1
+    action = torch.randint(0, 2, (length, batch))
+    reward = torch.where(action == cues[:-1], 1.0, -1.0) * junction[:-1]
+    terminated = junction[:-1].numpy()
+    never, always = np.zeros_like(terminated), np.ones_like(terminated)
+    windows = n_step_windows(reward.numpy(), terminated, never, always, N, GAMMA)
+    found = Sequences(
+        obs={"obs": torch.stack((first * (2.0 * cues - 1), junction.float()), -1)},
+        first=first,
+        state=torch.zeros(batch, state_size),
+        action=action,
+        returns=torch.from_numpy(windows.returns),
+        discount=torch.from_numpy(windows.discount),
+        steps=torch.from_numpy(windows.steps).long(),
+        odds=torch.ones(batch, dtype=torch.float64),
+    )
+    junction[:CORRIDOR] = False
+    return found, junction, cues
+
+
+@pytest.mark.parametrize("core", ["gru", "lstm", "none"])
+def test_a_core_learns_to_remember(core: str) -> None:
+    """The answer is right always, and half of the time without memory."""
+    online, target = network(1, core), network(1, core)
+    optimiser = torch.optim.Adam(online.parameters(), lr=2e-2)
+    for step in range(200):
+        if step % 20 == 0:
+            target.load_state_dict(online.state_dict())
+        optimiser.zero_grad()
+        batch, _, _ = maze(32, online.state_size)
+        loss = r2d2_loss(online, target, batch, 0.4, CONFIG, CORRIDOR).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    batch, junction, cues = maze(500, online.state_size)
+    q, _ = online.unroll(batch.obs, batch.state, batch.first)
+    right = (q.argmax(-1) == cues)[junction].float().mean().item()
+    assert abs(right - 0.5) < 0.1 if core == "none" else right > 0.95, f"{right:.0%} right"
