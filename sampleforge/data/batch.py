@@ -1,4 +1,4 @@
-"""Slots into a batch: whole columns, one memory copy per slot and column."""
+"""Slots into a batch: whole columns, one memory copy per slot and column, to any device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from sampleforge.data.slots import TrajectorySlots
+from sampleforge.data.staging import page_lock, wait_for_copies
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Batch:
         return rollout, rows
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on another device, copied asynchronously where the source is pinned."""
+        """The batch on another device."""
 
         def move(column: torch.Tensor) -> torch.Tensor:
             return column.to(device, non_blocking=True)
@@ -52,13 +55,16 @@ class Batch:
 class BatchBuilder:
     """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch.
 
-    ``pinned`` puts it into page-locked memory, from where copies to a CUDA device are asynchronous.
+    It lies on ``device``. A CUDA device fetches the columns by itself, out of page-locked slots.
     """
 
     def __init__(
-        self, slots: TrajectorySlots, slots_per_batch: int, *, pinned: bool = False
+        self, slots: TrajectorySlots, slots_per_batch: int, device: torch.device = CPU
     ) -> None:
         self._columns = slots.columns()
+        self._device = device
+        if device.type == "cuda":
+            page_lock(slots.arrays.buffer)
         self._wanted = slots_per_batch
         self._filled = 0
         rows = slots.shape.rows
@@ -68,16 +74,17 @@ class BatchBuilder:
             time = () if name == "state" else (column.shape[1],)
             inner = column.shape[2 if time else 1 :]
             shape = (*time, slots_per_batch, *inner)
-            self._buffers[name] = torch.empty(shape, dtype=column.dtype, pin_memory=pinned)
+            self._buffers[name] = torch.empty(shape, dtype=column.dtype, device=device)
         self._batch = self._as_batch(slots_per_batch * rows)
 
     def add(self, slot: int) -> bool:
-        """Copy one slot in; True if the batch is complete now."""
+        """Copy one slot in, which may be written anew then; True if the batch is complete now."""
         assert self._filled < self._wanted, "take the complete batch before adding to the next"
         for name, column in self._columns.items():
             buffer = self._buffers[name]
             place = buffer[self._filled] if name == "state" else buffer[:, self._filled]
-            place.copy_(column[slot])
+            place.copy_(column[slot], non_blocking=True)
+        wait_for_copies(self._device)
         self._filled += 1
         return self._filled == self._wanted
 

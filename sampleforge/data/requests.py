@@ -51,6 +51,10 @@ class InferenceRequests:
         self._policy_wakeups = policy_wakeups
         self._attach()
 
+    @property
+    def arrays(self) -> SharedArrays:
+        return self._arrays
+
     def _attach(self) -> None:
         self.slot: npt.NDArray[np.int64] = self._arrays["slot"]
         self.splits = self.slot.shape[1]

@@ -71,6 +71,11 @@ class SharedArrays:
         return self._torch[name]
 
     @property
+    def buffer(self) -> torch.Tensor:
+        """All of the memory, uint8."""
+        return self._buffer
+
+    @property
     def nbytes(self) -> int:
         return self._buffer.numel()
 

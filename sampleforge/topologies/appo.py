@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from multiprocessing.connection import Connection
 
+import torch
+
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.memory import human_bytes
@@ -90,7 +92,7 @@ def _learner(
         channels.learner_wakeup,
         counter_row=plan.num_workers + plan.num_policy_workers,
         synchronous=plan.synchronous,
-        pinned=plan.device.startswith("cuda"),
+        device=torch.device(plan.device),
         threads=plan.learner_threads,
         control=control,
     )

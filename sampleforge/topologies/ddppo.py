@@ -229,7 +229,7 @@ def wire_rank(
         wakeup=wakeup,
         counter_row=rank,
         synchronous=True,
-        pinned=meet.device.startswith("cuda"),
+        device=torch.device(meet.device),
         threads=plan.learner_threads,
         counts_updates=rank == 0,
     )

@@ -42,7 +42,7 @@ class LearnerWorker(Woken):
         counter_row: int,
         *,
         synchronous: bool,
-        pinned: bool,
+        device: torch.device,
         threads: int,
         control: Connection | None = None,
         counts_updates: bool = True,
@@ -56,7 +56,7 @@ class LearnerWorker(Woken):
         self._wakeup = wakeup
         self._counter_row = counter_row
         self._synchronous = synchronous
-        self._pinned = pinned
+        self._device = device
         self._threads = threads
         self._control = control
         self._counts_updates = counts_updates
@@ -64,9 +64,7 @@ class LearnerWorker(Woken):
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
-        self._builder = BatchBuilder(
-            self._exchange.slots, self.slots_per_batch, pinned=self._pinned
-        )
+        self._builder = BatchBuilder(self._exchange.slots, self.slots_per_batch, self._device)
         self._held: list[int] = []
         self._sums: dict[str, float] = {}
         self._updates = 0

@@ -13,6 +13,7 @@ from sampleforge.algos.policy import Policy
 from sampleforge.data.counters import Counters
 from sampleforge.data.requests import ACT, InferenceRequests
 from sampleforge.data.slots import TrajectorySlots
+from sampleforge.data.staging import staging_to
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.worker import Woken
 
@@ -45,6 +46,7 @@ class PolicyWorker(Woken):
 
     def start(self) -> None:
         self._policy = self._make_policy()
+        self._staging = staging_to(self._device, [self._slots.arrays, self._requests.arrays])
         self._count = self._counters.row(self._counter_row)
 
     def step(self) -> bool:
@@ -70,35 +72,39 @@ class PolicyWorker(Woken):
         started = perf_counter()
         slots, requests = self._slots, self._requests
         at = requests.slot[actors, splits], requests.t[actors, splits]
-        obs = {name: self._rows(leaf[at]) for name, leaf in slots.obs.items()}
+        staging = self._staging
+        obs = {name: staging.gather(leaf, *at) for name, leaf in slots.obs.items()}
         for name, stacks in slots.stacks.items():
             obs[name] = stacks.read_rows(*at).to(self._device)
-        state, first = self._rows(requests.state[actors, splits]), self._rows(slots.first[at])
+        state = staging.gather(requests.state, actors, splits)
+        first = staging.gather(slots.first, *at)
         self._count["gather_s"] += perf_counter() - started
         acted = self._policy.act(obs, state, first, self._numbers(actors, splits))
         each = (len(actors), slots.shape.rows)
-        for name, action in acted.actions.items():
-            slots.actions[name][at] = action.cpu().numpy().reshape(*each, *action.shape[1:])
-        for name, column in acted.extras.items():
-            slots.extras[name][at] = column.cpu().numpy().reshape(each)
+        answers = [*acted.actions.values(), *acted.extras.values()]
+        columns = [slots.actions[n] for n in acted.actions] + [
+            slots.extras[n] for n in acted.extras
+        ]
+        *found, after = staging.back([*answers, acted.state])
+        for column, answer in zip(columns, found, strict=True):
+            column[at] = answer.reshape(*each, *answer.shape[1:])
         slots.version[at] = self._policy.version
-        requests.state[actors, splits] = acted.state.cpu().numpy().reshape(*each, -1)
+        requests.state[actors, splits] = after.reshape(*each, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
         """Values of the final observations of same-step environments."""
         slots, requests = self._slots, self._requests
         assert slots.final_value is not None
-        obs = {name: self._rows(leaf[actors, splits]) for name, leaf in requests.final_obs.items()}
-        values = self._policy.values(obs, self._rows(requests.state[actors, splits]))
+        staging = self._staging
+        leaves = requests.final_obs.items()
+        obs = {name: staging.gather(leaf, actors, splits) for name, leaf in leaves}
+        values = self._policy.values(obs, staging.gather(requests.state, actors, splits))
         at = requests.slot[actors, splits], requests.t[actors, splits]
-        slots.final_value[at] = values.cpu().numpy().reshape(len(actors), slots.shape.rows)
+        (found,) = staging.back([values])
+        slots.final_value[at] = found.reshape(len(actors), slots.shape.rows)
 
     def _numbers(self, actors: Index, splits: Index) -> torch.Tensor:
         """Which of the run's env rows these are [requests * rows]."""
         rows = self._slots.shape.rows
         first = (actors * self._requests.splits + splits) * rows
-        return self._rows(first[:, None] + np.arange(rows))
-
-    def _rows(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        """[requests, rows, ...] as one batch of rows on the device."""
-        return torch.from_numpy(array).flatten(0, 1).to(self._device)
+        return self._staging.put(first[:, None] + np.arange(rows))
