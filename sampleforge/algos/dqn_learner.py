@@ -10,9 +10,11 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn import dqn_loss
+from sampleforge.algos.dqn import DqnOutput, dqn_loss
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors, to_floats
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.r2d2 import r2d2_loss
+from sampleforge.data.sequences import Sequences
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.schedules import linear
@@ -21,7 +23,8 @@ from sampleforge.ops.schedules import linear
 class Learned(NamedTuple):
     metrics: dict[str, float]
     errors: npt.NDArray[np.float32] | None
-    """Absolute TD errors [B], the new priorities; None where the step was skipped."""
+    """Absolute TD errors [B], or those of sequences, for the new priorities; None where the step
+    was skipped."""
 
 
 class DqnLearner:
@@ -46,13 +49,13 @@ class DqnLearner:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimiser = _make_optimiser(self._parameters, config)
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
+    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
         """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
         linear schedule. A step whose gradient is not finite is skipped and counted."""
         config = self._config
         batch = batch.to(self._device)
         with autocast(self._device, self._precision):
-            output = dqn_loss(self.model, self.target, batch, beta, config)
+            output = self._loss(batch, beta)
         self._optimiser.zero_grad(set_to_none=True)
         output.loss.backward()  # type: ignore[no-untyped-call]
         limit = config.max_grad_norm or float("inf")
@@ -67,7 +70,7 @@ class DqnLearner:
                 group["lr"] = rate
             self._optimiser.step()
             if self.model.normaliser is not None:
-                self.model.normaliser.update(batch.obs)
+                self.model.normaliser.update(batch.flat_obs)
         self.version += 1
         if self.version % self._target_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
@@ -76,6 +79,13 @@ class DqnLearner:
             return Learned(metrics, None)
         errors = output.errors.cpu().numpy()
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+
+    def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
+        if isinstance(batch, Sequences):
+            return r2d2_loss(
+                self.model, self.target, batch, beta, self._config, self._config.burn_in
+            )
+        return dqn_loss(self.model, self.target, batch, beta, self._config)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""

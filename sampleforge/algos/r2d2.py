@@ -83,7 +83,7 @@ def r2d2_loss(
         batch,
         burn_in,
         double=config.double,
-        rescaled=config.value_rescaling,
+        rescaled=bool(config.value_rescaling),
     )
     taken = online_q[:-1].gather(-1, batch.action[burn_in:].unsqueeze(-1)).squeeze(-1)
     counted = batch.steps[burn_in:] > 0
