@@ -240,6 +240,20 @@ def test_first_priorities_are_those_of_the_steps_that_are_learned_from() -> None
     assert not slots.sequence_usable[1, 0, 0] and slots.sequence_usable[1, 1, 0]
 
 
+def test_masks_and_normalisation_hold_in_sequences_too() -> None:
+    """MaskedEnv itself asserts that no masked action is taken."""
+    model = ModelConfig(hidden_sizes=(8,), core="gru", core_size=6, normalise_observations=True)
+    masked = {"env": "tests.fakes.envs:MaskedEnv", "env_kwargs": {"where": "obs"}}
+    graph, _ = build_apex(sequence_config(model=model, **masked))
+    for _ in serial_rounds(graph, 200):
+        pass
+    learner = graph.learner.worker._learner  # type: ignore[attr-defined]
+    assert learner.version > 20
+    (statistics,) = learner.model.normaliser.leaves.values()
+    assert int(statistics.count) == learner.version * 16 * 10, "each step of each sequence"
+    assert all(torch.isfinite(p).all() for p in learner.model.parameters())
+
+
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -> None:

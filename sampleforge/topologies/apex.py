@@ -319,10 +319,9 @@ def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
 
 
 def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
+    what = "samples" if config.sequences is None else "sequences"
     limit = (
-        "free-running"
-        if plan.ratio is None
-        else f"{plan.ratio:g} within {plan.tolerance:g} samples"
+        "free-running" if plan.ratio is None else f"{plan.ratio:g} within {plan.tolerance:g} {what}"
     )
     compression = (
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
