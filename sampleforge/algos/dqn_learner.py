@@ -14,6 +14,8 @@ from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_loss
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.r2d2 import r2d2_loss
+from sampleforge.data.sequences import Sequences
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.noisy import Noise, noise_size, set_noise
 from sampleforge.models.q_network import QNetwork
@@ -58,7 +60,7 @@ class DqnLearner:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimiser = _make_optimiser(self._parameters, config)
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
+    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
         """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
         linear schedule. A step whose gradient is not finite is skipped and counted."""
         config = self._config
@@ -80,7 +82,7 @@ class DqnLearner:
                 group["lr"] = rate
             self._optimiser.step()
             if self.model.normaliser is not None:
-                self.model.normaliser.update(batch.obs)
+                self.model.normaliser.update(batch.flat_obs)
         self.version += 1
         if self.version % self._target_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
@@ -89,7 +91,11 @@ class DqnLearner:
             return Learned(metrics, None)
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
 
-    def _loss(self, batch: Transitions, beta: float) -> DqnOutput:
+    def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
+        if isinstance(batch, Sequences):
+            return r2d2_loss(
+                self.model, self.target, batch, beta, self._config, self._config.burn_in
+            )
         if self.model.value_distribution is not None:
             return distributional_loss(self.model, self.target, batch, beta, self._config)
         return dqn_loss(self.model, self.target, batch, beta, self._config)

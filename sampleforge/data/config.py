@@ -34,15 +34,21 @@ class ReplayConfig(Checked):
     """Times that a transition is learned from on average; faster actors or learners wait (auto: 1
     for images, else 8; none: nobody waits)."""
     samples_per_insert_tolerance: float | None = None
-    """Samples by which the ratio may be missed at any moment (none: as few as the rollouts and
-    batches under way demand)."""
+    """Samples (transitions, or sequences) by which the ratio may be missed at any moment (none: as
+    few as the rollouts and batches under way demand)."""
     prefetch_batches: int = 16
     """Samples that may be under way between replay and learner."""
+    sequence_length: int = 80
+    """Env steps of what is drawn for a recurrent core, the burn-in included."""
+    sequence_overlap: int = 40
+    """Steps that a sequence shares with the next one of its env row. With a recurrent core,
+    --rollout is raised to a multiple of the rest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "replay_capacity num_replay_shards prefetch_batches", low=1)
-        check_range(self, "learning_starts", low=1)
+        check_range(self, "learning_starts sequence_length", low=1)
+        check_range(self, "sequence_overlap", low=0)
         check_range(self, "replay_compression_ratio", low=1)
         check_range(self, "priority_alpha", low=0)
         check_range(self, "priority_beta priority_beta_final", low=0, high=1)

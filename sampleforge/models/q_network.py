@@ -103,6 +103,15 @@ class QNetwork(nn.Module):
         )
         return self._outputs(features)
 
+    def unroll(
+        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Leaves [T, B, ...], state [B, S] before obs[0], first bool [T, B] (the state is zeroed
+        there) -> Q-values [T, B, A] float32, and the state [B, S] after the last step."""
+        leaves = obs if self.normaliser is None else self.normaliser(obs)
+        features, state = self.trunk(leaves, state, first)
+        return self._q_values(features), state
+
     def _q_values(self, features: Tensor) -> Tensor:
         return self.mean(self._outputs(features))
 

@@ -17,10 +17,12 @@ import torch
 from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.windows import MakeWindows
 from sampleforge.data.compressed import CompressedFrames, FrameStore
 from sampleforge.data.replay import Prioritisation, ReplayShard
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
+from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
@@ -191,7 +193,7 @@ def _replay_channels(
 ) -> ReplayChannels:
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
     ledger = ReplayLedger(len(shard_wakeups))
-    limiter = RateLimiter(ledger, plan.ratio, plan.tolerance, plan.learning_starts)
+    limiter = RateLimiter(ledger, plan.item_ratio, plan.tolerance, plan.learning_starts_items)
     if start.resume is not None:
         limiter.load(start.resume.plain()["limiter"])
     return ReplayChannels(
@@ -268,7 +270,7 @@ def _learner(
         return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
     worker = ReplayLearnerWorker(
         partial(make_learner, new_network, config, plan, start),
-        partial(TransitionReader, replay.exchange.slots, replay.frames),
+        partial(make_reader, config, replay.exchange.slots, replay.frames),
         replay.tickets,
         replay.limiter,
         joined.weights,
@@ -280,30 +282,52 @@ def _learner(
         publish_interval=max(1, config.weights_refresh_interval // 2),
         seed=[start.seed, start.resumes],
         threads=plan.learner_threads,
+        item_steps=plan.item_steps,
         control=control,
     )
     return Node(worker, joined.learner_wakeup)
 
 
+def make_reader(
+    config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
+) -> TransitionReader | SequenceReader:
+    """What copies out of the slots what was drawn."""
+    if slots.shape.sequences is None:
+        return TransitionReader(slots, frames)
+    windows = MakeWindows(config, slots.shape.spec.autoreset == "same_step")
+    return SequenceReader(slots, windows, frames)
+
+
 def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} replay shards"
+    what = "transitions" if config.sequences is None else "sequences"
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
         Edge("learner", shards, f"order of a sample ({config.prefetch_batches} under way)"),
-        Edge(shards, "learner", f"{plan.batch_size} drawn items"),
+        Edge(shards, "learner", f"{plan.batch_size} drawn {what}"),
         Edge("learner", shards, "their TD errors"),
         *sampler_edges(plan),
         Edge(actors, "driver", "finished episodes"),
     )
 
 
+def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
+    sequences = config.sequences
+    if sequences is None:
+        return ()
+    return (
+        f"{config.model.core} core: sequences of {sequences.length} steps, one every "
+        f"{sequences.stride}, of which {sequences.burn_in} are burn-in; a rollout keeps "
+        f"{sequences.overlap} steps of the one before",
+    )
+
+
 def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
+    what = "samples" if config.sequences is None else "sequences"
     limit = (
-        "free-running"
-        if plan.ratio is None
-        else f"{plan.ratio:g} within {plan.tolerance:g} samples"
+        "free-running" if plan.ratio is None else f"{plan.ratio:g} within {plan.tolerance:g} {what}"
     )
     compression = (
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
@@ -316,6 +340,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",
         *([compression] if plan.ring_bytes else []),
+        *_sequence_notes(config),
         f"samples per insert: {limit}",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,

@@ -72,7 +72,7 @@ class ReplayWorker(Woken):
             actor = self._turn
             if self._leased[actor] == exchange.leases:
                 passed += 1
-            elif not self._limiter.may_lease(self._index, exchange.slots.shape.env_steps):
+            elif not self._limiter.may_lease(self._index, exchange.slots.shape.items):
                 return moved
             else:
                 slot = self._shard.lease()

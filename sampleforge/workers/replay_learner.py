@@ -14,7 +14,8 @@ import torch
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.data.config import ReplayConfig
 from sampleforge.data.replay_exchange import SAMPLE, UPDATE, SampleTickets
-from sampleforge.data.replay_ledger import RateLimiter
+from sampleforge.data.replay_ledger import ItemSteps, RateLimiter
+from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
 from sampleforge.ops.schedules import between
@@ -37,7 +38,7 @@ class ReplayLearnerWorker(Woken):
     def __init__(
         self,
         make_learner: Callable[[], DqnLearner],
-        make_reader: Callable[[], TransitionReader],
+        make_reader: Callable[[], TransitionReader | SequenceReader],
         tickets: SampleTickets,
         limiter: RateLimiter,
         weights: SharedWeights,
@@ -50,6 +51,7 @@ class ReplayLearnerWorker(Woken):
         publish_interval: int,
         seed: list[int],
         threads: int,
+        item_steps: ItemSteps,
         control: Connection | None = None,
     ) -> None:
         self._make_learner = make_learner
@@ -66,6 +68,7 @@ class ReplayLearnerWorker(Woken):
         self._threads = threads
         self._publish_interval = publish_interval
         self._control = control
+        self._item_steps = item_steps
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
@@ -118,9 +121,10 @@ class ReplayLearnerWorker(Woken):
 
     def _learn(self, shard: int, ticket: int) -> None:
         started, tickets = perf_counter(), self._tickets
-        batch, held = self._reader.read(
+        found = self._reader.read(
             tickets.items[ticket], tickets.generations[ticket], tickets.odds[ticket]
         )
+        batch, held = found[0], found.held
         self._late += int(np.count_nonzero(~held))
         self._count["batch_s"] += perf_counter() - started
         if not held.any():
@@ -139,7 +143,7 @@ class ReplayLearnerWorker(Woken):
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
-        self._count["trained_steps"] += np.count_nonzero(held)
+        self._count["trained_steps"] += found.trained
         self._updates += 1
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
@@ -173,11 +177,13 @@ class ReplayLearnerWorker(Woken):
         return None
 
     def _replay_metrics(self) -> dict[str, float]:
-        ledger, config = self._limiter.ledger, self._config
-        inserts = ledger.inserted_since_start
+        """In env steps, whatever the items are."""
+        ledger, config, each = self._limiter.ledger, self._config, self._item_steps
+        inserts = ledger.inserted_since_start * each.inserted
+        stored = float(ledger.stored.sum()) * each.inserted
         metrics = {
-            "replay_transitions": float(ledger.stored.sum()),
-            "replay_fill": float(ledger.stored.sum()) / config.replay_capacity,
+            "replay_transitions": stored,
+            "replay_fill": stored / config.replay_capacity,
             "replay_mass": float(ledger.mass.sum()),
             "stale_priority_updates": float(ledger.stale_updates.sum()),
             "late_samples": float(self._late),
@@ -185,9 +191,10 @@ class ReplayLearnerWorker(Woken):
         if ledger.frame_bytes.any():
             metrics["replay_frame_bytes"] = float(ledger.frame_bytes.sum())
         if inserts:
-            metrics["samples_per_insert"] = float(ledger.sampled[0]) / inserts
+            metrics["samples_per_insert"] = float(ledger.sampled[0]) * each.learned / inserts
         if ledger.drawn.sum():
-            metrics["sample_age_mean"] = float(ledger.age_sum.sum() / ledger.drawn.sum())
+            age = float(ledger.age_sum.sum() / ledger.drawn.sum())
+            metrics["sample_age_mean"] = age * each.inserted
         if ledger.shards > 1:
             metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
         return metrics
