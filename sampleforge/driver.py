@@ -253,7 +253,13 @@ class Run:
         self._take_episodes()
         scalars = self.statistics.scalars(self._runner.ask("metrics", None, SAVE_TIMEOUT))
         progress = self.graph.progress
-        self.reporter.report(scalars, env_steps=progress.env_steps, wall_s=scalars["wall_s"])
+        asked = self.graph.histograms
+        self.reporter.report(
+            scalars,
+            env_steps=progress.env_steps,
+            wall_s=scalars["wall_s"],
+            histograms=asked.read() if asked else {},
+        )
         return scalars
 
     def save(self, timeout: float = SAVE_TIMEOUT) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sampleforge.data.compressed import FrameStore
+from sampleforge.data.histograms import Counts, count_positive, evenly
 from sampleforge.data.replay_ledger import ReplayLedger
 from sampleforge.data.slots import Owner, TrajectorySlots
 from sampleforge.data.sum_tree import SumTree
@@ -157,6 +158,11 @@ class ReplayShard:
             places = items[held] - self._first * self._steps
             self._tree.set(places, priorities[held])
             self._announce_mass()
+
+    def count_priorities(self) -> Counts:
+        """`count_positive` of the priorities, or of evenly spread ones; nothing without a tree."""
+        leaves = np.empty(0) if self._tree is None else self._tree.leaves
+        return count_positive(evenly(leaves, self._steps))
 
     def _compress(self, frames: FrameStore, slot: int) -> None:
         """Frames that compress badly take the room of more than one older slot."""

@@ -18,6 +18,7 @@ from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.data.compressed import CompressedFrames, FrameStore
+from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.replay import Prioritisation, ReplayShard
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
@@ -31,7 +32,7 @@ from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex_plan import ApexPlan, slot_shape
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.graph import Edge, Graph, Node
+from sampleforge.topologies.graph import Edge, Exploration, Graph, Node, Row
 from sampleforge.topologies.parts import (
     NewPolicy,
     Start,
@@ -57,6 +58,7 @@ class ReplayChannels:
     tickets: SampleTickets
     limiter: RateLimiter
     shard_wakeups: list[Wakeup]
+    histograms: ReplayHistograms
 
 
 def apex(
@@ -100,7 +102,8 @@ def apex(
         weights=weights,
         stop=StopFlag(),
         replacements=joined.replacements,
-        exploration=exploration_thirds(plan),
+        exploration=exploration(config, plan),
+        histograms=replay.histograms,
     )
 
 
@@ -133,13 +136,19 @@ def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     return ladder[[rung(plan, *row) for row in _rows(plan)]]
 
 
-def exploration_thirds(plan: ApexPlan) -> dict[tuple[int, int, int], int]:
+def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
+    """How much each env row explores."""
+    epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
+    return Exploration(exploration_thirds(plan), epsilons)
+
+
+def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
     """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
     third = math.ceil(plan.envs / 3)
     return {row: (plan.envs - 1 - rung(plan, *row)) // third for row in _rows(plan)}
 
 
-def _rows(plan: ApexPlan) -> list[tuple[int, int, int]]:
+def _rows(plan: ApexPlan) -> list[Row]:
     splits, rows = range(plan.num_splits), range(plan.rows)
     return [(a, s, r) for a in range(plan.num_workers) for s in splits for r in rows]
 
@@ -188,16 +197,18 @@ def _replay_channels(
     limiter = RateLimiter(ledger, plan.ratio, plan.tolerance, plan.learning_starts)
     if start.resume is not None:
         limiter.load(start.resume.plain()["limiter"])
+    tickets = SampleTickets(
+        config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
+    )
     return ReplayChannels(
         exchange=ReplayExchange(
             slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
         ),
         frames=frames,
-        tickets=SampleTickets(
-            config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
-        ),
+        tickets=tickets,
         limiter=limiter,
         shard_wakeups=shard_wakeups,
+        histograms=ReplayHistograms(tickets, len(shard_wakeups)),
     )
 
 
@@ -229,6 +240,7 @@ def _shard(
         replay.exchange,
         replay.tickets,
         replay.limiter,
+        replay.histograms,
         replay.shard_wakeups[index],
         joined.counters,
         counter_row=plan.num_workers + plan.num_policy_workers + index,

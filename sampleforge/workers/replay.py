@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import perf_counter, time
 
 from sampleforge.data.counters import Counters
+from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.replay import ReplayShard
 from sampleforge.data.replay_exchange import SAMPLE, ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter
@@ -26,6 +27,7 @@ class ReplayWorker(Woken):
         exchange: ReplayExchange,
         tickets: SampleTickets,
         limiter: RateLimiter,
+        histograms: ReplayHistograms,
         wakeup: Wakeup,
         counters: Counters,
         counter_row: int,
@@ -36,6 +38,7 @@ class ReplayWorker(Woken):
         self._exchange = exchange
         self._tickets = tickets
         self._limiter = limiter
+        self._histograms = histograms
         self._wakeup = wakeup
         self._counters = counters
         self._counter_row = counter_row
@@ -46,9 +49,13 @@ class ReplayWorker(Woken):
         self._shard = self._make_shard()
         self._leased = [0] * self._exchange.actors
         self._turn = 0
+        self._asked = 0  # for a histogram
 
     def step(self) -> bool:
         self._count["heartbeat"][0] = time()
+        if self._histograms.asked != self._asked:
+            self._asked = self._histograms.asked
+            self._histograms.answer(self._index, self._shard.count_priorities())
         # Each of them, and not only the first that moves: none may starve the others.
         return any([self._take_rollouts(), self._lease(), self._serve()])
 

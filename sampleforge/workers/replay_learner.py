@@ -78,6 +78,7 @@ class ReplayLearnerWorker(Woken):
         self._sums: dict[str, float] = {}
         self._updates = 0
         self._published_at = 0  # env steps
+        self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
         self._late = 0  # samples that were evicted before they were read
         self._count = self._progress.counters.row(self._counter_row)
 
@@ -186,8 +187,10 @@ class ReplayLearnerWorker(Woken):
             metrics["replay_frame_bytes"] = float(ledger.frame_bytes.sum())
         if inserts:
             metrics["samples_per_insert"] = float(ledger.sampled[0]) / inserts
-        if ledger.drawn.sum():
-            metrics["sample_age_mean"] = float(ledger.age_sum.sum() / ledger.drawn.sum())
+        before, self._aged = self._aged, np.array([ledger.drawn.sum(), ledger.age_sum.sum()])
+        drawn, ages = self._aged - before
+        if drawn:
+            metrics["sample_age_mean"] = float(ages / drawn)
         if ledger.shards > 1:
             metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
         return metrics
