@@ -14,8 +14,8 @@ from sampleforge.data.shared import SharedArrays
 _PER_OCTAVE = 4
 _LOWEST, _HIGHEST = -24, 24  # octaves: from 6e-8 to 1.7e7
 BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE
-_MOST = 1 << 17
-"""Leaves of a tree that are looked at: 1 ms. All 2M of the default would take 22."""
+_MOST = 1 << 16
+"""Leaves of a tree that are looked at: 1 to 3 ms. All 2M of the default would take 22."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -73,13 +73,16 @@ class ReplayHistograms:
     """
 
     def __init__(self, tickets: SampleTickets, shards: int) -> None:
-        self._tickets = tickets
-        self._arrays = SharedArrays({"asked": ((1,), "int64"), "counts": ((shards, BINS), "int64")})
+        arrays = SharedArrays({"asked": ((1,), "int64"), "counts": ((shards, BINS), "int64")})
+        self.__setstate__((tickets, arrays))
 
-    @property
-    def asked(self) -> int:
-        """Shard: how often the driver has asked."""
-        return int(self._arrays["asked"][0])
+    def __getstate__(self) -> tuple[SampleTickets, SharedArrays]:
+        return self._tickets, self._arrays
+
+    def __setstate__(self, state: tuple[SampleTickets, SharedArrays]) -> None:
+        self._tickets, self._arrays = state
+        self.asked: Counts = self._arrays["asked"]
+        """[1]: how often the driver has asked. A shard looks at it in every step."""
 
     def answer(self, shard: int, counts: Counts) -> None:
         """Shard: its priorities."""
@@ -89,6 +92,6 @@ class ReplayHistograms:
         """Driver: by name, those that hold anything; and ask for the next."""
         errors = self._tickets.errors.reshape(-1).astype(np.float64)
         counts = {"td_error": count_positive(errors), "priority": self._arrays["counts"].sum(0)}
-        self._arrays["asked"][0] += 1
+        self.asked[0] += 1
         found = {name: histogram(of_all) for name, of_all in counts.items()}
         return {name: made for name, made in found.items() if made is not None}

@@ -53,8 +53,8 @@ class ReplayWorker(Woken):
 
     def step(self) -> bool:
         self._count["heartbeat"][0] = time()
-        if self._histograms.asked != self._asked:
-            self._asked = self._histograms.asked
+        if self._histograms.asked[0] != self._asked:
+            self._asked = int(self._histograms.asked[0])
             self._histograms.answer(self._index, self._shard.count_priorities())
         # Each of them, and not only the first that moves: none may starve the others.
         return any([self._take_rollouts(), self._lease(), self._serve()])
