@@ -20,6 +20,7 @@ from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.data.compressed import CompressedFrames, FrameStore
 from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.replay import Prioritisation, ReplayShard
+from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
 from sampleforge.data.slots import TrajectorySlots
@@ -31,6 +32,7 @@ from sampleforge.runtime.memory import human_bytes
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex_plan import ApexPlan, slot_shape
+from sampleforge.topologies.apex_saving import make_archive, replay_notes, saves
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Edge, Exploration, Graph, Node, Row
 from sampleforge.topologies.parts import (
@@ -59,6 +61,7 @@ class ReplayChannels:
     limiter: RateLimiter
     shard_wakeups: list[Wakeup]
     histograms: ReplayHistograms
+    archive: ReplayArchive
 
 
 def apex(
@@ -94,7 +97,7 @@ def apex(
         nodes=(*sampling, *replays, learner),
         learner=learner,
         edges=_edges(config, plan),
-        notes=_notes(config, plan, spec, start),
+        notes=_notes(config, plan, spec, replay, start),
         progress=joined.progress,
         counters=joined.counters,
         episodes=joined.episodes,
@@ -104,6 +107,7 @@ def apex(
         replacements=joined.replacements,
         exploration=exploration(config, plan),
         histograms=replay.histograms,
+        archive=replay.archive if saves(config) else None,
     )
 
 
@@ -195,8 +199,10 @@ def _replay_channels(
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
     ledger = ReplayLedger(len(shard_wakeups))
     limiter = RateLimiter(ledger, plan.ratio, plan.tolerance, plan.learning_starts)
+    archive = make_archive(config, plan, slots, shard_wakeups, start)
     if start.resume is not None:
-        limiter.load(start.resume.plain()["limiter"])
+        restoring = archive.where.saved is not None
+        limiter.load(start.resume.plain()["limiter"], restoring=restoring)
     tickets = SampleTickets(
         config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
     )
@@ -209,6 +215,7 @@ def _replay_channels(
         limiter=limiter,
         shard_wakeups=shard_wakeups,
         histograms=ReplayHistograms(tickets, len(shard_wakeups)),
+        archive=archive,
     )
 
 
@@ -241,6 +248,7 @@ def _shard(
         replay.tickets,
         replay.limiter,
         replay.histograms,
+        replay.archive,
         replay.shard_wakeups[index],
         joined.counters,
         counter_row=plan.num_workers + plan.num_policy_workers + index,
@@ -272,6 +280,9 @@ def _learner(
 ) -> Node:
     if config.sampler_only:
         return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
+    shard_choice = None
+    if start.resume is not None and replay.archive.where.saved is not None:
+        shard_choice = start.resume.plain()["shard_choice"]
     worker = ReplayLearnerWorker(
         partial(make_learner, new_network, config, plan, start),
         partial(TransitionReader, replay.exchange.slots, replay.frames),
@@ -287,6 +298,7 @@ def _learner(
         seed=[start.seed, start.resumes],
         threads=plan.learner_threads,
         control=control,
+        shard_choice=shard_choice,
     )
     return Node(worker, joined.learner_wakeup)
 
@@ -305,7 +317,9 @@ def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
     )
 
 
-def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
+def _notes(
+    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
+) -> tuple[str, ...]:
     limit = (
         "free-running"
         if plan.ratio is None
@@ -327,9 +341,4 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     ]
-    if start.resume is not None:
-        notes.append(
-            f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
-            "with the trained policy before learning goes on"
-        )
-    return tuple(notes)
+    return (*notes, *replay_notes(config, plan, replay.exchange.slots, replay.archive, start))

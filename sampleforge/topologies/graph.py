@@ -11,6 +11,7 @@ from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.replacements import Replacements
+from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -71,6 +72,8 @@ class Graph:
     stop: StopFlag
     exploration: Exploration | None = None
     histograms: ReplayHistograms | None = None
+    archive: ReplayArchive | None = None
+    """Where the replay is saved."""
     regrouping: Regrouping | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
     replacements: Replacements | None = None

@@ -51,7 +51,9 @@ class ReplayLearnerWorker(Woken):
         seed: list[int],
         threads: int,
         control: Connection | None = None,
+        shard_choice: dict[str, Any] | None = None,
     ) -> None:
+        """``shard_choice``: the state of what it draws with, of the run before."""
         self._make_learner = make_learner
         self._make_reader = make_reader
         self._tickets = tickets
@@ -66,12 +68,15 @@ class ReplayLearnerWorker(Woken):
         self._threads = threads
         self._publish_interval = publish_interval
         self._control = control
+        self._shard_choice = shard_choice
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
         self._reader = self._make_reader()
         self._random = np.random.default_rng(self._seed)
+        if self._shard_choice is not None:
+            self._random.bit_generator.state = self._shard_choice
         self._batch = self._tickets.items.shape[1]
         self._spare = deque(range(self._tickets.tickets))
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
@@ -104,11 +109,11 @@ class ReplayLearnerWorker(Woken):
 
     def _order(self) -> bool:
         """Have as many samples drawn as tickets and limiter allow."""
-        moved = False
-        while self._spare and self._limiter.begin_learning():
-            if not self._limiter.may_sample(self._batch):
-                break
-            mass = self._limiter.ledger.mass.copy()
+        # Beginning is a move, too: it may be the shards' turn then.
+        ledger = self._limiter.ledger
+        moved = not ledger.learning[0] and self._limiter.begin_learning()
+        while self._spare and ledger.learning[0] and self._limiter.may_sample(self._batch):
+            mass = ledger.mass.copy()
             shard = int(self._random.choice(len(mass), p=mass / mass.sum()))
             self._limiter.count_samples(self._batch)
             self._tickets.ask(shard, self._spare.popleft(), SAMPLE)
@@ -167,6 +172,7 @@ class ReplayLearnerWorker(Woken):
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         plain["limiter"] = self._limiter.state()
+        plain["shard_choice"] = self._random.bit_generator.state
         try:
             self._save(tensors, {**payload, "learner": plain})
         except OSError as error:
