@@ -105,7 +105,7 @@ def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> Non
     """A slow learner: leases come one at a time. Every row plays on all the same."""
     chosen = apex_config(samples_per_insert=30.0, num_splits=3, num_replay_shards=shards)
     graph, _ = build_apex(chosen)
-    ended = {key: 0 for key in graph.exploration or {}}
+    ended = {key: 0 for key in graph.exploration.third}
     for _ in serial_rounds(graph, 2500):
         for episode in graph.episodes.take():
             ended[episode.actor, episode.split, episode.row] += 1

@@ -17,6 +17,9 @@ class ReplayConfig(Checked):
     replay_compression_ratio: float = 10.0
     """Times that frames are assumed to shrink: the memory for them is their size divided by this.
     Where they shrink less, the replay holds fewer transitions."""
+    save_replay: bool = False
+    """Checkpoints hold the replay too, the latest one's only: --checkpoint-interval says how often
+    that is written. Off: a resumed run refills it first."""
     num_replay_shards: int = 1
     """Processes that the replay is divided among."""
     learning_starts: int | None = None

@@ -14,6 +14,7 @@ whoever still holds (item, generation) can tell, after having copied it, that it
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sampleforge.data.compressed import FrameStore
+from sampleforge.data.histograms import Counts, count_positive, evenly
 from sampleforge.data.replay_ledger import ReplayLedger
 from sampleforge.data.slots import Owner, TrajectorySlots
 from sampleforge.data.sum_tree import SumTree
 
+Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -98,7 +101,7 @@ class ReplayShard:
         self._priority = priority
         self._ledger = ledger
         self._random = np.random.default_rng([*seed, index])
-        self._frames = frames
+        self.frames = frames
         self._items = slots.shape.items
         self._usable, self._errors = _first_words(slots)
         self._tree = SumTree(count * self._items) if priority.alpha > 0 else None
@@ -117,16 +120,16 @@ class ReplayShard:
             return None
         self._ledger.leased[self._index] += self._items
         slot = self._free.popleft()
-        if self._frames is not None:
-            self._frames.lend(slot)
+        if self.frames is not None:
+            self.frames.lend(slot)
         return slot
 
     def insert(self, slot: int) -> None:
         """Take a slot that an actor has completed (READY), evicting the oldest one if need be."""
         if len(self._stored) == self._capacity:
             self._evict()
-        if self._frames is not None:
-            self._compress(self._frames, slot)
+        if self.frames is not None:
+            self._compress(self.frames, slot)
         ledger, me, usable = self._ledger, self._index, self._usable[slot] > 0
         self._slots.move(slot, Owner.READY, Owner.STORED)
         count = int(np.count_nonzero(usable))
@@ -167,6 +170,62 @@ class ReplayShard:
             self._tree.set(places, priorities[held])
             self._announce_mass()
 
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """What the shard knows of its stored slots, oldest first, but not what they hold: arrays,
+        and JSON's plain values."""
+        slots = np.array(self._stored, np.int64)
+        local = slots - self._first
+        arrays: dict[str, Array] = {
+            "slots": local,
+            "born": self._born[local],
+            "generation": self._slots.generation[self._first : self._first + len(self._born)],
+        }
+        if self._tree is not None:
+            arrays["priorities"] = self._tree.leaves.reshape(-1, self._items)[local]
+        if self.frames is not None:
+            arrays |= self.frames.sizes(slots)
+        names = ("stored", "inserted", "full", "stale_updates")
+        plain = {name: getattr(self._ledger, name)[self._index].item() for name in names}
+        return arrays, {**plain, "random": self._random.bit_generator.state}
+
+    def places_for(self, local: Indices) -> Indices:
+        """The slots for those of a `snapshot`: where they were, or, if there are fewer slots now
+        because there are fewer actors, free ones."""
+        count = len(self._born)
+        assert len(local) <= self._capacity, (len(local), self._capacity)
+        free = iter(np.setdiff1d(np.arange(count), local).tolist())
+        places = [at if at < count else next(free) for at in local.tolist()]
+        return np.array(places, np.int64) + self._first
+
+    def restore(
+        self, slots: Indices, arrays: Mapping[str, Array], plain: Mapping[str, Any]
+    ) -> None:
+        """Go on from a `snapshot` whose experience is in ``slots`` now. Only of a new shard."""
+        assert not self._stored
+        ledger, me, first, count = self._ledger, self._index, self._first, len(self._born)
+        taken = set(slots.tolist())
+        self._free = deque(slot for slot in range(first, first + count) if slot not in taken)
+        # Nobody's handle of the run before is valid, wherever a slot's experience lies now.
+        self._slots.generation[first : first + count] = arrays["generation"].max() + 1
+        self._born[slots - first] = arrays["born"]
+        for i, slot in enumerate(slots.tolist()):
+            self._slots.move(slot, Owner.FREE, Owner.STORED)
+            self._stored.append(slot)
+            if self._tree is not None:
+                self._tree.set_range(self._place(slot), arrays["priorities"][i])
+        for name in ("stored", "inserted", "full", "stale_updates"):
+            getattr(ledger, name)[me] = plain[name]
+        self._random.bit_generator.state = plain["random"]
+        if self.frames is not None:
+            ledger.frame_bytes[me] = self.frames.used
+        self._announce_mass()
+        ledger.restoring[me] = False  # last: the learner may begin
+
+    def count_priorities(self) -> Counts:
+        """`count_positive` of the priorities, or of evenly spread ones; nothing without a tree."""
+        leaves = np.empty(0) if self._tree is None else self._tree.leaves
+        return count_positive(evenly(leaves, self._items))
+
     def _compress(self, frames: FrameStore, slot: int) -> None:
         """Frames that compress badly take the room of more than one older slot."""
         packed = frames.pack(slot)
@@ -182,8 +241,8 @@ class ReplayShard:
         self._ledger.full[self._index] = True
         self._ledger.stored[self._index] -= usable
         self._slots.move(slot, Owner.STORED, Owner.FREE)
-        if self._frames is not None:
-            self._frames.drop_oldest()
+        if self.frames is not None:
+            self.frames.drop_oldest()
         self._free.append(slot)
 
     def _place(self, slot: int) -> int:

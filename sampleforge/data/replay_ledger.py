@@ -22,6 +22,7 @@ _OF_SHARD = {
     "age_sum": "float64",  # of the drawn, in items inserted since
     "full": "bool",  # it has begun to evict: it will not hold more
     "frame_bytes": "int64",  # of compressed frames
+    "restoring": "bool",  # what was saved is being read
     "stale_updates": "int64",  # priorities that came too late: their item was evicted
 }
 _OF_LEARNER = {
@@ -29,6 +30,7 @@ _OF_LEARNER = {
     "carried": "float64",  # [0]: the balance of the run before
     "sampled": "int64",  # [0]
     "learning": "bool",  # [0]
+    "begun": "bool",  # [0]: learning had begun in the run whose replay is restored
 }
 
 
@@ -44,11 +46,13 @@ class ReplayLedger:
     age_sum: npt.NDArray[np.float64]
     full: npt.NDArray[np.bool_]
     frame_bytes: npt.NDArray[np.int64]
+    restoring: npt.NDArray[np.bool_]
     stale_updates: npt.NDArray[np.int64]
     base: npt.NDArray[np.int64]
     carried: npt.NDArray[np.float64]
     sampled: npt.NDArray[np.int64]
     learning: npt.NDArray[np.bool_]
+    begun: npt.NDArray[np.bool_]
 
     def __init__(self, shards: int) -> None:
         columns = {**_OF_SHARD, **_OF_LEARNER}
@@ -122,10 +126,13 @@ class RateLimiter:
     def begin_learning(self) -> bool:
         """Learner: whether there are enough items to learn from; remembers the first time. Full
         shards are enough, whatever ``learning_starts``: where episodes are short, steps that reset
-        take room."""
+        take room. So is a replay from which learning had begun before."""
         ledger = self.ledger
         if not ledger.learning[0]:
-            if ledger.stored.sum() < self.learning_starts and not ledger.full.all():
+            if ledger.restoring.any():
+                return False
+            enough = ledger.begun[0] or ledger.stored.sum() >= self.learning_starts
+            if not enough and not ledger.full.all():
                 return False
             ledger.base[:] = ledger.inserted
             ledger.learning[0] = True
@@ -140,8 +147,14 @@ class RateLimiter:
         self.ledger.sampled[0] += count
 
     def state(self) -> dict[str, Any]:
-        return {"balance": self.balance if self.ratio is not None else 0.0}
+        return {
+            "balance": self.balance if self.ratio is not None else 0.0,
+            "learning": bool(self.ledger.learning[0] or self.ledger.begun[0]),
+        }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on with the balance of a `state`."""
+    def load(self, state: dict[str, Any], *, restoring: bool = False) -> None:
+        """Go on with the balance of a `state`. ``restoring``: with its replay, too, which each
+        shard says it has by clearing its flag."""
         self.ledger.carried[0] = state["balance"] if self.ratio is not None else 0.0
+        self.ledger.restoring[:] = restoring
+        self.ledger.begun[0] = restoring and state["learning"]

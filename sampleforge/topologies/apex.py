@@ -19,7 +19,9 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.data.compressed import CompressedFrames, FrameStore
+from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.replay import Prioritisation, ReplayShard
+from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
 from sampleforge.data.sequences import SequenceReader
@@ -33,8 +35,9 @@ from sampleforge.runtime.memory import human_bytes
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex_plan import ApexPlan, slot_shape
+from sampleforge.topologies.apex_saving import make_archive, replay_notes, saves
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.graph import Edge, Graph, Node
+from sampleforge.topologies.graph import Edge, Exploration, Graph, Node, Row
 from sampleforge.topologies.parts import (
     NewPolicy,
     Start,
@@ -60,6 +63,8 @@ class ReplayChannels:
     tickets: SampleTickets
     limiter: RateLimiter
     shard_wakeups: list[Wakeup]
+    histograms: ReplayHistograms
+    archive: ReplayArchive
 
 
 def apex(
@@ -95,7 +100,7 @@ def apex(
         nodes=(*sampling, *replays, learner),
         learner=learner,
         edges=_edges(config, plan),
-        notes=_notes(config, plan, spec, start),
+        notes=_notes(config, plan, spec, replay, start),
         progress=joined.progress,
         counters=joined.counters,
         episodes=joined.episodes,
@@ -103,7 +108,9 @@ def apex(
         weights=weights,
         stop=StopFlag(),
         replacements=joined.replacements,
-        exploration=exploration_thirds(plan),
+        exploration=exploration(config, plan),
+        histograms=replay.histograms,
+        archive=replay.archive if saves(config) else None,
     )
 
 
@@ -138,13 +145,19 @@ def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     return ladder[[rung(plan, *row) for row in _rows(plan)]]
 
 
-def exploration_thirds(plan: ApexPlan) -> dict[tuple[int, int, int], int]:
+def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
+    """How much each env row explores."""
+    epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
+    return Exploration(exploration_thirds(plan), epsilons)
+
+
+def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
     """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
     third = math.ceil(plan.envs / 3)
     return {row: (plan.envs - 1 - rung(plan, *row)) // third for row in _rows(plan)}
 
 
-def _rows(plan: ApexPlan) -> list[tuple[int, int, int]]:
+def _rows(plan: ApexPlan) -> list[Row]:
     splits, rows = range(plan.num_splits), range(plan.rows)
     return [(a, s, r) for a in range(plan.num_workers) for s in splits for r in rows]
 
@@ -194,18 +207,23 @@ def _replay_channels(
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
     ledger = ReplayLedger(len(shard_wakeups))
     limiter = RateLimiter(ledger, plan.item_ratio, plan.tolerance, plan.learning_starts_items)
+    archive = make_archive(config, plan, slots, shard_wakeups, start)
     if start.resume is not None:
-        limiter.load(start.resume.plain()["limiter"])
+        restoring = archive.where.saved is not None
+        limiter.load(start.resume.plain()["limiter"], restoring=restoring)
+    tickets = SampleTickets(
+        config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
+    )
     return ReplayChannels(
         exchange=ReplayExchange(
             slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
         ),
         frames=frames,
-        tickets=SampleTickets(
-            config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
-        ),
+        tickets=tickets,
         limiter=limiter,
         shard_wakeups=shard_wakeups,
+        histograms=ReplayHistograms(tickets, len(shard_wakeups)),
+        archive=archive,
     )
 
 
@@ -237,6 +255,8 @@ def _shard(
         replay.exchange,
         replay.tickets,
         replay.limiter,
+        replay.histograms,
+        replay.archive,
         replay.shard_wakeups[index],
         joined.counters,
         counter_row=plan.num_workers + plan.num_policy_workers + index,
@@ -268,6 +288,9 @@ def _learner(
 ) -> Node:
     if config.sampler_only:
         return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
+    shard_choice = None
+    if start.resume is not None and replay.archive.where.saved is not None:
+        shard_choice = start.resume.plain()["shard_choice"]
     worker = ReplayLearnerWorker(
         partial(make_learner, new_network, config, plan, start),
         partial(make_reader, config, replay.exchange.slots, replay.frames),
@@ -284,6 +307,7 @@ def _learner(
         threads=plan.learner_threads,
         item_steps=plan.item_steps,
         control=control,
+        shard_choice=shard_choice,
     )
     return Node(worker, joined.learner_wakeup)
 
@@ -324,7 +348,9 @@ def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
     )
 
 
-def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
+def _notes(
+    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
+) -> tuple[str, ...]:
     what = "samples" if config.sequences is None else "sequences"
     limit = (
         "free-running" if plan.ratio is None else f"{plan.ratio:g} within {plan.tolerance:g} {what}"
@@ -346,9 +372,4 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     ]
-    if start.resume is not None:
-        notes.append(
-            f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
-            "with the trained policy before learning goes on"
-        )
-    return tuple(notes)
+    return (*notes, *replay_notes(config, plan, replay.exchange.slots, replay.archive, start))

@@ -53,7 +53,9 @@ class ReplayLearnerWorker(Woken):
         threads: int,
         item_steps: ItemSteps,
         control: Connection | None = None,
+        shard_choice: dict[str, Any] | None = None,
     ) -> None:
+        """``shard_choice``: the state of what it draws with, of the run before."""
         self._make_learner = make_learner
         self._make_reader = make_reader
         self._tickets = tickets
@@ -69,18 +71,22 @@ class ReplayLearnerWorker(Woken):
         self._publish_interval = publish_interval
         self._control = control
         self._item_steps = item_steps
+        self._shard_choice = shard_choice
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
         self._reader = self._make_reader()
         self._random = np.random.default_rng(self._seed)
+        if self._shard_choice is not None:
+            self._random.bit_generator.state = self._shard_choice
         self._batch = self._tickets.items.shape[1]
         self._spare = deque(range(self._tickets.tickets))
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
         self._sums: dict[str, float] = {}
         self._updates = 0
         self._published_at = 0  # env steps
+        self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
         self._late = 0  # samples that were evicted before they were read
         self._count = self._progress.counters.row(self._counter_row)
 
@@ -106,11 +112,11 @@ class ReplayLearnerWorker(Woken):
 
     def _order(self) -> bool:
         """Have as many samples drawn as tickets and limiter allow."""
-        moved = False
-        while self._spare and self._limiter.begin_learning():
-            if not self._limiter.may_sample(self._batch):
-                break
-            mass = self._limiter.ledger.mass.copy()
+        # Beginning is a move, too: it may be the shards' turn then.
+        ledger = self._limiter.ledger
+        moved = not ledger.learning[0] and self._limiter.begin_learning()
+        while self._spare and ledger.learning[0] and self._limiter.may_sample(self._batch):
+            mass = ledger.mass.copy()
             shard = int(self._random.choice(len(mass), p=mass / mass.sum()))
             self._limiter.count_samples(self._batch)
             self._tickets.ask(shard, self._spare.popleft(), SAMPLE)
@@ -170,6 +176,7 @@ class ReplayLearnerWorker(Woken):
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         plain["limiter"] = self._limiter.state()
+        plain["shard_choice"] = self._random.bit_generator.state
         try:
             self._save(tensors, {**payload, "learner": plain})
         except OSError as error:
@@ -192,9 +199,10 @@ class ReplayLearnerWorker(Woken):
             metrics["replay_frame_bytes"] = float(ledger.frame_bytes.sum())
         if inserts:
             metrics["samples_per_insert"] = float(ledger.sampled[0]) * each.learned / inserts
-        if ledger.drawn.sum():
-            age = float(ledger.age_sum.sum() / ledger.drawn.sum())
-            metrics["sample_age_mean"] = age * each.inserted
+        before, self._aged = self._aged, np.array([ledger.drawn.sum(), ledger.age_sum.sum()])
+        drawn, ages = self._aged - before
+        if drawn:
+            metrics["sample_age_mean"] = float(ages / drawn) * each.inserted
         if ledger.shards > 1:
             metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
         return metrics
