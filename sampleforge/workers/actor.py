@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from time import perf_counter, time
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
+from sampleforge.data.overlap import Overlap
 from sampleforge.data.short_rollouts import end_rollout
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
@@ -27,12 +29,14 @@ class Split:
     ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
     ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
     with: the slot that held it belongs to the learner by then. Leaves that the slots keep as single
-    frames are written there at every step. ``rollouts``: how many it has begun.
+    frames are written there at every step. ``overlap``: what else it begins with, where sequences
+    are drawn. ``rollouts``: how many it has begun.
     """
 
-    def __init__(self, index: int, env: EnvVector) -> None:
+    def __init__(self, index: int, env: EnvVector, overlap: Overlap | None) -> None:
         self.index = index
         self.env = env
+        self.overlap = overlap
         self.slot: int | None = None
         self.rollouts = 0
         self.t = 0
@@ -86,9 +90,13 @@ class ActorWorker(Woken):
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
+        slots = self._exchange.slots
         for index, make in enumerate(self._make_envs):
-            self._splits.append(Split(index, make()))
+            overlap = Overlap(slots) if slots.shape.sequences else None
+            self._splits.append(Split(index, make(), overlap))
+        self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
+        self._count["heartbeat"][0] = time()
         self._exchange.take_over(self._index)  # from whom it replaces, if anybody
         for split in self._splits:
             split.env.reset(split.carry)
@@ -139,13 +147,15 @@ class ActorWorker(Woken):
             return False
         split.rollouts += 1
         slots = self._exchange.slots
+        t = 0 if split.overlap is None else split.overlap.restore(slot)
         for name, leaf in slots.obs.items():
-            leaf[slot, 0] = split.carry[name]
+            leaf[slot, t] = split.carry[name]
         for name, column in slots.stacks.items():
-            column.begin(slot, split.carry[name])
-        slots.first[slot, 0] = split.carry_first
-        slots.state[slot] = self._inference.state[split.index]
-        split.slot, split.t = slot, 0
+            column.put(slot, t, split.carry[name]) if t else column.begin(slot, split.carry[name])
+        slots.first[slot, t] = split.carry_first
+        if split.overlap is None:
+            slots.state[slot] = self._inference.state[split.index]
+        split.slot, split.t = slot, t
         self._ask(split)
         return True
 
@@ -157,6 +167,8 @@ class ActorWorker(Woken):
     def _ask(self, split: Split) -> None:
         assert split.slot is not None
         started = perf_counter()
+        if split.overlap is not None:
+            split.overlap.keep_state(split.slot, split.t, self._inference.state[split.index])
         self._inference.ask(split.index, split.slot, split.t)
         self._count["infer_s"] += perf_counter() - started
 
@@ -242,6 +254,8 @@ class ActorWorker(Woken):
         for name, leaf in slots.obs.items():
             split.carry[name][...] = leaf[slot, -1]
         split.carry_first[...] = slots.first[slot, -1]
+        if split.overlap is not None:
+            split.overlap.keep(slot)
         self._exchange.hand_over(self._index, slot)
         self._count["rollouts"] += 1
         split.slot = None
