@@ -116,9 +116,8 @@ def shortened(batch: Batch, steps: int) -> Batch:
         if isinstance(column, dict):
             columns[field.name] = {name: leaf[:stop] for name, leaf in column.items()}
         else:
-            columns[field.name] = (
-                column if field.name in ("state", "final_value") else column[:stop]
-            )
+            timeless = column is None or field.name == "state"
+            columns[field.name] = column if timeless else column[:stop]
     return Batch(**columns)
 
 
