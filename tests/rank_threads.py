@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, each with a process group of its own."""
+"""Ranks as threads of this process, each with a group of its own."""
 
 from __future__ import annotations
 
@@ -8,17 +8,31 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from sampleforge.data.memory_group import MemoryGroup, RankMemory
+from sampleforge.data.process_group import ProcessGroup
 from sampleforge.data.ranks import RankGroup
 
 T = TypeVar("T")
 
 
-def on_ranks(count: int, work: Callable[[RankGroup], T], timeout: float = 20.0) -> list[T]:
-    """What ``work`` returns on each of ``count`` ranks. The first exception is raised."""
-    store = dist.HashStore()
+WAYS = ("memory", "gloo")
+ROOM = 1 << 20
+
+
+def on_ranks(
+    count: int, work: Callable[[RankGroup], T], way: str = "memory", timeout: float = 20.0
+) -> list[T]:
+    """What ``work`` returns on each of ``count`` ranks, which are joined in the given way. The
+    first exception is raised."""
+    memory, store = RankMemory(count, ROOM), dist.HashStore()
+
+    def join(number: int) -> RankGroup:
+        if way == "memory":
+            return MemoryGroup(memory, number, 0, timeout=timeout)
+        return ProcessGroup(store, number, count, timeout=timeout)
 
     def rank(number: int) -> T:
-        group = RankGroup(store, number, count, timeout=timeout)
+        group = join(number)
         try:
             return work(group)
         finally:

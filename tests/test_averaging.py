@@ -92,11 +92,11 @@ def learned(learner: Learner, parts: list[Batch]) -> Learned:
     return learner.state()[0], metrics
 
 
-def over_ranks(config: AppoConfig, shares: list[list[Batch]]) -> list[Learned]:
+def over_ranks(config: AppoConfig, shares: list[list[Batch]], way: str = "memory") -> list[Learned]:
     def work(group: RankGroup) -> Learned:
         return learned(learner_of(config, OverRanks(group)), shares[group.rank])
 
-    return on_ranks(len(shares), work)
+    return on_ranks(len(shares), work, way)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,16 @@ def test_n_ranks_learn_what_one_rank_with_all_their_rows_learns(
     assert sum(said["own_trained_steps"] for _, said in found) == metrics["own_trained_steps"]
     normaliser = next(n for n in state if n.endswith("count"))
     assert state[normaliser] == UPDATES * 64
+
+
+def test_what_ranks_learn_does_not_depend_on_the_way_that_joins_them() -> None:
+    """But for the order of two ranks' sums, which is one for two."""
+    chosen, shares = config(), [[rows(b, i, i + 4) for b in batches("none")] for i in (0, 4)]
+    for (memory, _), (gloo, _) in zip(
+        over_ranks(chosen, shares), over_ranks(chosen, shares, "gloo"), strict=True
+    ):
+        for name, tensor in memory.items():
+            assert torch.equal(tensor, gloo[name]), name
 
 
 def test_a_rank_without_a_row_that_counts_takes_part() -> None:

@@ -199,6 +199,12 @@ def test_in_synchronous_mode_the_two_take_turns() -> None:
     assert found.flags[-1] == "--async-rl"
 
 
+def test_ranks_are_advised_of_what_they_accept() -> None:
+    """They learn from the rollouts of their own envs, synchronously."""
+    found = judge(columns=BEHIND, synchronous=True, ranks=True)
+    assert found.flags == ("--num-envs-per-worker 64",)
+
+
 # ---- random actions ----
 
 

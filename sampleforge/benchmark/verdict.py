@@ -9,7 +9,7 @@ from sampleforge.benchmark.stages import Stage
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex_plan import ApexPlan
-from sampleforge.topologies.config import AnyConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
 from sampleforge.topologies.plan import Plan
 
 WAITS = 0.15
@@ -30,7 +30,8 @@ LEARNER = ("batch", "learn", "publish")
 @dataclass(frozen=True)
 class Setting:
     """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
-    all splits; ``cores`` are those that the run may use."""
+    all splits; ``cores`` are those that the run may use; ``ranks``: each worker learns as well,
+    from the rollouts of its own envs."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -46,6 +47,7 @@ class Setting:
     sampler_only: bool
     images: bool
     cores: int
+    ranks: bool = False
 
     @classmethod
     def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> Setting:
@@ -57,7 +59,7 @@ class Setting:
             inference=plan.inference,
             num_policy_workers=plan.num_policy_workers,
             batch_size=plan.batch_size,
-            num_epochs=config.num_epochs if isinstance(config, AppoConfig) else 1,
+            num_epochs=1 if isinstance(config, ApexConfig) else config.num_epochs,
             precision=plan.precision,
             device=plan.device,
             learner_threads=plan.learner_threads,
@@ -65,6 +67,7 @@ class Setting:
             sampler_only=config.sampler_only,
             images=any(leaf.is_image for leaf in spec.observations.values()),
             cores=len(available_cores()),
+            ranks=isinstance(config, DdppoConfig),
         )
 
 
@@ -136,6 +139,7 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
     cpu = setting.device == "cpu"
     more_envs = f"--num-envs-per-worker {2 * setting.num_envs_per_worker}"
     more_workers = f"--num-workers {setting.num_workers + max(1, int(idle_cores))}"
+    more_rows = more_envs if setting.ranks else f"--batch-size {2 * setting.batch_size}"
     bf16 = setting.images and setting.precision == "fp32"
     inline = setting.inference == "inline"
     rules = {
@@ -159,11 +163,11 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
             (setting.num_epochs > 1, f"--num-epochs {setting.num_epochs - 1}"),
             (cpu and spare, f"--learner-threads {setting.learner_threads + 1}"),
             (bf16, "--precision bf16"),
-            (True, f"--batch-size {2 * setting.batch_size}"),
+            (True, more_rows),
         ],
-        "publish": [(True, f"--batch-size {2 * setting.batch_size}")],
+        "publish": [(True, more_rows)],
     }
     flags = [flag for applies, flag in rules[stage] if applies]
-    if setting.synchronous and not setting.sampler_only:
+    if setting.synchronous and not setting.sampler_only and not setting.ranks:
         flags.append("--async-rl")
     return tuple(flags)

@@ -73,7 +73,7 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
     free, ready = np.mean(fills, axis=0) if fills else graph.exchange.fill()
     return Window(
         seconds=elapsed,
-        counted={name: after[name] - before[name] for name in COUNTERS},
+        counted={name: after[name] - before[name] for name in after},
         free=float(free),
         ready=float(ready),
         busy=busy,
@@ -83,7 +83,8 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
 
 
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
-    return {name: graph.counters.column(name) for name in COUNTERS}
+    # A heartbeat is a time, and infinite where nobody is to wait for one.
+    return {name: graph.counters.column(name) for name in COUNTERS if name != "heartbeat"}
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sampleforge.config import ConfigError
-from sampleforge.data.ranks import Backend, RankGroup, RankLost
+from sampleforge.data.process_group import Backend, ProcessGroup
+from sampleforge.data.ranks import RankLost
 from sampleforge.runtime.torchrun import World
 
 if TYPE_CHECKING:
@@ -176,9 +177,9 @@ class WorldRendezvous:
     def size(self) -> int:
         return self.encounter.world.size
 
-    def join(self, generation: int) -> RankGroup:
+    def join(self, generation: int) -> ProcessGroup:
         """Form the group. Raises RankLost if a rank does not come."""
-        return RankGroup(
+        return ProcessGroup(
             PrefixStore(f"generation {generation}", self.encounter.another_store()),
             self.rank,
             self.size,

@@ -1,169 +1,56 @@
-"""What ranks tell each other: collectives over a torch process group, with errors that name a rank.
+"""What ranks tell each other, whatever the way: `MemoryGroup` on one machine, `ProcessGroup`
+through a network or between GPUs.
 
 All ranks call the same methods in the same order; each call is complete on a rank when it returns,
-or, for `RankGroup.add`, when its wait returns. The group belongs to its owner alone (it is not
-torch's default one), so it can be left, and another one joined, within the same process.
+or, for `RankGroup.add`, when its wait returns. A group belongs to its owner alone, so it can be
+left, and another one joined, within the same process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-Backend = Literal["gloo", "nccl"]
 
 
 class RankLost(RuntimeError):
     """A collective did not come about: a rank has died, stands still, or is cut off."""
 
 
-class Meeting:
-    """The place where the ranks of one machine find each other: a store on loopback, at a free
-    port, which is there as long as this object."""
+class RankGroup(Protocol):
+    """Rank ``rank`` of ``size``. ``waited``: seconds spent waiting for other ranks since all have
+    come. All methods raise RankLost, with which rank it is where that can be known."""
 
-    def __init__(self) -> None:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def rendezvous(
-        self, rank: int, size: int, backend: Backend, timeout: float, device: str
-    ) -> Rendezvous:
-        """How one rank comes here; picklable to its process."""
-        return Rendezvous("127.0.0.1", self._store.port, rank, size, backend, timeout, device)
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """One rank's way to the others; ``device`` is the one that it learns on."""
-
-    host: str
-    port: int
     rank: int
     size: int
-    backend: Backend
-    timeout: float
-    device: str
-
-    def join(self, generation: int) -> RankGroup:
-        """Meet the others of the same generation. Raises RankLost if they do not come."""
-        store = TCPStore(
-            self.host, self.port, is_master=False, timeout=timedelta(seconds=self.timeout)
-        )
-        return RankGroup(
-            PrefixStore(f"generation {generation}", store),
-            self.rank,
-            self.size,
-            backend=self.backend,
-            timeout=self.timeout,
-            device=torch.device(self.device),
-        )
-
-
-class RankGroup:
-    """Rank ``rank`` of ``size``, which find each other through ``store`` (any torch Store).
-
-    ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
-    has ended is noticed at once. ``address`` is the network address that gloo listens on. Raises
-    RankLost if not all ranks come. ``waited``: seconds spent waiting for other ranks since all
-    have come.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        *,
-        backend: Backend = "gloo",
-        timeout: float = 60.0,
-        address: str = "127.0.0.1",
-        device: torch.device | None = None,
-    ) -> None:
-        self.rank, self.size, self.timeout = rank, size, timeout
-        self.waited = 0.0
-        self._device = device if backend == "nccl" and device else torch.device("cpu")
-        limit = timedelta(seconds=timeout)
-        store.set_timeout(limit)
-        try:
-            self._group = _process_group(store, rank, size, backend, limit, address)
-            self.gather(torch.zeros(1))  # connections are made now, not in the first update
-        except RuntimeError as error:
-            raise RankLost(f"rank {rank} of {size} found no others: {error}") from error
-        self.waited = 0.0
+    waited: float
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Every rank's ``values`` [k] as float64 [ranks, k], in rank order, on their device."""
-        own = values.detach().to(self._device, torch.float64).contiguous()
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        self._wait(lambda: self._group.allgather([found], [own]), "gathering statistics")
-        return torch.stack(found).to(values.device)
 
     def add(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Begin to replace ``tensor`` by its sum over the ranks; call the result to wait for it.
         All ranks get the same bits."""
-        work = self._start(lambda: self._group.allreduce([tensor]), "averaging gradients")
-        return lambda: self._wait(lambda: work, "averaging gradients")
 
     def broadcast(self, data: bytes | None, source: int) -> bytes:
         """The bytes that rank ``source`` gives, on every rank; the others give None."""
-        assert (data is not None) == (self.rank == source), "one rank speaks"
-        size = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
-        self._broadcast(size, source)
-        if data is not None:
-            content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
-        else:
-            content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        self._broadcast(content, source)
-        return content.cpu().numpy().tobytes()
 
     def close(self) -> None:
         """Leave. The other ranks' collectives fail from now on."""
-        self._group.abort()
-
-    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        self._wait(lambda: self._group.broadcast([tensor], options), "sharing weights")
-
-    def _start(self, begin: Callable[[], Any], what: str) -> Any:
-        try:
-            return begin()
-        except RuntimeError as error:
-            raise self._lost(what, error) from error
-
-    def _wait(self, begin: Callable[[], Any], what: str) -> None:
-        started = perf_counter()
-        try:
-            begin().wait()
-            self.waited += perf_counter() - started
-        except RuntimeError as error:
-            raise self._lost(what, error) from error
-
-    def _lost(self, what: str, error: RuntimeError) -> RankLost:
-        return RankLost(
-            f"rank {self.rank} of {self.size} lost another one while {what} (one that is silent "
-            f"for {self.timeout:g} s, --rank-timeout, counts as lost): {error}"
-        )
 
 
-def _process_group(
-    store: Store, rank: int, size: int, backend: Backend, timeout: timedelta, address: str
-) -> Any:
-    """The backend's own group object: torch's default group could not be left and joined again."""
-    if backend == "nccl":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._timeout = timeout
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, size, gloo)
+class Rendezvous(Protocol):
+    """One rank's way to the others; ``device`` is the one that it learns on."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def join(self, generation: int) -> RankGroup:
+        """Meet the others of the same generation. Raises RankLost if they do not come."""

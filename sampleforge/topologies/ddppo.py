@@ -12,10 +12,11 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.data.counters import Counters
-from sampleforge.data.encounter import WorldRendezvous
 from sampleforge.data.episodes import EpisodeQueue, Episodes
 from sampleforge.data.exchange import SlotExchange
-from sampleforge.data.ranks import Backend, Meeting, Rendezvous
+from sampleforge.data.memory_group import LEAST_ROOM, RankMemory
+from sampleforge.data.process_group import Backend, Meeting
+from sampleforge.data.ranks import Rendezvous
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.rollout_board import Board, RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
@@ -33,6 +34,7 @@ from sampleforge.topologies.parts import (
     env_makers,
     first_weights,
     make_learner,
+    model_maker,
     policy_maker,
     seeded_model,
 )
@@ -117,11 +119,12 @@ def ddppo(
     save: Save,
     control: Connection | None,
 ) -> Graph:
-    """Wire the ranks of this machine. Nothing runs yet, but for the store at which they will meet.
+    """Wire the ranks of this machine. Nothing runs yet, but for the store at which those with a GPU
+    each will meet.
 
     Rank 0 is the driver's learner: it has ``control`` and writes the checkpoints.
     """
-    ranks, meeting = plan.num_workers, Meeting()
+    ranks = plan.num_workers
     counters, episodes, stop = Counters(COUNTERS, ranks), EpisodeQueue(ranks), StopFlag()
     progress = Progress(
         counters,
@@ -131,12 +134,7 @@ def ddppo(
         config.train_for_env_steps,
         config.train_for_seconds,
     )
-    backend, why = choose_backend(plan.device, ranks)
-    devices = [rank_device(plan.device, rank) for rank in range(ranks)]
-    rendezvous = [
-        meeting.rendezvous(rank, ranks, backend, config.rank_timeout, device)
-        for rank, device in enumerate(devices)
-    ]
+    rendezvous, why, held = meet_here(config, plan, model_maker(config, spec, start.seed))
     board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts)
     wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
     wired = [wire(board, regrouping, meet) for meet in rendezvous]
@@ -154,18 +152,39 @@ def ddppo(
         weights=weights[0],
         stop=stop,
         regrouping=regrouping,
-        held=(meeting,),
+        held=held,
     )
 
 
+def meet_here(
+    config: DdppoConfig, plan: Plan, new_model: NewModel
+) -> tuple[list[Rendezvous], str, tuple[object, ...]]:
+    """How the ranks of this machine find each other, how gradients travel, and what must be kept
+    for it."""
+    ranks, timeout = plan.num_workers, config.rank_timeout
+    devices = [rank_device(plan.device, rank) for rank in range(ranks)]
+    backend, why = choose_backend(plan.device, ranks)
+    if backend == "nccl":
+        store = Meeting()
+        return (
+            [store.rendezvous(r, ranks, backend, timeout, d) for r, d in enumerate(devices)],
+            f"gradients through {why}",
+            (store,),
+        )
+    gradients = sum(p.nbytes for p in new_model().parameters())
+    memory = RankMemory(ranks, gradients + LEAST_ROOM)
+    found = [memory.rendezvous(rank, timeout, device) for rank, device in enumerate(devices)]
+    return [*found], f"gradients through {human_bytes(memory.nbytes)} of shared memory", (memory,)
+
+
 def choose_backend(device: str, ranks: int) -> tuple[Backend, str]:
-    """How gradients travel, and why so; ``ranks``: those of this machine."""
+    """How torch's process groups carry gradients, and why so; ``ranks``: those of this machine."""
     if not device.startswith("cuda"):
-        return "gloo", "gradients through gloo: the ranks learn on the CPU"
+        return "gloo", "gloo: the ranks learn on the CPU"
     gpus = torch.cuda.device_count()
     if ranks > gpus or ":" in device:
-        return "gloo", f"gradients through gloo: nccl needs a GPU per rank ({gpus} here)"
-    return "nccl", f"gradients through nccl: {gpus} GPUs for {ranks} ranks"
+        return "gloo", f"gloo: nccl needs a GPU per rank ({gpus} here)"
+    return "nccl", f"nccl: {gpus} GPUs for {ranks} ranks"
 
 
 def rank_device(device: str, rank: int) -> str:
@@ -185,7 +204,7 @@ def wire_rank(
     stop: StopFlag,
     board: Board,
     regrouping: Regrouping,
-    meet: Rendezvous | WorldRendezvous,
+    meet: Rendezvous,
     accounts: Accounts | None = None,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
@@ -266,14 +285,14 @@ def edges(ranks: int) -> tuple[Edge, ...]:
     )
 
 
-def notes(plan: Plan, spec: EnvSpec, why_backend: str) -> tuple[str, ...]:
+def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
     ranks = plan.num_workers
     return (
         f"{plan.envs} envs = {ranks} ranks x {plan.num_splits} splits x {plan.rows} rows",
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
-        why_backend,
+        gradients,
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

@@ -12,7 +12,7 @@ from sampleforge.config import ConfigError
 from sampleforge.data.counters import Counters
 from sampleforge.data.encounter import Encounter, WorldRendezvous
 from sampleforge.data.episodes import EpisodeList
-from sampleforge.data.ranks import Backend
+from sampleforge.data.process_group import Backend
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.store_board import StoreBoard
 from sampleforge.runtime.processes import available_cores
@@ -128,7 +128,7 @@ def ddppo_world(
         nodes=(node,),
         learner=node,
         edges=edges(world.size),
-        notes=(*notes(plan, spec, why), f"they have met at {world.store}"),
+        notes=(*notes(plan, spec, f"gradients through {why}"), f"they have met at {world.store}"),
         progress=agreed,
         counters=counters,
         episodes=known,
