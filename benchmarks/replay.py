@@ -1,10 +1,11 @@
-"""The replay alone, in one process: rounds of draw, gather and update, and insertion, by its size.
+"""The replay alone, in one process: rounds of draw, gather and update, by its size.
 
 A round draws a batch by priority, copies its transitions (observation, action, return, discount,
 next observation) out of the slots, and gives the batch new priorities. Beside it, where cpprb is
-installed (pip install cpprb), the same rounds of its C++ PrioritizedReplayBuffer.
+installed (pip install cpprb), the same rounds of its C++ PrioritizedReplayBuffer. ``--draw`` needs
+matplotlib (the extra ``plot``).
 
-    taskset -c 0 python benchmarks/replay.py
+    taskset -c 0 python benchmarks/replay.py --repeat 3 --draw benchmarks/results/replay.png
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 from machine import describe, table
@@ -31,27 +34,25 @@ SPEC = EnvSpec(
 )
 
 
-def filled(items: int) -> tuple[ReplayShard, TransitionReader, float]:
-    """A shard of ``items`` transitions, a reader of its slots, and its insertions per second."""
+def filled(items: int) -> tuple[ReplayShard, TransitionReader]:
+    """A shard of ``items`` transitions, and a reader of its slots."""
     capacity = items // (ROLLOUT * ROWS)
     slots = TrajectorySlots(capacity + 1, SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS))
     priority, ledger = Prioritisation(0.6, 1e-6), ReplayLedger(1)
     shard = ReplayShard(0, slots, 0, capacity + 1, capacity, priority, ledger, [0])
-    random, spent = np.random.default_rng(0), 0.0
+    random = np.random.default_rng(0)
     for _ in range(capacity + 20):
         slot = shard.lease()
         assert slot is not None
         slots.extras["steps"][slot] = 1
         slots.extras["td_error"][slot] = random.random((ROLLOUT, ROWS))
         slots.owner[slot] = Owner.READY
-        begun = time.perf_counter()
         shard.insert(slot)
-        spent += time.perf_counter() - begun
-    return shard, TransitionReader(slots), (capacity + 20) * ROLLOUT * ROWS / spent
+    return shard, TransitionReader(slots)
 
 
-def ours(items: int, batch: int) -> tuple[Callable[[], None], float]:
-    shard, reader, inserts = filled(items)
+def ours(items: int, batch: int) -> Callable[[], None]:
+    shard, reader = filled(items)
     errors = np.random.default_rng(1).random(batch).astype(np.float32)
 
     def one_round() -> None:
@@ -59,7 +60,7 @@ def ours(items: int, batch: int) -> tuple[Callable[[], None], float]:
         reader.read(*drawn)
         shard.update(drawn.items, drawn.generations, errors)
 
-    return one_round, inserts
+    return one_round
 
 
 def of_cpprb(items: int, batch: int) -> Callable[[], None]:
@@ -95,28 +96,60 @@ def rate(one_round: Callable[[], None], seconds: float) -> float:
     return count / (time.perf_counter() - begun)
 
 
+def pairs_of(items: int, batch: int, seconds: float, repeat: int) -> dict[str, list[float]]:
+    """Rounds per second of each, measured in turns."""
+    sides = {"SampleForge": ours(items, batch)}
+    if importlib.util.find_spec("cpprb") is not None:
+        sides["cpprb"] = of_cpprb(items, batch)
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeat):
+        for name, one_round in sides.items():
+            found[name].append(rate(one_round, seconds))
+    return found
+
+
+def draw(us: Mapping[str, Sequence[float]], sizes: Sequence[int], batch: int, out: Path) -> None:
+    """Microseconds per round against the size; a straight line is logarithmic growth."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name, times in us.items():
+        axes.plot(sizes, times, "o-", label=name)
+    axes.set(xscale="log", xlabel="transitions in the replay", ylabel="us per round")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"Draw {batch} by priority, gather them, update {batch}", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(out, dpi=150)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--repeat", type=int, default=1, help="measurements, of which the median")
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="a figure of it")
     args = parser.parse_args()
-    with_cpprb = importlib.util.find_spec("cpprb") is not None
-    rows = []
+    rows, us = [], {}
     for items in args.sizes:
-        one_round, inserts = ours(items, args.batch)
-        row = [f"{items:,}", f"{rate(one_round, args.seconds):,.0f}", f"{inserts / 1e6:.1f}"]
-        if with_cpprb:
-            row.append(f"{rate(of_cpprb(items, args.batch), args.seconds):,.0f}")
+        found = pairs_of(items, args.batch, args.seconds, args.repeat)
+        for name, rates in found.items():
+            us.setdefault(name, []).append(1e6 / median(rates))
+        row = [f"{items:,}", *(f"{median(rates):,.0f}" for rates in found.values())]
+        if "cpprb" in found:
+            ratios = [a / b for a, b in zip(*found.values(), strict=True)]
+            row.append(f"{median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
         rows.append(row)
     print(describe("numpy", "torch", "cpprb"))
-    header = [
-        "transitions",
-        "rounds per s",
-        "inserts, M/s",
-        *(["cpprb, rounds per s"] * with_cpprb),
-    ]
+    header = ["transitions", *(f"{name}, rounds per s" for name in us), *["ratio"][: len(us) - 1]]
     print(table(header, rows))
+    if args.draw is not None:
+        draw(us, args.sizes, args.batch, args.draw)
 
 
 if __name__ == "__main__":

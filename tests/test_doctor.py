@@ -36,3 +36,10 @@ def test_a_missing_simulator_is_lacking_but_not_bad(monkeypatch):
     finding = doctor._optional("atari", "ale_py", "atari")
     assert finding.state == "lacks"
     assert 'pip install "sampleforge[atari]"' in finding.text
+
+
+def test_a_missing_compiler_is_lacking(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    finding = doctor._compiler()
+    assert finding.state == "lacks"
+    assert "for --compile: there is no compiler 'no-such-compiler'" in finding.text

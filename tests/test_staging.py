@@ -50,6 +50,7 @@ def test_page_locks_end_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> No
             self.locked: dict[int, int] = {}
 
         def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            assert address not in self.locked, "CUDA refuses to lock memory twice"
             self.locked[address] = size
             return 0
 
@@ -61,6 +62,7 @@ def test_page_locks_end_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
     arrays = SharedArrays({"x": ((10,), "float32")})
+    page_lock(arrays.buffer)
     page_lock(arrays.buffer)
     assert runtime.locked == {arrays.buffer.data_ptr(): 64}
     del arrays

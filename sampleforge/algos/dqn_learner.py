@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import dqn_loss
-from sampleforge.algos.learner import load_optimiser, optimiser_tensors, to_floats
+from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.q_network import QNetwork
@@ -57,7 +57,7 @@ class DqnLearner:
         output.loss.backward()  # type: ignore[no-untyped-call]
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        metrics = to_floats({**output.metrics, "grad_norm": norm})
+        metrics, errors = _fetch({**output.metrics, "grad_norm": norm}, output.errors)
         rate = self._learning_rate
         if config.lr_schedule == "linear":
             rate = linear(rate, progress)
@@ -74,7 +74,6 @@ class DqnLearner:
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
             return Learned(metrics, None)
-        errors = output.errors.cpu().numpy()
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -95,6 +94,16 @@ class DqnLearner:
                 raise ValueError(f"the checkpoint is of another model: {error}") from error
         load_optimiser(self._optimiser, tensors)
         self.version = plain["version"]
+
+
+def _fetch(
+    metrics: dict[str, torch.Tensor], errors: torch.Tensor
+) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
+    """Scalars and errors [B] to the CPU, in one copy: the device is waited for once."""
+    scalars = torch.stack([m.detach().double() for m in metrics.values()])
+    both = torch.cat((scalars, errors.double())).cpu().numpy()
+    floats = dict(zip(metrics, both[: len(metrics)].tolist(), strict=True))
+    return floats, both[len(metrics) :].astype(np.float32)
 
 
 def _make_optimiser(

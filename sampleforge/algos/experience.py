@@ -128,6 +128,8 @@ def minibatches(
         return
     device = experience.reward.device
     count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
-    order = torch.randperm(count, generator=generator).to(device)
+    # From page-locked memory the copy waits for nobody.
+    on_host = torch.randperm(count, generator=generator, pin_memory=device.type == "cuda")
+    order = on_host.to(device, non_blocking=True)
     for index in torch.split(order, per):
         yield experience.rows(index) if whole_rows else experience.steps(index)

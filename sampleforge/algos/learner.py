@@ -75,7 +75,8 @@ class Learner:
         self._return_moments = torch.zeros(3, dtype=torch.float64)  # batches, mean, mean of squares
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
-        """Learn from one batch [T+1, B]; returns what to report.
+        """Learn from one batch [T+1, B]; returns what to report. The device is waited for once, at
+        the end, for that: the weights are to be published then anyway.
 
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
         gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
@@ -108,22 +109,24 @@ class Learner:
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
         """Env steps that are valid, and stale, and their policy lag; over all ranks, but for
         ``own_trained_steps``, which this rank learns from."""
-        lag = self.version - batch.version[batch.valid].double()
+        valid, lag = batch.valid, self.version - batch.version.double()
         used = experience.mask.sum().double()
-        inf = lag.new_full((1,), torch.inf)
-        own = [
-            torch.stack((batch.valid.sum().double(), used, lag.sum())),
-            torch.cat((lag, -inf)).max().view(1),
-            torch.cat((lag, inf)).min().view(1),
-        ]
-        valid, learned, lags, highest, lowest = self._averaging.gather(torch.cat(own)).unbind(1)
-        some = valid.sum() > 0
+        own = (
+            valid.sum().double(),
+            used,
+            torch.where(valid, lag, 0.0).sum(),
+            torch.where(valid, lag, -torch.inf).max(),
+            torch.where(valid, lag, torch.inf).min(),
+        )
+        gathered = self._averaging.gather(torch.stack(own))
+        seen, learned, lags, highest, lowest = gathered.unbind(1)
+        some = seen.sum() > 0
         return {
             "own_trained_steps": used,
-            "valid_steps": valid.sum(),
-            "stale_steps": valid.sum() - learned.sum(),
+            "valid_steps": seen.sum(),
+            "stale_steps": seen.sum() - learned.sum(),
             "policy_lag_min": torch.where(some, lowest.min(), 0.0),
-            "policy_lag_mean": lags.sum() / valid.sum().clamp(min=1),
+            "policy_lag_mean": lags.sum() / seen.sum().clamp(min=1),
             "policy_lag_max": torch.where(some, highest.max(), 0.0),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -9,7 +10,9 @@ import torch
 
 from sampleforge.data.weights import SharedWeights
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.compiled import compile_passes
 from sampleforge.models.q_network import QNetwork
+from sampleforge.spec import ArraySpec
 
 Model = TypeVar("Model", ActorCritic, QNetwork)
 
@@ -95,6 +98,23 @@ class FollowingModel(Generic[Model]):
 
 class SampledPolicy(FollowingModel[ActorCritic]):
     """Samples its actions from the distribution of an actor-critic."""
+
+    def compile(self, observations: Mapping[str, ArraySpec], sizes: Sequence[int]) -> None:
+        """Compile the model's passes, now, for batches of ``sizes`` rows; from the second size on
+        they are for any. What will be drawn stays the same."""
+        compile_passes(self._model, self._device)
+        drawn = self._generator.get_state()
+        for rows in sizes:
+            obs = {
+                name: torch.zeros(
+                    (rows, *leaf.shape), dtype=getattr(torch, leaf.dtype), device=self._device
+                )
+                for name, leaf in observations.items()
+            }
+            state = torch.zeros((rows, self._model.state_size), device=self._device)
+            first = torch.ones(rows, dtype=torch.bool, device=self._device)
+            self.act(obs, state, first, torch.arange(rows, device=self._device))
+        self._generator.set_state(drawn)
 
     @torch.inference_mode()
     def act(

@@ -16,6 +16,7 @@ from sampleforge import __version__
 from sampleforge.cli.flags import parse
 from sampleforge.folder.versions import git_commit, installed_version
 from sampleforge.runtime.processor import bf16_instructions
+from sampleforge.runtime.toolchain import lacking
 
 GIB = 1 << 30
 PACKAGES = (
@@ -61,6 +62,7 @@ def findings() -> Iterator[Finding]:
         return  # what follows needs them
     yield _memory()
     yield from _families()
+    yield _compiler()
     yield _optional("plots", "matplotlib", "plot")
     yield _optional("compression", "lz4", "compress")
     yield from _torch()
@@ -117,6 +119,13 @@ def _shared_memory() -> Finding:
     remedy = "; enlarge it (docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm)"
     state: Literal["bad", "lacks"] = "bad" if usage.free < GIB / 64 else "lacks"
     return Finding(state, "shared memory", text + remedy)
+
+
+def _compiler() -> Finding:
+    missing = lacking("cpu")
+    if missing is None:
+        return Finding("ok", "compiler", "for --compile on the CPU")
+    return Finding("lacks", "compiler", f"for --compile: {missing}")
 
 
 def _families() -> Iterator[Finding]:

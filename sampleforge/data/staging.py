@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,7 +67,9 @@ class DeviceStaging:
         return whole.flatten(0, 1)
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).flatten(0, 1).to(self._device)
+        host = torch.from_numpy(array).flatten(0, 1)
+        host = host.pin_memory() if self._pins else host
+        return host.to(self._device, non_blocking=True)
 
     def back(self, tensors: Sequence[torch.Tensor]) -> list[npt.NDArray[Any]]:
         found = []
@@ -81,16 +84,55 @@ def staging_to(device: torch.device, sources: Sequence[SharedArrays]) -> Staging
     return HostStaging() if device.type == "cpu" else DeviceStaging(device, sources)
 
 
+_locked: set[int] = set()
+"""Addresses of what `page_lock` has locked in this process: CUDA refuses to do so twice, and in
+serial mode learner and policy worker read the same slots."""
+
+
 def page_lock(buffer: torch.Tensor) -> None:
     """Have CUDA page-lock ``buffer``'s memory, shared or not, for as long as the tensor lives.
 
     Raises torch.cuda.CudaError where the machine does not allow so much (ulimit -l).
     """
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = buffer.data_ptr()
+    if address in _locked:
+        return
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(address, buffer.nbytes, 0)))
+    _locked.add(address)
     # Not at the interpreter's end: CUDA may have ended before.
-    weakref.finalize(buffer, runtime.cudaHostUnregister, address).atexit = False
+    weakref.finalize(buffer, _unlock, runtime, address).atexit = False
+
+
+def _unlock(runtime: Any, address: int) -> None:
+    _locked.discard(address)
+    runtime.cudaHostUnregister(address)
+
+
+class Fence:
+    """Keeps an order between the streams of two threads on a CUDA device, which the device sees to:
+    no processor waits. On a CPU a thread's work is done when its call returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        """What the calling thread has begun so far comes first ..."""
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(self._device))
+
+    def follow(self) -> None:
+        """... and what the calling thread begins from now on comes after the latest `mark`."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+def side_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """In the calling thread, what is begun on a CUDA device goes through a stream of its own."""
+    if device.type == "cuda":
+        return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return nullcontext()
 
 
 def wait_for_copies(device: torch.device) -> None:

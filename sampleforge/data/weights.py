@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from sampleforge.data.shared import SharedArrays
+from sampleforge.data.staging import page_lock, wait_for_copies
 
 
 class SharedWeights:
@@ -38,8 +39,10 @@ class SharedWeights:
         count = int(self._arrays["published"][0]) + 1
         half = count % 2
         self._arrays["begun"][0] = count
+        device = self._reach(state)
         for name in self._names:
-            self._arrays.tensor(f"{half}/{name}").copy_(state[name])
+            self._arrays.tensor(f"{half}/{name}").copy_(state[name], non_blocking=True)
+        wait_for_copies(device)
         self._arrays["versions"][half] = version
         self._arrays["published"][0] = count
 
@@ -58,11 +61,21 @@ class SharedWeights:
 
         Returns (publication count, policy version) of what was copied.
         """
+        device = self._reach(into)
         while True:
             count = self.published
             half = count % 2
             for name in self._names:
-                into[name].copy_(self._arrays.tensor(f"{half}/{name}"))
+                into[name].copy_(self._arrays.tensor(f"{half}/{name}"), non_blocking=True)
+            wait_for_copies(device)
             version = int(self._arrays["versions"][half])
             if int(self._arrays["begun"][0]) < count + 2:
                 return count, version
+
+    def _reach(self, state: Mapping[str, torch.Tensor]) -> torch.device:
+        """The device that ``state`` is on, which copies to or from here without being waited for
+        tensor by tensor."""
+        device = state[self._names[0]].device
+        if device.type == "cuda":
+            page_lock(self._arrays.buffer)
+        return device

@@ -29,7 +29,7 @@ _REPORTING = {
     *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
 }
 _MACHINE = {
-    *("serial", "device", "precision", "inference", "env_timeout", "decorrelate"),
+    *("serial", "device", "precision", "compile", "inference", "env_timeout", "decorrelate"),
     *("num_workers", "num_envs_per_worker", "num_policy_workers", "learner_threads"),
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rank_restarts", "max_worker_restarts"),

@@ -84,11 +84,13 @@ class LeafNormaliser(nn.Module):
     def update(self, x: Tensor, mask: Tensor | None, gather: Gather) -> None:
         seen = Moments(self.total_mean, self.total_var, self.count)
         total = merge(seen, over_ranks(moments(x, mask), gather))
-        if total.count == 0:
-            return
-        self.total_mean.copy_(total.mean)
-        self.total_var.copy_(total.var)
-        self.count.copy_(total.count)
         scale = (total.var + 1e-8).rsqrt()
-        self.scale.copy_(scale)
-        self.shift.copy_(-total.mean * scale)
+        some = total.count > 0  # else all stays as it is; decided on the device, which may be busy
+        for buffer, value in (
+            (self.total_mean, total.mean),
+            (self.total_var, total.var),
+            (self.count, total.count),
+            (self.scale, scale),
+            (self.shift, -total.mean * scale),
+        ):
+            buffer.copy_(torch.where(some, value, buffer))

@@ -32,18 +32,19 @@ class Moments:
 
 
 def moments(x: Tensor, mask: Tensor | None = None) -> Moments:
-    """Moments over axis 0 of ``x`` [N, ...], of the rows where ``mask`` (bool [N]) is True.
+    """Moments over axis 0 of ``x`` [N, ...], of the rows where ``mask`` (bool [N]) is True. The
+    device is not waited for.
 
     No row at all gives zeros, which `merge` leaves without effect. Rows that are masked out may
     hold NaN.
     """
     if mask is not None:
         assert mask.dtype == torch.bool and mask.shape == x.shape[:1], (mask.shape, x.shape)
-        x = x[mask]
+        return _moments(x, mask.view(-1, *[1] * (x.ndim - 1)), 0)
     x = x.double()
-    count = torch.tensor(float(x.shape[0]), dtype=torch.float64, device=x.device)
+    count = x.new_full((), float(x.shape[0]))
     if x.shape[0] == 0:
-        zeros = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+        zeros = x.new_zeros(x.shape[1:])
         return Moments(zeros, zeros.clone(), count)
     var, mean = torch.var_mean(x, dim=0, correction=0)
     return Moments(mean, var, count)
@@ -67,10 +68,16 @@ def scalar_moments(x: Tensor, mask: Tensor) -> Moments:
     """Moments [] over all elements of ``x`` where ``mask`` (same shape) is True, computed without
     waiting for the device. Masked elements may hold NaN."""
     assert mask.shape == x.shape and mask.dtype == torch.bool, (mask.shape, x.shape)
+    return _moments(x, mask, tuple(range(x.ndim)))
+
+
+def _moments(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Moments:
+    """Over the axes ``dim``; ``mask`` is as long as ``x`` there, and 1 or as long elsewhere.
+    Selecting the rows would be a question to the device: how many are there?"""
     x, count = x.double(), mask.sum().double()
     some = count.clamp(min=1.0)
-    mean = torch.where(mask, x, 0.0).sum() / some
-    var = torch.where(mask, (x - mean).square(), 0.0).sum() / some
+    mean = torch.where(mask, x, 0.0).sum(dim) / some
+    var = torch.where(mask, (x - mean).square(), 0.0).sum(dim) / some
     return Moments(mean, var, count)
 
 

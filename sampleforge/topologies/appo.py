@@ -22,7 +22,7 @@ from sampleforge.topologies.parts import (
     policy_maker,
     seeded_model,
 )
-from sampleforge.topologies.plan import Plan
+from sampleforge.topologies.plan import Plan, gathers_ahead
 from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
 from sampleforge.workers.worker import StopFlag
@@ -49,7 +49,8 @@ def appo(
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeup)
 
     def new_policy(index: int) -> NewPolicy:
-        return policy_maker(index, new_model, weights, plan, start)
+        spec_if = spec if config.compile else None
+        return policy_maker(index, new_model, weights, plan, start, spec_if)
 
     sampling = sampler_nodes(joined, exchange, config, plan, start, new_policy)
     learner = _learner(joined, exchange, config, plan, start, new_model, save, control)
@@ -58,7 +59,7 @@ def appo(
         nodes=(*sampling, learner),
         learner=learner,
         edges=_edges(plan),
-        notes=_notes(plan, spec),
+        notes=_notes(config, plan, spec),
         progress=joined.progress,
         counters=joined.counters,
         episodes=joined.episodes,
@@ -83,7 +84,7 @@ def _learner(
         sink = ExperienceSink(exchange, channels.learner_wakeup, control)
         return Node(sink, channels.learner_wakeup)
     worker = LearnerWorker(
-        partial(make_learner, new_model, config, plan, start),
+        partial(make_learner, new_model, config, plan, start, compiled=config.compile),
         exchange,
         plan.slots_per_batch,
         channels.weights,
@@ -94,6 +95,7 @@ def _learner(
         synchronous=plan.synchronous,
         device=torch.device(plan.device),
         threads=plan.learner_threads,
+        prefetch=gathers_ahead(plan, serial=config.serial),
         control=control,
     )
     return Node(worker, channels.learner_wakeup)
@@ -110,14 +112,17 @@ def _edges(plan: Plan) -> tuple[Edge, ...]:
     )
 
 
-def _notes(plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
+def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
+    ahead = gathers_ahead(plan, serial=config.serial)
     return (
         f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
         f"x {plan.rows} rows",
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        f"learner on {plan.device}, {plan.learner_threads} thread(s)"
+        f"{', beside one that gathers the next batch' if ahead else ''}",
+        *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

@@ -21,9 +21,17 @@ class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvCon
 
     algo: ClassVar[str] = "appo"
     model: ModelConfig = field(default_factory=ModelConfig)
+    compile: bool = False
+    """Compile the model's passes (torch.compile), in the learner and where actions are computed:
+    needs a C++ compiler, and time at the start."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.compile and self.serial:
+            raise ConfigError(
+                "serial is for debugging, but no debugger gets into what compile makes; leave out "
+                "one of the two"
+            )
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
 
 

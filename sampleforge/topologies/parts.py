@@ -19,6 +19,7 @@ from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.compiled import compile_passes
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.spec import EnvSpec
@@ -86,6 +87,8 @@ def make_learner(
     plan: Plan,
     start: Start,
     averaging: Averaging | None = None,
+    *,
+    compiled: bool = False,
 ) -> Learner:
     """The learner as it begins: initial weights, or those of the checkpoint."""
     learner = Learner(
@@ -99,6 +102,8 @@ def make_learner(
     )
     if start.resume is not None:
         start.resume.learner(learner)
+    if compiled:
+        compile_passes(learner.model, torch.device(plan.device))
     return learner
 
 
@@ -113,18 +118,39 @@ def first_weights(new_model: Callable[[], torch.nn.Module], start: Start) -> Sha
 
 def make_policy(
     new_model: NewModel, weights: SharedWeights, device: str, precision: str, seed: int
-) -> Policy:
+) -> SampledPolicy:
     """A policy that follows ``weights``."""
     where = torch.device(device)
     return SampledPolicy(new_model(), weights, device=where, precision=precision, seed=seed)
 
 
+def compiled_policy(
+    make: Callable[[], SampledPolicy], spec: EnvSpec, sizes: tuple[int, ...]
+) -> Policy:
+    """A policy with compiled passes for batches of these ``sizes``, and any others where there are
+    several."""
+    policy = make()
+    policy.compile(spec.observations, sizes)
+    return policy
+
+
 def policy_maker(
-    index: int, new_model: NewModel, weights: SharedWeights, plan: SamplerPlan, start: Start
+    index: int,
+    new_model: NewModel,
+    weights: SharedWeights,
+    plan: SamplerPlan,
+    start: Start,
+    compiled_for: EnvSpec | None = None,
 ) -> NewPolicy:
-    """Makes the policy of the ``index``-th actor (inline) or policy worker."""
+    """Makes the policy of the ``index``-th actor (inline) or policy worker. ``compiled_for``: with
+    compiled passes, for these observations."""
     seed = policy_seed(index, start)
-    return partial(make_policy, new_model, weights, acting_device(plan), plan.precision, seed)
+    make = partial(make_policy, new_model, weights, acting_device(plan), plan.precision, seed)
+    if compiled_for is None:
+        return make
+    many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
+    sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
+    return partial(compiled_policy, make, compiled_for, sizes)
 
 
 def acting_device(plan: SamplerPlan) -> str:

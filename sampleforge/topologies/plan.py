@@ -11,6 +11,7 @@ from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.processor import bf16_instructions
+from sampleforge.runtime.toolchain import lacking
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, AppoConfig, PpoConfig
 
@@ -60,6 +61,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     ``device`` is the resolved device of learner and policy workers.
     """
     sampler = plan_sampler(config, spec, device)
+    if config.compile:
+        check_compilers(device, sampler)
     shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
     slots_per_batch = _slots_per_batch(config, shape, sampler.num_workers * sampler.num_splits)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
@@ -78,6 +81,25 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     check_memory(plan)
     check_minibatch(config, plan)
     return plan
+
+
+def check_compilers(device: str, sampler: SamplerPlan) -> None:
+    """Raises ConfigError if the passes of learner or actors cannot be compiled here."""
+    acting = device if sampler.inference == "worker" else "cpu"
+    for where in {device, acting}:
+        missing = lacking(where)
+        if missing:
+            raise ConfigError(
+                f"--compile has torch compile code for the {where}, but {missing}; or leave out "
+                "--compile"
+            )
+
+
+def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
+    """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
+    takes its core from those that learn and sample, and gains nothing (measured:
+    benchmarks/results/learner.md)."""
+    return plan.device.startswith("cuda") and not plan.synchronous and not serial
 
 
 def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from time import perf_counter, time
 from typing import Any
@@ -88,7 +89,9 @@ class ActorWorker(Woken):
         self._count["heartbeat"][0] = time()
         for index, make in enumerate(self._make_envs):
             self._splits.append(Split(index, make()))
+        self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
+        self._count["heartbeat"][0] = time()
         self._exchange.take_over(self._index)  # from whom it replaces, if anybody
         for split in self._splits:
             split.env.reset(split.carry)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from sampleforge.algos.learner import Learner
-from sampleforge.data.batch import BatchBuilder
+from sampleforge.data.batch import Batch, BatchBuilder
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.gathering import GatherAhead, Gathering, GatherInTurn
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
 
@@ -25,6 +26,7 @@ class LearnerWorker(Woken):
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
     when the weights that were learned from it are published, so that no rollout begins before.
+    ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
     ``counts_updates``: of several ranks, which make the same updates, one counts them.
     """
 
@@ -44,9 +46,11 @@ class LearnerWorker(Woken):
         synchronous: bool,
         device: torch.device,
         threads: int,
+        prefetch: bool = False,
         control: Connection | None = None,
         counts_updates: bool = True,
     ) -> None:
+        assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
         self._make_learner = make_learner
         self._exchange = exchange
         self.slots_per_batch = slots_per_batch
@@ -58,42 +62,48 @@ class LearnerWorker(Woken):
         self._synchronous = synchronous
         self._device = device
         self._threads = threads
+        self._prefetch = prefetch
+        self._gathering: Gathering | None = None
         self._control = control
         self._counts_updates = counts_updates
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
-        self._builder = BatchBuilder(self._exchange.slots, self.slots_per_batch, self._device)
-        self._held: list[int] = []
         self._sums: dict[str, float] = {}
         self._updates = 0
         self._count = self._progress.counters.row(self._counter_row)
+        self._gathering = self._begin_gathering()
+        self._wakeup = self._gathering.wakeup
+
+    def _begin_gathering(self) -> Gathering:
+        exchange, spent = self._exchange, self._count["batch_s"]
+        batches = [
+            BatchBuilder(exchange.slots, self.slots_per_batch, self._device)
+            for _ in range(2 if self._prefetch else 1)
+        ]
+        if self._prefetch:
+            return GatherAhead(exchange, batches, self._wakeup, spent, self._device)
+        return GatherInTurn(
+            exchange, batches[0], self._wakeup, spent, synchronous=self._synchronous
+        )
 
     def step(self) -> bool:
+        assert self._gathering is not None
         answer(self._control, self.handle)
-        slot = self._exchange.take_ready()
-        if slot is None:
-            return False
-        started = perf_counter()
-        complete = self._builder.add(slot)
-        if self._synchronous:
-            self._held.append(slot)
-        else:
-            self._exchange.give_back(slot)
-        self._count["batch_s"] += perf_counter() - started
-        if complete:
-            self._learn()
+        moved = self._gathering.gather()
+        batch = self._gathering.take()
+        if batch is None:
+            return moved
+        self._learn(batch)
+        self._gathering.done()
         return True
 
-    def _learn(self) -> None:
+    def _learn(self, batch: Batch) -> None:
         started = perf_counter()
-        metrics = self._learner.update(self._builder.take(), self._progress.fraction)
+        metrics = self._learner.update(batch, self._progress.fraction)
         learned = perf_counter()
         self._weights.publish(self._learner.model.state_dict(), self._learner.version)
-        for slot in self._held:
-            self._exchange.give_back(slot)
-        self._held.clear()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         if self._counts_updates:
@@ -105,10 +115,12 @@ class LearnerWorker(Woken):
 
     def abandon(self) -> None:
         """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
-        for slot in self._held:
-            self._exchange.give_back(slot)
-        self._held.clear()
-        self._builder.clear()
+        assert isinstance(self._gathering, GatherInTurn), "ranks gather in turn"
+        self._gathering.abandon()
+
+    def close(self) -> None:
+        if self._gathering is not None:
+            self._gathering.close()
 
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver: ("metrics", None) gives the means over the batches since the last

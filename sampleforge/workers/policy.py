@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter, time
 
@@ -45,9 +46,11 @@ class PolicyWorker(Woken):
         self._device = device
 
     def start(self) -> None:
+        self._count = self._counters.row(self._counter_row)
+        self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._policy = self._make_policy()
         self._staging = staging_to(self._device, [self._slots.arrays, self._requests.arrays])
-        self._count = self._counters.row(self._counter_row)
+        self._count["heartbeat"][0] = time()
 
     def step(self) -> bool:
         self._count["heartbeat"][0] = time()
@@ -75,7 +78,7 @@ class PolicyWorker(Woken):
         staging = self._staging
         obs = {name: staging.gather(leaf, *at) for name, leaf in slots.obs.items()}
         for name, stacks in slots.stacks.items():
-            obs[name] = stacks.read_rows(*at).to(self._device)
+            obs[name] = stacks.read_rows(*at).to(self._device, non_blocking=True)
         state = staging.gather(requests.state, actors, splits)
         first = staging.gather(slots.first, *at)
         self._count["gather_s"] += perf_counter() - started

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from sampleforge.data.shared import SharedArrays
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.processes import become_worker
+from sampleforge.runtime.toolchain import CACHE
 from sampleforge.runtime.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
@@ -97,6 +98,8 @@ def run_worker(
 ) -> None:
     """The main function of every child process; an exception's traceback goes to the driver."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
+    # What torch compiles for the run's workers, who share it, goes when the run ends.
+    os.environ.setdefault(CACHE, str(surroundings.scratch / "compiled"))
     logging.basicConfig(
         filename=surroundings.log_file,
         format=f"%(asctime)s {worker.name:<16} %(levelname)-7s %(message)s",
