@@ -24,7 +24,7 @@ from sampleforge.data.ranks import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.spec import ArraySpec
-from sampleforge.topologies.config import DdppoConfig
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo import plan_ddppo
 from sampleforge.topologies.processes import WorkerDied
 from sampleforge.workers.agreement import RanksDiverged, check_agreement, share_state
@@ -179,6 +179,20 @@ def test_state_is_shared_and_differences_are_found() -> None:
 def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError, match=answer):
         plan(**kwargs)
+
+
+@pytest.mark.parametrize("name", ["halfcheetah", "minatar-breakout"])
+def test_presets_learn_from_as_much_as_appos_do(name: str) -> None:
+    """A batch, a minibatch and its passes over all ranks together, of as long rollouts."""
+    ranks, central = (parse_config(algo, ["--preset", name]) for algo in ("ddppo", "appo"))
+    assert isinstance(ranks, DdppoConfig) and isinstance(central, AppoConfig)
+    assert ranks.num_ranks and ranks.batch_size and ranks.minibatch_size
+    assert central.num_workers and central.num_envs_per_worker and ranks.num_envs_per_worker
+    assert ranks.batch_size == ranks.num_envs_per_worker * ranks.rollout
+    assert ranks.num_ranks * ranks.batch_size == central.batch_size
+    assert ranks.num_ranks * ranks.minibatch_size == central.minibatch_size
+    for field in ("env", "num_epochs", "rollout", "advantage", "gamma", "model", "clip_ratio"):
+        assert getattr(ranks, field) == getattr(central, field), field
 
 
 def test_torchrun_is_refused_where_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
