@@ -2,7 +2,8 @@
 ranks, what pre-emption recovers where some rank is slow, and what is learned meanwhile.
 
     taskset -c 0,1 python benchmarks/ranks.py scaling --out benchmarks/results
-    taskset -c 0,1 python benchmarks/ranks.py stragglers --out benchmarks/results
+    taskset -c 0,1 python benchmarks/ranks.py stragglers --step-ms 2 --rollout 128 --seconds 60 \\
+        --out benchmarks/results
     taskset -c 0,1 python benchmarks/ranks.py learning --out benchmarks/results
 """
 
@@ -25,14 +26,16 @@ import setproctitle
 from gymnasium import spaces
 
 HERE = Path(__file__).resolve().parent
-ROWS, ROLLOUT = 4, 32
+ROWS = 4
 RANKS = (1, 2, 4, 8, 16)
-SPEEDS: dict[str, tuple[dict[str, float], float]] = {
-    "even": ({}, 1.0),
-    "one of 4 ranks 4x slower": ({"slow": 4.0}, 3.25 / 4),
-    "Pareto step times, shape 2.5": ({"tail": 2.5}, 1.0),
+FRACTIONS = (1.0, 0.6, 0.25)
+"""Of ``--sync-fraction``: 1 is waiting, 0.6 the default; 0.25 is the first of 4 ranks."""
+CASES: dict[str, dict[str, float]] = {
+    "even": {},
+    "one of 4 ranks 4x slower": {"slow": 4.0},
+    "Pareto step times, shape 2.5": {"tail": 2.5},
 }
-"""Settings of the environment for 4 ranks, and their speed together against even ones."""
+"""Settings of the environment for 4 ranks."""
 STAGES = ("env", "infer", "batch", "learn", "publish")
 
 
@@ -56,7 +59,7 @@ class SleepEnv(gym.Env[Any, Any]):
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, sleep: float = 0.004, slow: float = 1.0, tail: float = 0.0) -> None:
+    def __init__(self, sleep: float, slow: float = 1.0, tail: float = 0.0) -> None:
         self.sleep = Sleep(sleep, slow, tail)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
@@ -82,11 +85,13 @@ class SlowCartPole(gym.Wrapper[Any, Any, Any, Any]):
 
 @dataclass(frozen=True)
 class Measured:
-    """``rate``: env steps per second once all ranks work. The others per update of a rank:
+    """``rate``: env steps learned from per second, once all ranks work. ``possible``: what the same
+    ranks at the same speeds could make of it if none ever waited for another. Per update of a rank:
     rollouts that were cut short; milliseconds in all, from an update to complete rollouts, waiting
     for other ranks (part of "learn" and what follows it), of processor time, in each stage."""
 
     rate: float
+    possible: float
     cut: float
     update_ms: float
     rollout_ms: float
@@ -94,33 +99,39 @@ class Measured:
     cpu_ms: float
     stages_ms: dict[str, float]
 
+    @property
+    def lost(self) -> float:
+        """The part of the possible that waiting cost in this run."""
+        return 1 - self.rate / self.possible
+
 
 def measured(first: Mapping[str, float], last: Mapping[str, float], ranks: int) -> Measured:
-    """Of the time between two reports, to which "cpu_s" was added."""
+    """Of the time between two reports, each just after an update, to which "cpu_s" was added."""
 
-    def ms(report: Mapping[str, float], name: str) -> float:
+    def each(name: str) -> list[float]:
+        return [last[f"rank{r}_{name}"] - first[f"rank{r}_{name}"] for r in range(ranks)]
+
+    def stage_ms(report: Mapping[str, float], name: str) -> float:
         """In all ranks together."""
-        if name in STAGES:
-            return report[f"stage_{name}_us"] * report["env_steps"] / 1e3
-        return 1e3 * sum(report[f"rank{rank}_{name}"] for rank in range(ranks))
+        return report[f"stage_{name}_us"] * report["env_steps"] / 1e3
 
     updates, wall = last["updates"] - first["updates"], last["wall_s"] - first["wall_s"]
-    each = {
-        name: (ms(last, name) - ms(first, name)) / updates / ranks
-        for name in (*STAGES, "rollout_s", "wait_s")
-    }
+    rank_updates, waits = updates * ranks, each("wait_s")
     return Measured(
-        rate=(last["env_steps"] - first["env_steps"]) / wall,
-        cut=sum(last[f"rank{rank}_preempted"] for rank in range(ranks)) / last["updates"],
+        rate=sum(each("steps")) / wall,
+        possible=sum(n / (wall - w) for n, w in zip(each("steps"), waits, strict=True)),
+        cut=sum(each("preempted")) / updates,
         update_ms=1e3 * wall / updates,
-        rollout_ms=each["rollout_s"],
-        wait_ms=each["wait_s"],
-        cpu_ms=1e3 * (last["cpu_s"] - first["cpu_s"]) / updates / ranks,
-        stages_ms={name: each[name] for name in STAGES},
+        rollout_ms=1e3 * sum(each("rollout_s")) / rank_updates,
+        wait_ms=1e3 * sum(waits) / rank_updates,
+        cpu_ms=1e3 * (last["cpu_s"] - first["cpu_s"]) / rank_updates,
+        stages_ms={n: (stage_ms(last, n) - stage_ms(first, n)) / rank_updates for n in STAGES},
     )
 
 
-def measure(ranks: int, seconds: float, sync_fraction: float = 1.0, **env_kwargs: Any) -> Measured:
+def measure(
+    ranks: int, seconds: float, rollout: int, sync_fraction: float, **env_kwargs: Any
+) -> Measured:
     """A run of so many ``seconds``, and until its next update."""
     from sampleforge.api import Trainer
     from sampleforge.topologies.config import DdppoConfig
@@ -131,7 +142,7 @@ def measure(ranks: int, seconds: float, sync_fraction: float = 1.0, **env_kwargs
             env_kwargs=env_kwargs,
             num_ranks=ranks,
             num_envs_per_worker=ROWS,
-            rollout=ROLLOUT,
+            rollout=rollout,
             num_epochs=1,
             device="cpu",
             max_episode_steps=1000,
@@ -163,15 +174,31 @@ def processor_seconds() -> float:
     return sum(sum(rank.cpu_times()[:2]) for rank in ranks)
 
 
-def scaling(seconds: float, step_ms: float) -> dict[int, Measured]:
-    return {ranks: measure(ranks, seconds, sleep=step_ms / 1e3) for ranks in RANKS}
+def scaling(
+    seconds: float, rollout: int, step_ms: float, repeats: int
+) -> dict[float, dict[int, Measured]]:
+    """By ``--sync-fraction`` and number of ranks."""
+    runs: dict[tuple[float, int], list[Measured]] = {}
+    for _ in range(repeats):  # in turns: the machine's moods are shared out
+        for fraction in (1.0, 0.6):
+            for ranks in RANKS:
+                found = measure(ranks, seconds, rollout, fraction, sleep=step_ms / 1e3)
+                runs.setdefault((fraction, ranks), []).append(found)
+    return {f: {ranks: median(runs[f, ranks]) for ranks in RANKS} for f in (1.0, 0.6)}
 
 
-def stragglers(seconds: float, fractions: tuple[float, ...]) -> dict[str, dict[float, Measured]]:
-    """For each of `SPEEDS` a run per ``--sync-fraction``; 1 is waiting."""
+def median(runs: list[Measured]) -> Measured:
+    """The run with the median rate."""
+    return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
+
+
+def stragglers(seconds: float, rollout: int, step_ms: float) -> dict[str, dict[float, Measured]]:
+    """For each of `CASES` a run per ``--sync-fraction``. Environments' seeds are the same, so that
+    all runs of a case draw the same step times."""
+    sleep = step_ms / 1e3
     return {
-        case: {fraction: measure(4, seconds, fraction, **kwargs) for fraction in fractions}
-        for case, (kwargs, _) in SPEEDS.items()
+        case: {f: measure(4, seconds, rollout, f, sleep=sleep, **kwargs) for f in FRACTIONS}
+        for case, kwargs in CASES.items()
     }
 
 
@@ -179,7 +206,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["scaling", "stragglers", "learning"])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="of sleep; scaling only")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="of sleep; not of learning")
+    parser.add_argument("--rollout", type=int, default=32, help="not of learning")
+    parser.add_argument("--repeats", type=int, default=3, help="of scaling, of which the median")
     parser.add_argument("--seeds", type=int, default=3, help="of learning")
     parser.add_argument("--out", type=Path, metavar="DIR", help="draw PNGs here (matplotlib)")
     args = parser.parse_args()
@@ -190,9 +219,11 @@ def main() -> None:
 
     print(report.heading())
     if args.what == "scaling":
-        report.scaling(scaling(args.seconds, args.step_ms), args.step_ms, args.out)
+        found = scaling(args.seconds, args.rollout, args.step_ms, args.repeats)
+        report.scaling(found, args.step_ms, args.out)
     elif args.what == "stragglers":
-        report.stragglers(stragglers(args.seconds, (1.0, 0.6, 0.25)), SPEEDS, args.out)
+        runs = stragglers(args.seconds, args.rollout, args.step_ms)
+        report.stragglers(runs, f"sleep {args.step_ms:g} ms per step on average", args.out)
     else:
         report.learning(ranks_learning.learning(args.seeds), args.out)
 

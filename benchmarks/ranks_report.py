@@ -19,31 +19,49 @@ def heading() -> str:
     return describe("torch", "gymnasium")
 
 
-def scaling(found: Mapping[int, Measured], step_ms: float, out: Path | None) -> None:
-    one = found[1].rate
-    efficiency = {ranks: m.rate / one / ranks for ranks, m in found.items()}
+def scaling(
+    found: Mapping[float, Mapping[int, Measured]], step_ms: float, out: Path | None
+) -> None:
+    one = found[1.0][1].rate
     print(f"\nOver ranks, {step_ms:g} ms per env step:\n")
-    rows = [
-        [str(n), f"{m.rate:.0f}", f"{m.rate / one:.2f}", f"{efficiency[n]:.1%}"]
-        for n, m in found.items()
-    ]
-    print(table(["ranks", "env steps/s", "speed-up", "efficiency"], rows))
-    print("\nmilliseconds per update of a rank:\n")
-    print(table(["ranks", *_parts(found[1])], [[str(n), *_ms(m)] for n, m in found.items()]))
-    if out is None:
-        return
-    figure, axes = new_figure("ranks")
-    counts = list(found)
-    axes.plot(counts, [m.rate for m in found.values()], "o-", label="DD-PPO, gradients averaged")
-    axes.plot(counts, [one * n for n in counts], "k--", linewidth=1, label="linear")
-    for n, m in found.items():
-        where = {"textcoords": "offset points", "ha": "center", "fontsize": 9}
-        axes.annotate(f"{efficiency[n]:.0%}", (n, m.rate), (0, -18), **where)
-    log_axes(axes, counts)
-    axes.set_ylim(bottom=0.6 * one)
-    axes.set_title(f"Ranks whose envs sleep {step_ms:g} ms per step, on 2 cores", fontsize=10)
-    axes.set_ylabel("env steps/s, with learning")
-    save(figure, axes, out / "ranks-scaling.png")
+    rows, parts = [], []
+    for fraction, runs in found.items():
+        for n, m in runs.items():
+            cells = [f"{m.rate:.0f}", f"{m.rate / one:.2f}", f"{m.rate / one / n:.1%}"]
+            cells.append(f"{m.lost:.1%}")
+            rows.append([_name(fraction), str(n), *cells])
+            parts.append([_name(fraction), str(n), *_ms(m)])
+    print(table(["", "ranks", "env steps/s", "speed-up", "efficiency", "lost"], rows))
+    print("\nMilliseconds per update of a rank:\n")
+    print(table(["", "ranks", *_parts(found[1.0][1])], parts))
+    if out is not None:
+        _draw_scaling(found, f"sleep {step_ms:g} ms per step, 4 of them per rank", out)
+
+
+def _draw_scaling(found: Mapping[float, Mapping[int, Measured]], what: str, out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    one, counts = found[1.0][1].rate, list(found[1.0])
+    for fraction, runs in found.items():
+        rates = [m.rate for m in runs.values()]
+        left.plot(counts, rates, "o-", label=_name(fraction))
+        shares = [100 * m.rate / one / n for n, m in runs.items()]
+        right.plot(counts, shares, "o-", label=_name(fraction))
+    left.plot(counts, [one * n for n in counts], "k--", linewidth=1, label="linear")
+    right.plot([8], [90], "rv", label="target at 8 ranks: 90%", markersize=8)
+    log_axes(left, counts)
+    right.set_xscale("log", base=2)
+    right.set_xticks(counts, [str(n) for n in counts])
+    right.set_ylim(0, 110)
+    left.set_ylabel("env steps/s, with learning")
+    right.set_ylabel("efficiency against one rank, %")
+    for axes in (left, right):
+        axes.set_xlabel("ranks")
+    figure.suptitle(f"DD-PPO on 2 cores, environments that {what}", fontsize=10)
+    right.legend(fontsize=9, loc="lower left")
+    save(figure, (left, right), out / "ranks-scaling.png")
 
 
 def _parts(one: Measured) -> list[str]:
@@ -55,41 +73,39 @@ def _ms(m: Measured) -> list[str]:
     return [f"{part:.1f}" for part in parts]
 
 
-def stragglers(
-    found: Mapping[str, Mapping[float, Measured]],
-    speeds: Mapping[str, tuple[Mapping[str, float], float]],
-    out: Path | None,
-) -> None:
-    """``speeds``: what each case could sample if none ever waited, against the first one."""
-    even = next(iter(found.values()))[1.0].rate
-    print("\nEnv steps/s of 4 ranks; recovered: of what waiting loses against the possible:\n")
+def stragglers(found: Mapping[str, Mapping[float, Measured]], what: str, out: Path | None) -> None:
+    """What is possible is taken from the run that waits: the others update more often per env step,
+    and what that costs is not forgiven them."""
+    print("\n4 ranks; possible: what they could make of it at these speeds if none ever waited:\n")
     header = ["", "sync fraction", "env steps/s", "possible", "lost", "recovered", "cut short"]
     rows = []
     for case, runs in found.items():
-        possible, waiting = even * speeds[case][1], runs[1.0].rate
+        waiting, possible = runs[1.0].rate, runs[1.0].possible
         for fraction, m in runs.items():
             recovered = ""
-            if fraction < 1 and waiting < possible:
+            if fraction < 1 and waiting < 0.95 * possible:
                 recovered = f"{(m.rate - waiting) / (possible - waiting):.0%}"
-            cells = [f"{m.rate:.0f}", f"{possible:.0f}", f"{1 - m.rate / possible:.0%}"]
+            cells = [f"{m.rate:.0f}", f"{possible:.0f}", f"{1 - m.rate / possible:.1%}"]
             rows.append([case, f"{fraction:g}", *cells, recovered, f"{m.cut:.2f}"])
     print(table(header, rows))
     if out is None:
         return
     figure, axes = new_figure("")
-    fractions, width = list(found["even"]), 0.8 / len(found["even"])
+    fractions = list(next(iter(found.values())))
+    width = 0.8 / len(fractions)
     for i, fraction in enumerate(fractions):
         at = np.arange(len(found)) + (i - (len(fractions) - 1) / 2) * width
-        rates = [m[fraction].rate for m in found.values()]
-        bars = axes.bar(at, rates, width * 0.95, label=_name(fraction))
-        axes.bar_label(bars, fmt="%.0f", fontsize=8)
-    for i, case in enumerate(found):
-        label = None if i else "possible: what they could sample if none ever waited"
-        axes.hlines(even * speeds[case][1], i - 0.45, i + 0.45, "k", "--", linewidth=1, label=label)
+        runs = [m[fraction] for m in found.values()]
+        shares = [
+            100 * m.rate / case[1.0].possible for m, case in zip(runs, found.values(), strict=True)
+        ]
+        bars = axes.bar(at, shares, width * 0.95, label=_name(fraction))
+        axes.bar_label(bars, [f"{m.rate:.0f}/s" for m in runs], fontsize=8)
+    axes.axhline(100, color="k", linestyle="--", linewidth=1, label="if none ever waited")
     axes.set_xticks(range(len(found)), list(found), fontsize=9)
-    axes.set_ylim(0, 1.45 * even)
-    axes.set_title("4 ranks whose envs sleep 4 ms per step on average, on 2 cores", fontsize=10)
-    axes.set_ylabel("env steps/s, with learning")
+    axes.set_ylim(0, 150)
+    axes.set_title(f"4 ranks on 2 cores, environments that {what}", fontsize=10)
+    axes.set_ylabel("env steps/s, % of what the ranks could sample")
     save(figure, axes, out / "ranks-stragglers.png")
 
 
@@ -110,7 +126,7 @@ def learning(found: Mapping[float, list[Learned]], out: Path | None) -> None:
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for column, (axis, x_label) in enumerate(zip(axes, ("env steps", "seconds"), strict=True)):
-        for color, (fraction, runs) in zip(("C0", "C1"), found.items(), strict=True):
+        for color, (fraction, runs) in zip(("C0", "C1", "C2"), found.items(), strict=True):
             for seed, run in enumerate(runs):
                 x, y = [point[column] for point in run.curve], [point[2] for point in run.curve]
                 label = None if seed else _name(fraction)
