@@ -74,18 +74,18 @@ def _ms(m: Measured) -> list[str]:
 
 
 def stragglers(found: Mapping[str, Mapping[float, Measured]], what: str, out: Path | None) -> None:
-    """What is possible is taken from the run that waits: the others update more often per env step,
-    and what that costs is not forgiven them."""
+    """Each run is compared with what its own step times and updates would make possible: between
+    runs a shared machine changes by more than pre-emption would have left to recover."""
     print("\n4 ranks; possible: what they could make of it at these speeds if none ever waited:\n")
     header = ["", "sync fraction", "env steps/s", "possible", "lost", "recovered", "cut short"]
     rows = []
     for case, runs in found.items():
-        waiting, possible = runs[1.0].rate, runs[1.0].possible
+        lost = runs[1.0].lost
         for fraction, m in runs.items():
             recovered = ""
-            if fraction < 1 and waiting < 0.95 * possible:
-                recovered = f"{(m.rate - waiting) / (possible - waiting):.0%}"
-            cells = [f"{m.rate:.0f}", f"{possible:.0f}", f"{1 - m.rate / possible:.1%}"]
+            if fraction < 1 and lost > 0.05:
+                recovered = f"{1 - m.lost / lost:.0%}"
+            cells = [f"{m.rate:.0f}", f"{m.possible:.0f}", f"{m.lost:.1%}"]
             rows.append([case, f"{fraction:g}", *cells, recovered, f"{m.cut:.2f}"])
     print(table(header, rows))
     if out is None:
@@ -96,9 +96,7 @@ def stragglers(found: Mapping[str, Mapping[float, Measured]], what: str, out: Pa
     for i, fraction in enumerate(fractions):
         at = np.arange(len(found)) + (i - (len(fractions) - 1) / 2) * width
         runs = [m[fraction] for m in found.values()]
-        shares = [
-            100 * m.rate / case[1.0].possible for m, case in zip(runs, found.values(), strict=True)
-        ]
+        shares = [100 * m.rate / m.possible for m in runs]
         bars = axes.bar(at, shares, width * 0.95, label=_name(fraction))
         axes.bar_label(bars, [f"{m.rate:.0f}/s" for m in runs], fontsize=8)
     axes.axhline(100, color="k", linestyle="--", linewidth=1, label="if none ever waited")
