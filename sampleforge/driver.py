@@ -14,6 +14,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime.device import resolve_device
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.processes import process_context, start_fork_server
@@ -112,6 +113,7 @@ class Run:
 
     def _prepare_folder(self) -> None:
         from sampleforge.folder.checkpoint import CheckpointStore
+        from sampleforge.folder.replays import Replays
         from sampleforge.folder.run_folder import RunFolder, default_run_dir
 
         path = Path(self._asked.run_dir) if self._asked.run_dir else default_run_dir(self._asked)
@@ -122,13 +124,16 @@ class Run:
         self._store: CheckpointStore = CheckpointStore(
             self.folder.checkpoints, config.keep_checkpoints
         )
+        self._replays = Replays(self.folder.checkpoints, self._is_interrupted)
         self._earlier: dict[str, Any] = {}
         resuming = self.folder.resumes(config)
         if resuming:
             config = self.folder.check_resume(config)
-            found = self._store.load(log=lambda text: print(text, file=sys.stderr))
+            found = self._store.load(log=_complain)
             assert found is not None
             self._earlier = found[0].state
+        self._stored_replay = self._replays.find(self._earlier.get("replay"), _complain)
+        self._resources.callback(self._replays.remove_unfinished)
         if config.seed is None:
             config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
         if resuming and config.benchmark:
@@ -142,6 +147,7 @@ class Run:
 
     def _wire(self, spec: EnvSpec) -> None:
         from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
+        from sampleforge.folder.saving import Saving
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.topologies.parts import Start
@@ -162,9 +168,9 @@ class Run:
             wall_s=self._earlier.get("wall_s", 0.0),
             started=time(),
             resume=ResumeCheckpoint(self._store) if self._earlier else None,
+            replays=self._stored_replay,
         )
         self._start = start
-        self._last_saved = start.env_steps
         ours, theirs = process_context().Pipe()
         self._control = ours
         self._resources.callback(ours.close)
@@ -179,6 +185,13 @@ class Run:
         )
         self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
+        self._saving = Saving(
+            self._replays,
+            self.graph.archive,
+            config.milestone_interval,
+            lambda: self.graph.progress.env_steps,
+            self.reporter.log,
+        )
         self._runner = self._make_runner(self.graph)
 
     def _topology(self) -> Topology:
@@ -223,9 +236,8 @@ class Run:
             return
         progress = self.graph.progress
         next_report, next_save = self._clock() + self._interval(), self._save_clock()
-        while not progress.done and self.interrupts.received is None:
-            self._runner.poll(POLL)
-            self._take_episodes()
+        while not progress.done and not self._is_interrupted():
+            self._work_on()
             if self._clock() >= next_report:
                 next_report = self._clock() + self._interval()
                 yield self._report()
@@ -234,6 +246,14 @@ class Run:
                 self.save()
         if self.interrupts.received is None:
             yield self._report()
+
+    def _work_on(self) -> None:
+        assert self._runner is not None
+        self._runner.poll(POLL)
+        self._take_episodes()
+
+    def _is_interrupted(self) -> bool:
+        return self.interrupts.received is not None
 
     def _clock(self) -> float:
         """What reports are spaced by: seconds, or in serial mode env steps, to be deterministic."""
@@ -253,30 +273,28 @@ class Run:
         self._take_episodes()
         scalars = self.statistics.scalars(self._runner.ask("metrics", None, SAVE_TIMEOUT))
         progress = self.graph.progress
-        self.reporter.report(scalars, env_steps=progress.env_steps, wall_s=scalars["wall_s"])
+        asked = self.graph.histograms
+        self.reporter.report(
+            scalars,
+            env_steps=progress.env_steps,
+            wall_s=scalars["wall_s"],
+            histograms=asked.read() if asked else {},
+        )
         return scalars
 
     def save(self, timeout: float = SAVE_TIMEOUT) -> None:
-        """Write a checkpoint. Raises OSError if it cannot be written; the one before stays."""
+        """Write a checkpoint. Raises OSError if it cannot be written; see `Saving`."""
         assert self._runner is not None
-        progress = self.graph.progress
-        state = {
-            "env_steps": progress.env_steps,
-            "wall_s": progress.wall_s,
+        self._saving.save(self._runner.ask, self._work_on, self._state, timeout)
+
+    def _state(self) -> dict[str, Any]:
+        """The driver's part of a checkpoint."""
+        return {
+            "wall_s": self.graph.progress.wall_s,
             "resumes": self._start.resumes,
             "statistics": self.statistics.state(),
             "return_mean": self.statistics.return_mean,
-            "milestone": self._is_milestone(progress.env_steps),
         }
-        problem = self._runner.ask("save", state, timeout)
-        if problem is not None:
-            raise OSError(f"checkpoint not written: {problem}")
-
-    def _is_milestone(self, env_steps: int) -> bool:
-        """Whether a milestone lies between the last checkpoint and this one."""
-        every = self.config.milestone_interval
-        last, self._last_saved = self._last_saved, env_steps
-        return every is not None and env_steps // every > last // every
 
     # ---- benchmark ----
 
@@ -354,6 +372,10 @@ class Run:
             self._runner.kill()
 
 
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def describe(error: BaseException) -> str:
     """An error as text: a worker's death ends with the worker's own traceback, and where the driver
     was when it noticed says nothing; so it is with a rank that others lose."""
@@ -363,23 +385,3 @@ def describe(error: BaseException) -> str:
     if isinstance(error, WorkerDied | RankLost):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
-
-
-def resolve_device(asked: str) -> str:
-    """The device by name. Raises ConfigError if it is not there."""
-    import torch
-
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(asked)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {asked}: {error}; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"--device {asked}: this machine shows {torch.cuda.device_count()} CUDA devices; "
-            "use --device cpu, or see `sampleforge doctor`"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {asked} is not supported; use auto, cpu, cuda or cuda:N")
-    return asked

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge import __version__
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
-from sampleforge.driver import Run, describe, finish, resolve_device
+from sampleforge.driver import Run, describe, finish
+from sampleforge.runtime.device import resolve_device
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, DdppoConfig

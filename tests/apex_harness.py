@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sampleforge.algos.dqn_learner import DqnLearner, Learned
+from sampleforge.data.replay_files import ReplayFolder
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
@@ -47,14 +48,17 @@ def apex_config(**kwargs: Any) -> ApexConfig:
     return ApexConfig(**{**defaults, **kwargs})
 
 
-def build_apex(config: ApexConfig) -> tuple[Graph, ApexPlan]:
+def build_apex(
+    config: ApexConfig, replays: ReplayFolder | None = None, resume: Any = None
+) -> tuple[Graph, ApexPlan]:
     """The wired graph of a config; nothing is started."""
     spec = spec_of(config)
     config = fit(config, spec)
     plan = plan_apex(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None
-    return apex(config, plan, spec, Start(config.seed), _forget, None), plan
+    start = Start(config.seed, replays=replays, resume=resume)
+    return apex(config, plan, spec, start, _forget, None), plan
 
 
 def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:

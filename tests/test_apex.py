@@ -105,7 +105,7 @@ def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> Non
     """A slow learner: leases come one at a time. Every row plays on all the same."""
     chosen = apex_config(samples_per_insert=30.0, num_splits=3, num_replay_shards=shards)
     graph, _ = build_apex(chosen)
-    ended = {key: 0 for key in graph.exploration or {}}
+    ended = {key: 0 for key in graph.exploration.third}
     for _ in serial_rounds(graph, 2500):
         for episode in graph.episodes.take():
             ended[episode.actor, episode.split, episode.row] += 1
@@ -156,8 +156,12 @@ def test_what_cannot_run_is_refused_with_numbers(change: dict[str, Any], message
 def test_configs_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match="learning_starts is 500, but the replay holds only"):
         apex_config(learning_starts=500)
-    with pytest.raises(ConfigError, match="no memory to train it with"):
-        apex_config(model=ModelConfig(core="gru"))
+    with pytest.raises(ConfigError, match="burn_in is 50, but a sequence shares only 40 steps"):
+        apex_config(model=ModelConfig(core="gru"), burn_in=50)
+    with pytest.raises(ConfigError, match="sequence_overlap is 40, but a sequence has only 40"):
+        apex_config(model=ModelConfig(core="gru"), sequence_length=40)
+    with pytest.raises(ConfigError, match=r"burn_in is 20, but model\.core is 'none'"):
+        apex_config(burn_in=20)
     with pytest.raises(ConfigError, match="priority_beta_final is set"):
         apex_config(priority_beta_final=1.0)
     with pytest.raises(ConfigError, match="Q-values of one Discrete action"):

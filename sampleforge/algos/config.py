@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.models.q_config import QHeadsConfig
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,20 @@ class AppoLossConfig(Checked):
 
 
 @dataclass(frozen=True)
-class DqnConfig(Checked):
+class DqnConfig(QHeadsConfig):
     """What is left open is fitted to the observations: `sampleforge.topologies.apex_plan.fit`."""
 
     batch_size: int | None = None
-    """Transitions per gradient step (none: 512 for images, else 256)."""
-    gamma: float = 0.99
-    """Discount per env step."""
-    n_step: int = 3
-    """Rewards summed before the target bootstraps (fewer at the end of an episode or rollout)."""
+    """Transitions per gradient step (none: 512 for images, else 256); with a recurrent core
+    sequences (none: 64)."""
+    gamma: float | None = None
+    """Discount per env step (none: .99, with a recurrent core .997)."""
+    n_step: int | None = None
+    """Rewards summed before the target bootstraps, fewer at the end of an episode, rollout or
+    sequence (none: 3, with a recurrent core 5)."""
+    burn_in: int = 40
+    """First steps of each sequence, which bring the recurrent state up to date and are not learned
+    from."""
     double: bool = True
     """The online network chooses the action that the target network values."""
     dueling: bool = True
@@ -107,8 +113,8 @@ class DqnConfig(Checked):
     """Width of a hidden layer in each head (0: none)."""
     huber_delta: float = 1.0
     """TD errors beyond this count linearly (0: all count squared)."""
-    value_rescaling: bool = False
-    """Learn squashed values h(Q) instead of clipping rewards."""
+    value_rescaling: bool | None = None
+    """Learn squashed values h(Q) instead of clipping rewards (none: with a recurrent core)."""
     optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
     """rmsprop: centred, as in the paper (auto: rmsprop for images, else adam)."""
     learning_rate: float | None = None
@@ -127,8 +133,9 @@ class DqnConfig(Checked):
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
-    epsilon_base: float = 0.4
-    """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1))."""
+    epsilon_base: float | None = None
+    """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1)) (none:
+    0.4, or 0 with noisy nets, which explore by themselves)."""
     epsilon_exponent: float = 7.0
     weights_refresh_interval: int = 400
     """Env steps of an actor between looks for newer weights."""
@@ -139,9 +146,17 @@ class DqnConfig(Checked):
         super().__post_init__()
         check_range(self, "batch_size target_update_interval learner_threads", low=1)
         check_range(self, "n_step", low=1, high=255)
+        check_range(self, "burn_in", low=0)
         check_range(self, "gamma epsilon_base", low=0, high=1)
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
         check_range(self, "learning_rate optimiser_eps", low=0, above=True)
         check_range(self, "reward_scale reward_clip", low=0, above=True)
+
+    @property
+    def base_epsilon(self) -> float:
+        """``epsilon_base``, or what stands for none."""
+        if self.epsilon_base is not None:
+            return self.epsilon_base
+        return 0.0 if self.noisy_nets else 0.4

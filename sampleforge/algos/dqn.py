@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from sampleforge.algos.config import DqnConfig
+from sampleforge.algos.first_priorities import first_errors
+from sampleforge.algos.windows import MakeWindows, finish_sequences
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.n_step import initial_errors, n_step_windows
 from sampleforge.ops.value_rescaling import rescale, unrescale
 
 
 @dataclass(frozen=True)
 class DqnOutput:
-    """A scalar to differentiate, absolute TD errors [B], and scalars to report; the last two
-    detached, on the device."""
+    """A scalar to differentiate, what priorities are made of [B] (absolute TD errors, or losses of
+    distributions), and scalars to report; the last two detached, on the device."""
 
     loss: torch.Tensor
     errors: torch.Tensor
@@ -54,7 +54,7 @@ def dqn_loss(
 ) -> DqnOutput:
     """Importance-weighted Huber loss of the TD errors, in the mean."""
     targets = q_targets(
-        online, target, batch, double=config.double, rescaled=config.value_rescaling
+        online, target, batch, double=config.double, rescaled=bool(config.value_rescaling)
     )
     q = online.q_values(batch.obs)
     taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
@@ -76,33 +76,26 @@ def dqn_loss(
 
 @dataclass(frozen=True)
 class FinishRollout:
-    """What an actor adds to a complete rollout: n-step windows and first priorities, from the
-    Q-values that it acted on."""
+    """What an actor adds to a complete rollout: n-step windows and first priorities, from what it
+    acted on; of sequences only the priorities."""
 
     config: DqnConfig
 
     def __call__(self, slots: TrajectorySlots, slot: int) -> None:
-        config, extras = self.config, slots.extras
-        reward = slots.reward[slot] * np.float32(config.reward_scale)
-        if config.reward_clip is not None:
-            reward = reward.clip(-config.reward_clip, config.reward_clip)
-        windows = n_step_windows(
-            reward,
-            slots.terminated[slot],
-            slots.truncated[slot],
-            slots.valid[slot],
-            config.n_step,
-            config.gamma,
-            same_step=slots.shape.spec.autoreset == "same_step",
+        make = MakeWindows(self.config, slots.shape.spec.autoreset == "same_step")
+        extras, reward = slots.extras, slots.reward[slot]
+        windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
+        errors = first_errors(
+            self.config,
+            windows,
+            make.rewards(reward),
+            make.gamma,
+            {name: column[slot] for name, column in extras.items()},
         )
+        if slots.shape.sequences is not None:
+            finish_sequences(slots, slot, errors, windows.steps > 0)
+            return
         extras["returns"][slot] = windows.returns
         extras["discount"][slot] = windows.discount
         extras["steps"][slot] = windows.steps
-        extras["td_error"][slot] = initial_errors(
-            windows,
-            reward,
-            extras["value"][slot],
-            extras["taken"][slot],
-            config.gamma,
-            rescaled=config.value_rescaling,
-        )
+        extras["td_error"][slot] = errors

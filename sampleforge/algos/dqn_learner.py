@@ -10,10 +10,14 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn import dqn_loss
+from sampleforge.algos.distributional import distributional_loss
+from sampleforge.algos.dqn import DqnOutput, dqn_loss
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.r2d2 import r2d2_loss
+from sampleforge.data.sequences import Sequences
 from sampleforge.data.transitions import Transitions
+from sampleforge.models.noisy import Noise, noise_size, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.schedules import linear
 
@@ -21,21 +25,31 @@ from sampleforge.ops.schedules import linear
 class Learned(NamedTuple):
     metrics: dict[str, float]
     errors: npt.NDArray[np.float32] | None
-    """Absolute TD errors [B], the new priorities; None where the step was skipped."""
+    """`DqnOutput.errors` [B], the new priorities; None where the step was skipped."""
 
 
 class DqnLearner:
     """Online network (``model``), target network, optimiser.
 
     ``version`` counts gradient steps, also skipped ones; it is the policy version and what the
-    target network is updated by.
+    target network is updated by. Noisy layers of both networks draw anew for each forward pass,
+    from ``noise_seed`` on.
     """
 
     def __init__(
-        self, model: QNetwork, config: DqnConfig, *, device: torch.device, precision: str
+        self,
+        model: QNetwork,
+        config: DqnConfig,
+        *,
+        device: torch.device,
+        precision: str,
+        noise_seed: int = 0,
     ) -> None:
         self.model = model.to(device)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
+        noise = Noise(torch.Generator(device).manual_seed(noise_seed), per_row=False)
+        set_noise(self.model, noise)
+        set_noise(self.target, noise)
         self.version = 0
         assert config.learning_rate is not None and config.target_update_interval is not None
         self._config = config
@@ -46,18 +60,19 @@ class DqnLearner:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimiser = _make_optimiser(self._parameters, config)
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
+    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
         """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
         linear schedule. A step whose gradient is not finite is skipped and counted."""
         config = self._config
         batch = batch.to(self._device)
         with autocast(self._device, self._precision):
-            output = dqn_loss(self.model, self.target, batch, beta, config)
+            output = self._loss(batch, beta)
         self._optimiser.zero_grad(set_to_none=True)
         output.loss.backward()  # type: ignore[no-untyped-call]
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        metrics, errors = _fetch({**output.metrics, "grad_norm": norm}, output.errors)
+        scalars = {**output.metrics, **noise_size(self.model), "grad_norm": norm}
+        metrics, errors = _fetch(scalars, output.errors)
         rate = self._learning_rate
         if config.lr_schedule == "linear":
             rate = linear(rate, progress)
@@ -67,7 +82,7 @@ class DqnLearner:
                 group["lr"] = rate
             self._optimiser.step()
             if self.model.normaliser is not None:
-                self.model.normaliser.update(batch.obs)
+                self.model.normaliser.update(batch.flat_obs)
         self.version += 1
         if self.version % self._target_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
@@ -75,6 +90,15 @@ class DqnLearner:
         if not finite:
             return Learned(metrics, None)
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+
+    def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
+        if isinstance(batch, Sequences):
+            return r2d2_loss(
+                self.model, self.target, batch, beta, self._config, self._config.burn_in
+            )
+        if self.model.value_distribution is not None:
+            return distributional_loss(self.model, self.target, batch, beta, self._config)
+        return dqn_loss(self.model, self.target, batch, beta, self._config)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""

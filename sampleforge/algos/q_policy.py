@@ -1,4 +1,4 @@
-"""A Q-network that acts: every env row explores with an epsilon of its own."""
+"""A Q-network that acts: every env row explores with an epsilon, and with noise, of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 
 from sampleforge.algos.policy import Acted, FollowingModel, autocast
 from sampleforge.data.weights import SharedWeights
+from sampleforge.models.noisy import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.spec import ACTION
 
 
 class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
     """``epsilons`` [rows of the run]; newer weights are taken once at least ``refresh_interval``
-    env steps were taken since the last time."""
+    env steps were taken since the last time. Noisy layers draw anew for each row and step."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         seed: int,
     ) -> None:
         super().__init__(model, weights, device=device, precision=precision, seed=seed)
+        set_noise(self._model, Noise(self._generator, per_row=True))
         self._epsilons = epsilons.to(device, torch.float32)
         self._refresh_interval = refresh_interval
         self._acted = refresh_interval
@@ -46,6 +48,14 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         with autocast(self._device, self._precision):
             choices, state = self._model.choices(obs, state, first)
         actions = choices.explore(self._epsilons[rows], self._generator)
-        taken = choices.q.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        extras = {"value": choices.best.values, "taken": _of(choices.q, actions)}
+        if choices.std is not None:
+            best = choices.best.actions
+            extras |= {"value_std": _of(choices.std, best), "taken_std": _of(choices.std, actions)}
         self._acted += len(rows)
-        return Acted({ACTION: actions}, {"value": choices.best.values, "taken": taken}, state)
+        return Acted({ACTION: actions}, extras, state)
+
+
+def _of(each: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """[B]: the actions' own of [B, A]."""
+    return each.gather(-1, actions.unsqueeze(-1)).squeeze(-1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,13 +246,21 @@ class FrameStore:
 
     def store(self, slot: int, packed: list[bytes]) -> bool:
         """Put a slot's blocks into the ring and take its place back; False if there is no room."""
-        start = self._ring.take(sum(map(len, packed)))
-        if start is None:
+        at = self._take(slot, np.array([len(block) for block in packed]))
+        if at is None:
             return False
         data = np.frombuffer(b"".join(packed), np.uint8)
-        at = self._begin + start
         self._frames.ring[at : at + len(data)] = data
-        sizes = np.array([len(block) for block in packed])
+        self._places.append(int(self._slots.place[slot]))
+        return True
+
+    def _take(self, slot: int, sizes: npt.NDArray[np.int64]) -> int | None:
+        """Room in the ring for a slot's blocks of these sizes: where it begins, None if there is
+        none."""
+        start = self._ring.take(int(sizes.sum()))
+        if start is None:
+            return None
+        at = self._begin + start
         offsets = at + np.cumsum(sizes) - sizes
         done = 0
         for name in self._frames.shape.stacks:
@@ -261,8 +269,32 @@ class FrameStore:
             where[slot] = offsets[done:until].reshape(where[slot].shape)
             size[slot] = sizes[done:until].reshape(size[slot].shape)
             done = until
-        self._places.append(int(self._slots.place[slot]))
-        return True
+        return at
+
+    def pieces(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """The compressed frames of each stored slot, oldest first: views of the ring."""
+        for begin, end in self._ring.pieces:
+            yield self._frames.ring[self._begin + begin : self._begin + end]
+
+    def sizes(self, slots: Indices) -> dict[str, npt.NDArray[np.int32]]:
+        """How `pieces` are made up: sizes of the blocks of each leaf, [slots, rows, blocks]."""
+        return {f"sizes/{n}": self._frames.where(n)[1][slots] for n in self._frames.shape.stacks}
+
+    def restore(
+        self, slots: Indices, arrays: Mapping[str, npt.NDArray[Any]], beat: Callable[[], None]
+    ) -> None:
+        """Take `pieces`, one after the other in ``arrays["frames"]``, and their `sizes`, for these
+        slots, oldest first. Only into an empty ring."""
+        names = [f"sizes/{name}" for name in self._frames.shape.stacks]
+        done = 0
+        for i, slot in enumerate(slots.tolist()):
+            sizes = np.concatenate([arrays[name][i].reshape(-1) for name in names])
+            at = self._take(slot, sizes.astype(np.int64))
+            assert at is not None, "the ring is as large as the one that they were in"
+            length = int(sizes.sum())
+            self._frames.ring[at : at + length] = arrays["frames"][done : done + length]
+            done += length
+            beat()
 
     def drop_oldest(self) -> None:
         """Forget the oldest slot in the ring: it is evicted."""
@@ -274,7 +306,8 @@ class Ring:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._pieces: deque[tuple[int, int]] = deque()  # (begin, end), oldest first
+        self.pieces: deque[tuple[int, int]] = deque()
+        """(begin, end), oldest first."""
         self.used = 0
 
     def take(self, length: int) -> int | None:
@@ -282,14 +315,14 @@ class Ring:
         assert 0 < length <= self._size, (length, self._size)
         begin = self._room(length)
         if begin is not None:
-            self._pieces.append((begin, begin + length))
+            self.pieces.append((begin, begin + length))
             self.used += length
         return begin
 
     def _room(self, length: int) -> int | None:
-        if not self._pieces:
+        if not self.pieces:
             return 0
-        oldest, (newest, end) = self._pieces[0][0], self._pieces[-1]
+        oldest, (newest, end) = self.pieces[0][0], self.pieces[-1]
         if newest < oldest:  # the free part lies between
             return end if length <= oldest - end else None
         if length <= self._size - end:
@@ -297,5 +330,5 @@ class Ring:
         return 0 if length <= oldest else None
 
     def free_oldest(self) -> None:
-        begin, end = self._pieces.popleft()
+        begin, end = self.pieces.popleft()
         self.used -= end - begin

@@ -17,6 +17,9 @@ class ReplayConfig(Checked):
     replay_compression_ratio: float = 10.0
     """Times that frames are assumed to shrink: the memory for them is their size divided by this.
     Where they shrink less, the replay holds fewer transitions."""
+    save_replay: bool = False
+    """Checkpoints hold the replay too, the latest one's only: --checkpoint-interval says how often
+    that is written. Off: a resumed run refills it first."""
     num_replay_shards: int = 1
     """Processes that the replay is divided among."""
     learning_starts: int | None = None
@@ -34,15 +37,21 @@ class ReplayConfig(Checked):
     """Times that a transition is learned from on average; faster actors or learners wait (auto: 1
     for images, else 8; none: nobody waits)."""
     samples_per_insert_tolerance: float | None = None
-    """Samples by which the ratio may be missed at any moment (none: as few as the rollouts and
-    batches under way demand)."""
+    """Samples (transitions, or sequences) by which the ratio may be missed at any moment (none: as
+    few as the rollouts and batches under way demand)."""
     prefetch_batches: int = 16
     """Samples that may be under way between replay and learner."""
+    sequence_length: int = 80
+    """Env steps of what is drawn for a recurrent core, the burn-in included."""
+    sequence_overlap: int = 40
+    """Steps that a sequence shares with the next one of its env row. With a recurrent core,
+    --rollout is raised to a multiple of the rest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "replay_capacity num_replay_shards prefetch_batches", low=1)
-        check_range(self, "learning_starts", low=1)
+        check_range(self, "learning_starts sequence_length", low=1)
+        check_range(self, "sequence_overlap", low=0)
         check_range(self, "replay_compression_ratio", low=1)
         check_range(self, "priority_alpha", low=0)
         check_range(self, "priority_beta priority_beta_final", low=0, high=1)

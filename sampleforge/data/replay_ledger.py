@@ -1,9 +1,12 @@
-"""What replay shards and learner know of each other, and the limit on samples per insert."""
+"""What replay shards and learner know of each other, and the limit on samples per insert.
+
+An item is a transition; with a recurrent core a sequence of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +14,23 @@ import numpy.typing as npt
 from sampleforge.data.shared import SharedArrays
 
 _OF_SHARD = {
-    "inserted": "int64",  # transitions that could be sampled, ever
-    "leased": "int64",  # steps of the slots that actors have
-    "stored": "int64",  # transitions that can be sampled now
+    "inserted": "int64",  # items that could be sampled, ever
+    "leased": "int64",  # items of the slots that actors have
+    "stored": "int64",  # items that can be sampled now
     "mass": "float64",  # sum of their priorities
     "drawn": "int64",
-    "age_sum": "float64",  # of the drawn, in transitions inserted since
+    "age_sum": "float64",  # of the drawn, in items inserted since
     "full": "bool",  # it has begun to evict: it will not hold more
     "frame_bytes": "int64",  # of compressed frames
-    "stale_updates": "int64",  # priorities that came too late: their transition was evicted
+    "restoring": "bool",  # what was saved is being read
+    "stale_updates": "int64",  # priorities that came too late: their item was evicted
 }
 _OF_LEARNER = {
     "base": "int64",  # of each shard: inserted before learning began
     "carried": "float64",  # [0]: the balance of the run before
     "sampled": "int64",  # [0]
     "learning": "bool",  # [0]
+    "begun": "bool",  # [0]: learning had begun in the run whose replay is restored
 }
 
 
@@ -41,11 +46,13 @@ class ReplayLedger:
     age_sum: npt.NDArray[np.float64]
     full: npt.NDArray[np.bool_]
     frame_bytes: npt.NDArray[np.int64]
+    restoring: npt.NDArray[np.bool_]
     stale_updates: npt.NDArray[np.int64]
     base: npt.NDArray[np.int64]
     carried: npt.NDArray[np.float64]
     sampled: npt.NDArray[np.int64]
     learning: npt.NDArray[np.bool_]
+    begun: npt.NDArray[np.bool_]
 
     def __init__(self, shards: int) -> None:
         columns = {**_OF_SHARD, **_OF_LEARNER}
@@ -65,8 +72,17 @@ class ReplayLedger:
 
     @property
     def inserted_since_start(self) -> int:
-        """Transitions inserted since learning began."""
+        """Items inserted since learning began."""
         return int((self.inserted - self.base).sum()) if self.learning[0] else 0
+
+
+class ItemSteps(NamedTuple):
+    """What an item is in env steps: of a transition 1 and 1."""
+
+    inserted: int = 1
+    """New ones in the replay: what a sequence does not share with the one before."""
+    learned: int = 1
+    """Learned from, each time that it is drawn: all but the burn-in."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +90,11 @@ class RateLimiter:
     """Holds ``|inserts * ratio - samples|`` within ``tolerance``, at every instant (Reverb's
     SampleToInsertRatio; Cassirer et al. 2021, arXiv 2102.04736).
 
-    Inserts and samples count from the moment that ``learning_starts`` transitions were there. A
-    ``ratio`` of None lets both sides run freely. Inserts are limited where slots are leased to
-    actors: what has been leased may come back at any moment, so it counts already, and each shard
-    has an equal share of what is allowed. Neither side needs the other's lock.
+    Inserts, samples and ``learning_starts`` are items. They count from the moment that
+    ``learning_starts`` were there. A ``ratio`` of None lets both sides run freely. Inserts are
+    limited where slots are leased to actors: what has been leased may come back at any moment, so
+    it counts already, and each shard has an equal share of what is allowed. Neither side needs the
+    other's lock.
     """
 
     ledger: ReplayLedger
@@ -92,27 +109,30 @@ class RateLimiter:
         inserts = ledger.inserted_since_start * (self.ratio or 0.0)
         return float(ledger.carried[0] + inserts - ledger.sampled[0])
 
-    def may_lease(self, shard: int, steps: int) -> bool:
-        """Shard: another slot of ``steps`` transitions may be given to an actor."""
+    def may_lease(self, shard: int, items: int) -> bool:
+        """Shard: another slot of ``items`` items may be given to an actor."""
         ledger = self.ledger
         if self.ratio is None:
             return True
-        committed = ledger.inserted[shard] - ledger.base[shard] + ledger.leased[shard] + steps
+        committed = ledger.inserted[shard] - ledger.base[shard] + ledger.leased[shard] + items
         allowed = (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
         if ledger.learning[0]:
             return bool(committed <= allowed / ledger.shards)
         # Also before: a learner that starts late finds no pile of old steps. But what learning
         # needs to begin is always allowed, whatever the run before owed.
         needed = self.learning_starts / ledger.shards
-        return bool(committed - steps < needed or committed <= needed + allowed / ledger.shards)
+        return bool(committed - items < needed or committed <= needed + allowed / ledger.shards)
 
     def begin_learning(self) -> bool:
-        """Learner: whether there are enough transitions to learn from; remembers the first time.
-        Full shards are enough, whatever ``learning_starts``: where episodes are short, steps that
-        reset take room."""
+        """Learner: whether there are enough items to learn from; remembers the first time. Full
+        shards are enough, whatever ``learning_starts``: where episodes are short, steps that reset
+        take room. So is a replay from which learning had begun before."""
         ledger = self.ledger
         if not ledger.learning[0]:
-            if ledger.stored.sum() < self.learning_starts and not ledger.full.all():
+            if ledger.restoring.any():
+                return False
+            enough = ledger.begun[0] or ledger.stored.sum() >= self.learning_starts
+            if not enough and not ledger.full.all():
                 return False
             ledger.base[:] = ledger.inserted
             ledger.learning[0] = True
@@ -127,8 +147,14 @@ class RateLimiter:
         self.ledger.sampled[0] += count
 
     def state(self) -> dict[str, Any]:
-        return {"balance": self.balance if self.ratio is not None else 0.0}
+        return {
+            "balance": self.balance if self.ratio is not None else 0.0,
+            "learning": bool(self.ledger.learning[0] or self.ledger.begun[0]),
+        }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on with the balance of a `state`."""
+    def load(self, state: dict[str, Any], *, restoring: bool = False) -> None:
+        """Go on with the balance of a `state`. ``restoring``: with its replay, too, which each
+        shard says it has by clearing its flag."""
         self.ledger.carried[0] = state["balance"] if self.ratio is not None else 0.0
+        self.ledger.restoring[:] = restoring
+        self.ledger.begun[0] = restoring and state["learning"]

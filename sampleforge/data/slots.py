@@ -19,6 +19,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from sampleforge.data.sequence_shape import SequenceShape
 from sampleforge.data.shared import Layout, SharedArrays, layout_bytes
 from sampleforge.data.stacks import StackColumn
 from sampleforge.spec import ArraySpec, EnvSpec
@@ -44,7 +45,8 @@ class SlotShape:
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
     ``single_frames``: leaves that are stacks of frames are kept as `sampleforge.data.stacks` says.
     ``places``: slots whose frames may lie raw at a time (none: all), see
-    `sampleforge.data.compressed`.
+    `sampleforge.data.compressed`. ``sequences``: in a replay for a recurrent core; ``rollout`` then
+    counts the overlap too.
     """
 
     rollout: int
@@ -54,10 +56,21 @@ class SlotShape:
     extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
     single_frames: bool = False
     places: int | None = None
+    sequences: SequenceShape | None = None
 
     @property
     def env_steps(self) -> int:
         return self.rollout * self.rows
+
+    @property
+    def starts(self) -> int:
+        """Sequences of each row; 1 if it is the whole rollout."""
+        return 1 if self.sequences is None else self.sequences.starts(self.rollout)
+
+    @property
+    def items(self) -> int:
+        """What a replay draws of a slot: transitions, or sequences."""
+        return self.env_steps if self.sequences is None else self.starts * self.rows
 
     @property
     def stacks(self) -> dict[str, ArraySpec]:
@@ -87,7 +100,7 @@ class SlotShape:
             "terminated": (step, "bool"),
             "truncated": (step, "bool"),
             "valid": (step, "bool"),
-            "state": ((count, self.rows, self.state_size), "float32"),
+            **self._beginnings(count),
             "owner": ((count,), "int32"),
             "generation": ((count,), "int64"),
         }
@@ -96,6 +109,18 @@ class SlotShape:
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
         return arrays
+
+    def _beginnings(self, count: int) -> Layout:
+        """The recurrent state that the rollout began with, or each sequence, and what the replay
+        knows of each sequence."""
+        if self.sequences is None:
+            return {"state": ((count, self.rows, self.state_size), "float32")}
+        each = (count, self.starts, self.rows)
+        return {
+            "states": ((*each, self.state_size), "float32"),
+            "sequence_error": (each, "float32"),
+            "sequence_usable": (each, "bool"),
+        }
 
     def nbytes(self, count: int) -> int:
         return layout_bytes(self.layout(count))
@@ -108,7 +133,8 @@ class TrajectorySlots:
 
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
     ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
-    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``.
+    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``. With
+    sequences there are ``states`` instead, [starts, rows, S] before the first step of each.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -136,15 +162,20 @@ class TrajectorySlots:
         self.terminated = self.arrays["terminated"]
         self.truncated = self.arrays["truncated"]
         self.valid = self.arrays["valid"]
-        self.state = self.arrays["state"]
+        if self.shape.sequences is None:
+            self.state = self.arrays["state"]
+        else:
+            self.states = self.arrays["states"]
+            self.sequence_error = self.arrays["sequence_error"]
+            self.sequence_usable = self.arrays["sequence_usable"]
         self.owner = self.arrays["owner"]
         self.generation = self.arrays["generation"]
         same_step = self.shape.spec.autoreset == "same_step"
         self.final_value = self.arrays["final_value"] if same_step else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and ``state``;
-        frames are [count or places, k-1 + T+1, rows, ...]."""
+        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and those of the
+        beginnings; frames are [count or places, k-1 + T+1, rows, ...]."""
         skip = ("owner", "generation", "place")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 

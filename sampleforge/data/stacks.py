@@ -75,6 +75,11 @@ class StackColumn:
         """Write obs[t], [rows, k, ...], of which only the newest frame is kept."""
         self._frames[self._place[slot], t + self.depth - 1] = stacks[:, -1]
 
+    def newest(self, slot: int, begin: int, end: int) -> npt.NDArray[Any]:
+        """The newest frames of obs[begin] to obs[end - 1] where they lie, [steps, rows, ...]."""
+        frames: npt.NDArray[Any] = self._frames[self._place[slot]]
+        return frames[begin + self.depth - 1 : end + self.depth - 1]
+
     def read(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor:
         """A copy of obs[t] of these slots and rows (int64 [B] each): [B, k, ...].
 

@@ -27,6 +27,11 @@ class Transitions:
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
     odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
 
+    @property
+    def flat_obs(self) -> dict[str, torch.Tensor]:
+        """What was seen, for statistics: leaves [N, ...]."""
+        return self.obs
+
     def to(self, device: torch.device) -> Transitions:
         def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}
@@ -39,6 +44,11 @@ class Gathered(NamedTuple):
     transitions: Transitions
     held: npt.NDArray[np.bool_]
     """[B] of the sample: which of its items are still what was drawn, and so in here."""
+
+    @property
+    def trained(self) -> int:
+        """Env steps that are learned from."""
+        return len(self.transitions.action)
 
 
 class TransitionReader:

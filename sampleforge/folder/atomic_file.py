@@ -29,10 +29,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
-    _fsync_folder(path.parent)
+    fsync_folder(path.parent)
 
 
-def _fsync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make the rename itself survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:

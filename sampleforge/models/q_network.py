@@ -1,4 +1,5 @@
-"""The Q-network: normaliser -> trunk (encoder, core) -> one Q-value per action."""
+"""The Q-network: normaliser -> trunk (encoder, core) -> a Q-value, or the distribution of the
+return, per action."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import Activation, Dense, activation, orthogonal_
+from sampleforge.models.encoders import activation
 from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
+from sampleforge.models.q_heads import make_heads
 from sampleforge.models.trunk import Trunk
+from sampleforge.models.value_distribution import ValueDistribution
 from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
 
 EVALUATION_EPSILON = 0.001
@@ -26,9 +29,11 @@ class QNetwork(nn.Module):
     """Q-values of one discrete action.
 
     ``dueling``: Q = V + A - mean_a A (Wang et al. 2016, arXiv 1511.06581, eq. 9). ``head_size``:
-    width of a hidden layer in each head, 0 for none. ``parameters`` of its output are the Q-values
-    [..., A], ``values`` the largest of them that the action mask allows. Raises ConfigError if the
-    config does not fit the spaces.
+    width of a hidden layer in each head, 0 for none. ``noisy_sigma``: the heads' layers are noisy
+    ones (0: not), which follow their means until `models.noisy.set_noise` is called.
+    ``value_distribution``: what they say of each action's return (None: the Q-value alone).
+    ``parameters`` of its output are the Q-values [..., A], ``values`` the largest of them that the
+    action mask allows. Raises ConfigError if the config does not fit the spaces.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class QNetwork(nn.Module):
         *,
         dueling: bool,
         head_size: int,
+        noisy_sigma: float = 0.0,
+        value_distribution: ValueDistribution | None = None,
     ) -> None:
         super().__init__()
         self.num_actions = _num_actions(actions)
@@ -48,12 +55,16 @@ class QNetwork(nn.Module):
         self.trunk = Trunk(config, observations)
         self.state_size = self.trunk.state_size
         self.dueling = dueling
-        outputs = self.num_actions + dueling  # the value comes last
-        features, act = self.trunk.out_features, activation(config.activation, "relu")
-        if head_size:
-            self.heads: nn.Module = _Streams(features, head_size, self.num_actions, dueling, act)
-        else:
-            self.heads = orthogonal_(nn.Linear(features, outputs), gain=1.0)
+        self.value_distribution = value_distribution
+        size = 1 if value_distribution is None else value_distribution.size
+        widths = (self.num_actions * size, size) if dueling else (self.num_actions * size,)
+        self.heads = make_heads(
+            self.trunk.out_features,
+            widths,
+            hidden=head_size,
+            act=activation(config.activation, "relu"),
+            noisy_sigma=noisy_sigma,
+        )
 
     def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
         """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""
@@ -66,27 +77,54 @@ class QNetwork(nn.Module):
         """One step, as `step`: what can be done, and the next state."""
         leaves = obs if self.normaliser is None else self.normaliser(obs)
         features, state = self.trunk.step(leaves, state, first)
-        return self.distribution(self._q_values(features), obs), state
+        outputs = self._outputs(features)
+        actions = self.distribution(self.mean(outputs), obs)
+        if self.value_distribution is not None:
+            actions.std = self.value_distribution.std(outputs)
+        return actions, state
 
     def q_values(self, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A] float32 of leaves [B, ...], for a network without a core."""
+        return self.mean(self.outputs(obs))
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """Q-values [..., A] of `outputs`."""
+        known = self.value_distribution
+        return outputs if known is None else known.mean(outputs)
+
+    def outputs(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Of leaves [B, ...], for a network without a core: Q-values [B, A] float32, or
+        [B, A, K], which is for its ``value_distribution``."""
         assert self.state_size == 0
         leaves = obs if self.normaliser is None else self.normaliser(obs)
         some = next(iter(leaves.values()))
         features, _ = self.trunk.step(
             leaves, some.new_empty(0), some.new_zeros(len(some), dtype=torch.bool)
         )
-        return self._q_values(features)
+        return self._outputs(features)
+
+    def unroll(
+        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Leaves [T, B, ...], state [B, S] before obs[0], first bool [T, B] (the state is zeroed
+        there) -> Q-values [T, B, A] float32, and the state [B, S] after the last step."""
+        leaves = obs if self.normaliser is None else self.normaliser(obs)
+        features, state = self.trunk(leaves, state, first)
+        return self._q_values(features), state
 
     def _q_values(self, features: Tensor) -> Tensor:
+        return self.mean(self._outputs(features))
+
+    def _outputs(self, features: Tensor) -> Tensor:
         if torch.is_autocast_enabled(features.device.type):
             with torch.autocast(features.device.type, enabled=False):  # 8 bits are too few
-                return self._q_values(features)
+                return self._outputs(features)
         outputs: Tensor = self.heads(features)
-        if not self.dueling:
-            return outputs
-        advantage, value = outputs[..., :-1], outputs[..., -1:]
-        return value + advantage - advantage.mean(-1, keepdim=True)
+        axis = -1  # of the actions
+        if self.value_distribution is not None:
+            outputs = outputs.reshape(*outputs.shape[:-1], -1, self.value_distribution.size)
+            axis = -2
+        return _dueling(outputs, axis) if self.dueling else outputs
 
     def distribution(self, parameters: Tensor, obs: Mapping[str, Tensor]) -> GreedyActions:
         """What to do with Q-values [..., A], under the action mask if ``obs`` has one."""
@@ -98,20 +136,11 @@ class QNetwork(nn.Module):
         return GreedyActions(parameters, mask)
 
 
-class _Streams(nn.Module):
-    """Features [..., F] -> advantages and, last, the value: each through a hidden layer."""
-
-    def __init__(
-        self, features: int, size: int, actions: int, dueling: bool, act: Activation
-    ) -> None:
-        super().__init__()
-        widths = (actions, 1) if dueling else (actions,)
-        self.hidden = nn.ModuleList(Dense(features, (size,), act) for _ in widths)
-        self.out = nn.ModuleList(orthogonal_(nn.Linear(size, n), gain=1.0) for n in widths)
-
-    def forward(self, features: Tensor) -> Tensor:
-        pairs = zip(self.hidden, self.out, strict=True)
-        return torch.cat([out(hidden(features)) for hidden, out in pairs], -1)
+def _dueling(outputs: Tensor, axis: int) -> Tensor:
+    """V + A - mean A of advantages and, last on the axis, the value."""
+    actions = outputs.shape[axis] - 1
+    advantage, value = outputs.narrow(axis, 0, actions), outputs.narrow(axis, actions, 1)
+    return value + advantage - advantage.mean(axis, keepdim=True)
 
 
 class Best(NamedTuple):
@@ -124,12 +153,14 @@ class Best(NamedTuple):
 class GreedyActions:
     """The best of the allowed actions, or with a probability any of them.
 
-    ``q`` [..., A]; ``mask`` bool of the same shape, True where allowed, or None.
+    ``q`` [..., A]; ``mask`` bool of the same shape, True where allowed, or None; ``std`` of the
+    same shape: standard deviations of the returns, of a network that knows them.
     """
 
     def __init__(self, q: Tensor, mask: Tensor | None) -> None:
         self.q = q
         self.mask = mask
+        self.std: Tensor | None = None
 
     @cached_property
     def best(self) -> Best:

@@ -62,6 +62,39 @@ def n_step_windows(
     return Windows(returns, discount, steps)
 
 
+class KnownWindows(NamedTuple):
+    """[T, rows] each: the windows as far as values of ``obs[:T]`` reach. The value of ``obs[T]`` is
+    not known yet, so a window that ends there is cut by one step."""
+
+    returns: Floats
+    discount: Floats
+    following: npt.NDArray[np.intp]  # what step the window bootstraps from, where discount > 0
+    known: Flags  # False where there is no window, or nothing is left of it
+
+    def bootstrap(self, values: Floats) -> Floats:
+        """[T, rows]: of ``values`` [T, rows], that which each window ends at; 0 where none."""
+        found = values[self.following, np.arange(values.shape[1])]
+        return np.where(self.discount > 0, found, np.float32(0))
+
+    def completed(self, errors: Floats) -> Floats:
+        """``errors`` where windows are known, elsewhere the mean of these."""
+        typical = errors[self.known].mean() if self.known.any() else np.float32(1.0)
+        return np.where(self.known, errors, typical).astype(np.float32)
+
+
+def known_windows(windows: Windows, reward: Floats, gamma: float) -> KnownWindows:
+    """What can be said of ``windows`` before ``obs[T]`` has a value."""
+    length = len(reward)
+    time = np.arange(length)[:, None] + windows.steps
+    cut = (time == length) & (windows.discount > 0)
+    following = np.minimum(np.minimum(time, length) - cut, length - 1)
+    last = np.float32(gamma) ** (windows.steps - 1.0) * reward[-1]
+    returns = windows.returns - np.where(cut, last, 0)
+    discount = np.where(cut, windows.discount / max(gamma, 1e-12), windows.discount)
+    known = (windows.steps > 0) & ~(cut & (windows.steps == 1))
+    return KnownWindows(returns, discount, following, known)
+
+
 def initial_errors(
     windows: Windows,
     reward: Floats,
@@ -73,24 +106,13 @@ def initial_errors(
 ) -> Floats:
     """|TD error| [T, rows] by the behaviour network's own Q-values at sampling.
 
-    ``values`` is max_a Q(obs[t], a), ``taken`` is Q(obs[t], a_t). There is no value of ``obs[T]``
-    yet: a window that ends there is cut by one step for this purpose, and a window of one step
-    gets the mean of the others. ``rescaled``: both are squashed (see `ops.value_rescaling`).
+    ``values`` is max_a Q(obs[t], a), ``taken`` is Q(obs[t], a_t). Windows are those of
+    `known_windows`; others get the mean. ``rescaled``: both are squashed (see
+    `ops.value_rescaling`).
     """
-    length, rows = reward.shape
     raw = unrescale(torch.from_numpy(values)).numpy() if rescaled else values
-    time = np.arange(length)[:, None] + windows.steps
-    cut = (time == length) & (windows.discount > 0)
-    at = np.minimum(time, length) - cut
-    returns = windows.returns - np.where(
-        cut, np.float32(gamma) ** (windows.steps - 1.0) * reward[-1], 0
-    )
-    discount = np.where(cut, windows.discount / max(gamma, 1e-12), windows.discount)
-    following = raw[np.minimum(at, length - 1), np.arange(rows)]
-    target = returns + discount * np.where(discount > 0, following, 0)
+    windows_known = known_windows(windows, reward, gamma)
+    target = windows_known.returns + windows_known.discount * windows_known.bootstrap(raw)
     if rescaled:
         target = rescale(torch.from_numpy(target)).numpy()
-    errors: Floats = np.abs(target - taken)
-    known = (windows.steps > 0) & ~(cut & (windows.steps == 1))
-    typical = errors[known].mean() if known.any() else np.float32(1.0)
-    return np.where(known, errors, typical).astype(np.float32)
+    return windows_known.completed(np.abs(target - taken))

@@ -21,3 +21,8 @@ def unrescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
     """The inverse of `rescale` (proposition A.2 of the paper), elementwise."""
     root = (1 + 4 * epsilon * (x.abs() + 1 + epsilon)).sqrt()
     return x.sign() * (((root - 1) / (2 * epsilon)).square() - 1)
+
+
+def slope(x: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """h'(x), elementwise."""
+    return 0.5 / (x.abs() + 1).sqrt() + epsilon

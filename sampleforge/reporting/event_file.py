@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard.
+"""Scalars and histograms for TensorBoard.
 
 tensorboardX's own SummaryWriter hands events to a thread through a queue of bounded size: when the
 disk is full the thread dies and the next scalar waits for ever. So its event file is written here
@@ -12,6 +12,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from sampleforge.data.histograms import Histogram
 
 
 class EventFile:
@@ -35,6 +39,27 @@ class EventFile:
         event = self._events.Event(step=step, wall_time=time.time())
         for name, value in scalars.items():
             event.summary.value.add(tag=name, simple_value=value)
+        self._write(event)
+
+    def write_histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
+        """Add one histogram per name at ``step``. Raises OSError that names the folder."""
+        from tensorboardX.summary import histogram_raw
+
+        event = self._events.Event(step=step, wall_time=time.time())
+        for name, found in histograms.items():
+            lows = np.concatenate(([found.low], found.limits[:-1]))
+            middles = (lows + found.limits) / 2
+            values = histogram_raw(
+                name,
+                min=found.low,
+                max=float(found.limits[-1]),
+                num=float(found.counts.sum()),
+                sum=float(found.counts @ middles),
+                sum_squares=float(found.counts @ middles**2),
+                bucket_limits=found.limits.tolist(),
+                bucket_counts=found.counts.tolist(),
+            )
+            event.summary.value.extend(values.value)
         self._write(event)
 
     def _write(self, event: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sampleforge.folder.atomic_file import to_json
@@ -14,6 +15,7 @@ from sampleforge.reporting.line_file import LineFile
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sampleforge.data.histograms import Histogram
     from sampleforge.reporting.event_file import EventFile
 
 Level = Literal["debug", "info", "warning", "error", "result"]
@@ -46,8 +48,16 @@ class Reporter:
         goal = Goal(total_env_steps, total_seconds)
         self._display = open_display(title or folder.path.name, goal, quiet, console)
 
-    def report(self, scalars: Mapping[str, float], *, env_steps: int, wall_s: float) -> None:
-        """Write one report. Values that are not finite become null in metrics.jsonl.
+    def report(
+        self,
+        scalars: Mapping[str, float],
+        *,
+        env_steps: int,
+        wall_s: float,
+        histograms: Mapping[str, Histogram] = MappingProxyType({}),
+    ) -> None:
+        """Write one report. Values that are not finite become null in metrics.jsonl; histograms are
+        for TensorBoard alone.
 
         Raises OSError, naming the file, if it cannot be written.
         """
@@ -59,6 +69,8 @@ class Reporter:
 
             self._events = EventFile(self._folder.tensorboard, env_steps)
         self._events.write(values, env_steps)
+        if histograms:
+            self._events.write_histograms(histograms, env_steps)
         self._display.update(values)
 
     def log(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sampleforge.data.episodes import EpisodeRecord
+from sampleforge.reporting.exploring import ReturnsByExploration
 from sampleforge.topologies.graph import Graph
 
 LAST_EPISODES = 100
@@ -29,8 +30,10 @@ class RunStatistics:
         self._frames = int(earlier.get("env_frames", 0))
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
-        self._of_all: deque[float] = deque(maxlen=LAST_EPISODES)
-        self._exploring = [deque[float](maxlen=LAST_EPISODES) for _ in range(2)]
+        self._exploring: ReturnsByExploration | None = None
+        if graph.exploration is not None:
+            before = earlier.get("exploring", {})
+            self._exploring = ReturnsByExploration(graph.exploration, LAST_EPISODES, before)
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._updates = int(earlier.get("updates", 0))
@@ -38,28 +41,12 @@ class RunStatistics:
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Where rows explore differently, the returns of the least exploring third are the run's;
-        those of all rows, and of the other thirds, are reported beside them."""
-        thirds = self._graph.exploration
+        the others' are reported beside them."""
         for episode in episodes:
             self._episodes += 1
-            third = 0
-            if thirds is not None:
-                third = thirds[episode.actor, episode.split, episode.row]
-                self._of_all.append(episode.ret)
-            if third == 0:
+            if self._exploring is None or self._exploring.take(episode):
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
-            else:
-                self._exploring[third - 1].append(episode.ret)
-
-    def _explorers(self) -> dict[str, float]:
-        """Mean returns, last 100 episodes each, by how much the rows explore."""
-        groups = {
-            "return_mean_all": self._of_all,
-            "return_mean_middle_third": self._exploring[0],
-            "return_mean_exploring_third": self._exploring[1],
-        }
-        return {name: float(np.mean(returns)) for name, returns in groups.items() if returns}
 
     @property
     def return_mean(self) -> float | None:
@@ -75,6 +62,7 @@ class RunStatistics:
             "trained_steps": self._trained + int(self._total("trained_steps")),
             "returns": list(self._returns),
             "lengths": list(self._lengths),
+            "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
             "updates": self._updates_so_far(),
             **self._checks(),
@@ -108,7 +96,7 @@ class RunStatistics:
             "ready_slots_fill": ready,
             "stale_fraction": stale,
             **self._stages(),
-            **self._explorers(),
+            **({} if self._exploring is None else self._exploring.scalars()),
             **learner,
         }
         if self._returns:

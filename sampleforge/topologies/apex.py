@@ -17,21 +17,27 @@ import torch
 from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.windows import MakeWindows
 from sampleforge.data.compressed import CompressedFrames, FrameStore
+from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.replay import Prioritisation, ReplayShard
+from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
+from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
 from sampleforge.models.q_network import QNetwork
+from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.runtime.memory import human_bytes
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex_plan import ApexPlan, slot_shape
+from sampleforge.topologies.apex_saving import make_archive, replay_notes, saves
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.graph import Edge, Graph, Node
+from sampleforge.topologies.graph import Edge, Exploration, Graph, Node, Row
 from sampleforge.topologies.parts import (
     NewPolicy,
     Start,
@@ -57,6 +63,8 @@ class ReplayChannels:
     tickets: SampleTickets
     limiter: RateLimiter
     shard_wakeups: list[Wakeup]
+    histograms: ReplayHistograms
+    archive: ReplayArchive
 
 
 def apex(
@@ -92,7 +100,7 @@ def apex(
         nodes=(*sampling, *replays, learner),
         learner=learner,
         edges=_edges(config, plan),
-        notes=_notes(config, plan, spec, start),
+        notes=_notes(config, plan, spec, replay, start),
         progress=joined.progress,
         counters=joined.counters,
         episodes=joined.episodes,
@@ -100,7 +108,9 @@ def apex(
         weights=weights,
         stop=StopFlag(),
         replacements=joined.replacements,
-        exploration=exploration_thirds(plan),
+        exploration=exploration(config, plan),
+        histograms=replay.histograms,
+        archive=replay.archive if saves(config) else None,
     )
 
 
@@ -119,6 +129,8 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
             spec.actions,
             dueling=config.dueling,
             head_size=config.head_size,
+            noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
+            value_distribution=value_distribution(config, bool(config.value_rescaling)),
         )
 
 
@@ -129,17 +141,23 @@ def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
 
 def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     """Epsilon of every env row of the run, in the order of actors, splits, rows."""
-    ladder = epsilon_ladder(plan.envs, config.epsilon_base, config.epsilon_exponent)
+    ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
     return ladder[[rung(plan, *row) for row in _rows(plan)]]
 
 
-def exploration_thirds(plan: ApexPlan) -> dict[tuple[int, int, int], int]:
+def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
+    """How much each env row explores."""
+    epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
+    return Exploration(exploration_thirds(plan), epsilons)
+
+
+def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
     """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
     third = math.ceil(plan.envs / 3)
     return {row: (plan.envs - 1 - rung(plan, *row)) // third for row in _rows(plan)}
 
 
-def _rows(plan: ApexPlan) -> list[tuple[int, int, int]]:
+def _rows(plan: ApexPlan) -> list[Row]:
     splits, rows = range(plan.num_splits), range(plan.rows)
     return [(a, s, r) for a in range(plan.num_workers) for s in splits for r in rows]
 
@@ -169,7 +187,10 @@ def make_learner(
 ) -> DqnLearner:
     """The learner as it begins: initial weights, or all that is in the checkpoint."""
     device = torch.device(plan.device)
-    learner = DqnLearner(new_network(), config, device=device, precision=plan.precision)
+    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)  # nobody else's
+    learner = DqnLearner(
+        new_network(), config, device=device, precision=plan.precision, noise_seed=seed
+    )
     if start.resume is not None:
         start.resume.learner(learner)
     return learner
@@ -185,19 +206,24 @@ def _replay_channels(
 ) -> ReplayChannels:
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
     ledger = ReplayLedger(len(shard_wakeups))
-    limiter = RateLimiter(ledger, plan.ratio, plan.tolerance, plan.learning_starts)
+    limiter = RateLimiter(ledger, plan.item_ratio, plan.tolerance, plan.learning_starts_items)
+    archive = make_archive(config, plan, slots, shard_wakeups, start)
     if start.resume is not None:
-        limiter.load(start.resume.plain()["limiter"])
+        restoring = archive.where.saved is not None
+        limiter.load(start.resume.plain()["limiter"], restoring=restoring)
+    tickets = SampleTickets(
+        config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
+    )
     return ReplayChannels(
         exchange=ReplayExchange(
             slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
         ),
         frames=frames,
-        tickets=SampleTickets(
-            config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
-        ),
+        tickets=tickets,
         limiter=limiter,
         shard_wakeups=shard_wakeups,
+        histograms=ReplayHistograms(tickets, len(shard_wakeups)),
+        archive=archive,
     )
 
 
@@ -229,6 +255,8 @@ def _shard(
         replay.exchange,
         replay.tickets,
         replay.limiter,
+        replay.histograms,
+        replay.archive,
         replay.shard_wakeups[index],
         joined.counters,
         counter_row=plan.num_workers + plan.num_policy_workers + index,
@@ -260,9 +288,12 @@ def _learner(
 ) -> Node:
     if config.sampler_only:
         return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
+    shard_choice = None
+    if start.resume is not None and replay.archive.where.saved is not None:
+        shard_choice = start.resume.plain()["shard_choice"]
     worker = ReplayLearnerWorker(
         partial(make_learner, new_network, config, plan, start),
-        partial(TransitionReader, replay.exchange.slots, replay.frames),
+        partial(make_reader, config, replay.exchange.slots, replay.frames),
         replay.tickets,
         replay.limiter,
         joined.weights,
@@ -274,30 +305,55 @@ def _learner(
         publish_interval=max(1, config.weights_refresh_interval // 2),
         seed=[start.seed, start.resumes],
         threads=plan.learner_threads,
+        item_steps=plan.item_steps,
         control=control,
+        shard_choice=shard_choice,
     )
     return Node(worker, joined.learner_wakeup)
 
 
+def make_reader(
+    config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
+) -> TransitionReader | SequenceReader:
+    """What copies out of the slots what was drawn."""
+    if slots.shape.sequences is None:
+        return TransitionReader(slots, frames)
+    windows = MakeWindows(config, slots.shape.spec.autoreset == "same_step")
+    return SequenceReader(slots, windows, frames)
+
+
 def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} replay shards"
+    what = "transitions" if config.sequences is None else "sequences"
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
         Edge("learner", shards, f"order of a sample ({config.prefetch_batches} under way)"),
-        Edge(shards, "learner", f"{plan.batch_size} drawn items"),
+        Edge(shards, "learner", f"{plan.batch_size} drawn {what}"),
         Edge("learner", shards, "their TD errors"),
         *sampler_edges(plan),
         Edge(actors, "driver", "finished episodes"),
     )
 
 
-def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> tuple[str, ...]:
+def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
+    sequences = config.sequences
+    if sequences is None:
+        return ()
+    return (
+        f"{config.model.core} core: sequences of {sequences.length} steps, one every "
+        f"{sequences.stride}, of which {sequences.burn_in} are burn-in; a rollout keeps "
+        f"{sequences.overlap} steps of the one before",
+    )
+
+
+def _notes(
+    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
+) -> tuple[str, ...]:
+    what = "samples" if config.sequences is None else "sequences"
     limit = (
-        "free-running"
-        if plan.ratio is None
-        else f"{plan.ratio:g} within {plan.tolerance:g} samples"
+        "free-running" if plan.ratio is None else f"{plan.ratio:g} within {plan.tolerance:g} {what}"
     )
     compression = (
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
@@ -310,14 +366,10 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec, start: Start) -> t
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",
         *([compression] if plan.ring_bytes else []),
+        *_sequence_notes(config),
         f"samples per insert: {limit}",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     ]
-    if start.resume is not None:
-        notes.append(
-            f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
-            "with the trained policy before learning goes on"
-        )
-    return tuple(notes)
+    return (*notes, *replay_notes(config, plan, replay.exchange.slots, replay.archive, start))

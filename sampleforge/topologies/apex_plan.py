@@ -9,7 +9,8 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.data.compressed import CompressedFrames, lz4_block, ring_bytes
-from sampleforge.data.replay import EXTRAS
+from sampleforge.data.replay import EXTRAS, RECURRENT_EXTRAS, SPREADS
+from sampleforge.data.replay_ledger import ItemSteps
 from sampleforge.data.slots import SlotShape
 from sampleforge.runtime.memory import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
@@ -24,8 +25,9 @@ class ApexPlan(SamplerPlan):
     """What `plan_apex` decided; every count is per run unless it says otherwise."""
 
     batch_size: int
-    learning_starts: int
-    ratio: float | None  # samples per insert
+    item_steps: ItemSteps  # of what is drawn, in env steps
+    learning_starts: int  # env steps
+    ratio: float | None  # samples per insert, in env steps
     learner_threads: int
     leases: int  # slots that an actor may have, per shard
     stored_slots: tuple[int, ...]  # per shard
@@ -55,6 +57,15 @@ class ApexPlan(SamplerPlan):
         return range(shard * each, (shard + 1) * each)
 
     @property
+    def item_ratio(self) -> float | None:
+        """Samples per insert, in items."""
+        return _item_ratio(self.ratio, self.item_steps)
+
+    @property
+    def learning_starts_items(self) -> int:
+        return math.ceil(self.learning_starts / self.item_steps.inserted)
+
+    @property
     def capacity(self) -> int:
         """Transitions."""
         return sum(self.stored_slots) * self.rows * self.rollout
@@ -81,15 +92,49 @@ _FOR_VECTORS: dict[str, Any] = {
 }
 
 
+_WITHOUT_CORE: dict[str, Any] = {"n_step": 3, "gamma": 0.99, "value_rescaling": False}
+_WITH_CORE: dict[str, Any] = {
+    "batch_size": 64,
+    "n_step": 5,
+    "gamma": 0.997,
+    "value_rescaling": True,
+}
+"""Kapturowski et al. 2019, table 2."""
+
+
 def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
-    """``config`` with what it leaves open fitted to the observations."""
+    """``config`` with what it leaves open fitted to the observations and to the core, and whole
+    strides of sequences in a rollout."""
+    sequences = config.sequences
     fitting = _FOR_IMAGES if has_image(spec) else _FOR_VECTORS
+    fitting = fitting | (_WITHOUT_CORE if sequences is None else _WITH_CORE)
     left_open = {n: v for n, v in fitting.items() if getattr(config, n) in (None, "auto")}
     if config.samples_per_insert is None:
         del left_open["samples_per_insert"]  # there, none is an answer
     if "learning_starts" in left_open:
         left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
-    return dataclasses.replace(config, **left_open)
+    left_open["epsilon_base"] = config.base_epsilon
+    if sequences is not None:
+        left_open["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
+    return dataclasses.replace(config, **left_open, **_support(config, spec))
+
+
+def _support(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Where the atoms of a categorical distribution begin and end, if that was left open. Raises
+    ConfigError where nobody can know it but the user."""
+    if config.value_distribution != "c51":
+        return {}
+    paper = {"v_min": -10.0, "v_max": 10.0}
+    left_open = {name: end for name, end in paper.items() if getattr(config, name) is None}
+    if left_open and not has_image(spec):
+        raise ConfigError(
+            f"value_distribution is 'c51', but {' and '.join(left_open)} "
+            f"{'is' if len(left_open) == 1 else 'are'} not given, and {spec.env_id} does not say "
+            "which returns it can have; give the least and the largest discounted return as "
+            "--v-min and --v-max (at most r / (1 - gamma) for rewards up to r), or use "
+            "--value-distribution quantile"
+        )
+    return left_open
 
 
 def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
@@ -99,12 +144,14 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     assert config.samples_per_insert != "auto"
     sampler = plan_sampler(config, spec, device)
     shape = slot_shape(config, sampler, spec)
-    shards = config.num_replay_shards
-    stored = config.replay_capacity // shape.env_steps
+    shards, sequences = config.num_replay_shards, config.sequences
+    item_steps = ItemSteps(sequences.stride, sequences.learned) if sequences else ItemSteps()
+    new_steps = sampler.rollout * sampler.rows
+    stored = config.replay_capacity // new_steps
     if stored < shards:
         raise ConfigError(
             f"--replay-capacity {config.replay_capacity} does not give each of {shards} shards a "
-            f"rollout of {sampler.rollout} steps x {sampler.rows} rows = {shape.env_steps}; raise "
+            f"rollout of {sampler.rollout} steps x {sampler.rows} rows = {new_steps}; raise "
             "it, or lower --rollout, --num-envs-per-worker or --num-replay-shards"
         )
     per_shard = tuple(stored // shards + (i < stored % shards) for i in range(shards))
@@ -115,6 +162,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     plan = ApexPlan(
         **sampler.__dict__,
         batch_size=config.batch_size,
+        item_steps=item_steps,
         learning_starts=config.learning_starts,
         ratio=None if config.sampler_only else config.samples_per_insert,
         learner_threads=config.learner_threads or 1,
@@ -122,14 +170,14 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
         stored_slots=per_shard,
         tolerance=_tolerance(
             config,
-            config.samples_per_insert,
+            _item_ratio(config.samples_per_insert, item_steps),
             config.batch_size * config.prefetch_batches,
-            shards * sampler.num_workers * leases * shape.env_steps,
+            shards * sampler.num_workers * leases * shape.items,
         ),
         slot_bytes=shape.nbytes(slots),
         ring_bytes=rings,
         frame_bytes=CompressedFrames.nbytes(shape, slots, sum(rings)) if rings else 0,
-        tree_bytes=int(slots * shape.env_steps * _TREE_BYTES) if config.priority_alpha else 0,
+        tree_bytes=int(slots * shape.items * _TREE_BYTES) if config.priority_alpha else 0,
     )
     _check_memory(config, plan)
     return plan
@@ -139,8 +187,18 @@ def slot_shape(
     config: ApexConfig, plan: SamplerPlan, spec: EnvSpec, places: int | None = None
 ) -> SlotShape:
     """What a slot of the replay holds. ``places``: how many may have their frames in them."""
-    rollout, rows, state_size = plan.rollout, plan.rows, config.model.state_size
-    return SlotShape(rollout, rows, spec, state_size, EXTRAS, True, places)
+    rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
+    if sequences is None:
+        extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
+        return SlotShape(plan.rollout, rows, spec, state_size, extras, True, places)
+    rollout = sequences.overlap + plan.rollout
+    extras = RECURRENT_EXTRAS
+    return SlotShape(rollout, rows, spec, state_size, extras, True, places, sequences)
+
+
+def _item_ratio(ratio: float | None, each: ItemSteps) -> float | None:
+    """Samples per insert in items, of that in env steps."""
+    return None if ratio is None else ratio * each.inserted / each.learned
 
 
 def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -159,14 +217,15 @@ def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tup
 
 
 def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
-    """Of the limiter: all ``leased`` steps may come, all ``drawn`` samples be taken, at once."""
+    """Of the limiter: all ``leased`` items may come, all ``drawn`` samples be taken, at once."""
     if ratio is None:
         return math.inf
     least, asked = leased * ratio + drawn, config.samples_per_insert_tolerance
     if asked is not None and asked < least:
         raise ConfigError(
-            f"--samples-per-insert-tolerance {asked:g} is less than {least:g} = {leased} steps of "
-            f"rollouts under way x {ratio:g} samples per insert + {drawn} samples under way; raise "
+            f"--samples-per-insert-tolerance {asked:g} is less than {least:g} = {leased} "
+            f"{'transitions' if config.sequences is None else 'sequences'} of rollouts under way "
+            f"x {ratio:g} samples per insert + {drawn} samples under way; raise "
             "it, or lower --rollout, --num-envs-per-worker or --prefetch-batches"
         )
     return least if asked is None else asked

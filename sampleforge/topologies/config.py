@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
 from sampleforge.config import ConfigError
 from sampleforge.data.config import ReplayConfig
+from sampleforge.data.sequence_shape import SequenceShape
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.config import RunConfig
@@ -51,10 +52,41 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
         super().__post_init__()
         moving = self.priority_beta_final is not None
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
-        if self.model.core != "none":
+        if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
-                f"model.core is {self.model.core!r}, but Ape-X's replay of single transitions has "
-                "no memory to train it with; use 'none', or appo"
+                f"value_distribution is {self.value_distribution!r} and model.core "
+                f"{self.model.core!r}, but distributions are learned from single transitions "
+                "only; use 'none' for one of them"
+            )
+        self._check_sequences()
+
+    @property
+    def sequences(self) -> SequenceShape | None:
+        """What is drawn for a recurrent core; None: single transitions."""
+        if self.model.core == "none":
+            return None
+        stride = self.sequence_length - self.sequence_overlap
+        return SequenceShape(self.sequence_length, stride, self.burn_in)
+
+    def _check_sequences(self) -> None:
+        length, overlap, burn_in = self.sequence_length, self.sequence_overlap, self.burn_in
+        if self.model.core == "none":
+            for name in ("sequence_length", "sequence_overlap", "burn_in"):
+                if getattr(self, name) != getattr(ApexConfig, name):
+                    raise ConfigError(
+                        f"{name} is {getattr(self, name)}, but model.core is 'none', and single "
+                        "transitions are drawn for it; leave it out, or use 'gru' or 'lstm'"
+                    )
+        elif overlap >= length:
+            raise ConfigError(
+                f"sequence_overlap is {overlap}, but a sequence has only {length} steps "
+                "(sequence_length) and must begin later than the one before; lower it"
+            )
+        elif burn_in > overlap:
+            raise ConfigError(
+                f"burn_in is {burn_in}, but a sequence shares only {overlap} steps "
+                f"(sequence_overlap) with the one before: the other {burn_in - overlap} would "
+                "never be learned from; lower burn_in or raise sequence_overlap"
             )
 
 

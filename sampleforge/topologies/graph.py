@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
+from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.replacements import Replacements
+from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -38,11 +40,23 @@ class Edge:
     what: str
 
 
+Row = tuple[int, int, int]
+"""An env row: (actor, split, row)."""
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """``third`` of the ladder that each env row is in, 0 for those that explore least, whose
+    returns are the run's; and its ``epsilon``."""
+
+    third: Mapping[Row, int]
+    epsilon: Mapping[Row, float]
+
+
 @dataclass(frozen=True)
 class Graph:
     """What a topology function returns. ``learner`` is the node that answers the driver.
-    Row i of ``counters`` is that of ``nodes[i]``. ``exploration``, where env rows differ in it:
-    (actor, split, row) -> third, 0 for the rows that explore least, whose returns are the run's.
+    Row i of ``counters`` is that of ``nodes[i]``. ``exploration``, where env rows differ in it.
     """
 
     name: str
@@ -56,7 +70,10 @@ class Graph:
     exchange: RolloutExchange
     weights: SharedWeights
     stop: StopFlag
-    exploration: Mapping[tuple[int, int, int], int] | None = None
+    exploration: Exploration | None = None
+    histograms: ReplayHistograms | None = None
+    archive: ReplayArchive | None = None
+    """Where the replay is saved."""
     regrouping: Regrouping | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
     replacements: Replacements | None = None

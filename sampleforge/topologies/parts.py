@@ -14,6 +14,7 @@ from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.data.replacements import Replacements
+from sampleforge.data.replay_files import ReplayFolder
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -54,7 +55,8 @@ class Resume(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: its seed, what earlier runs of the folder did, their learner's state."""
+    """Where a run begins: its seed, what earlier runs of the folder did, their learner's state,
+    and where replays are saved."""
 
     seed: int
     resumes: int = 0
@@ -62,6 +64,7 @@ class Start:
     wall_s: float = 0.0
     started: float = 0.0
     resume: Resume | None = None
+    replays: ReplayFolder | None = None
 
 
 def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:

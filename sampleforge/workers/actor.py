@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
+from sampleforge.data.overlap import Overlap
 from sampleforge.data.short_rollouts import end_rollout
 from sampleforge.env.vector import EnvVector, StepOut
 from sampleforge.runtime.wakeup import Wakeup
@@ -28,12 +29,14 @@ class Split:
     ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
     ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
     with: the slot that held it belongs to the learner by then. Leaves that the slots keep as single
-    frames are written there at every step. ``rollouts``: how many it has begun.
+    frames are written there at every step. ``overlap``: what else it begins with, where sequences
+    are drawn. ``rollouts``: how many it has begun.
     """
 
-    def __init__(self, index: int, env: EnvVector) -> None:
+    def __init__(self, index: int, env: EnvVector, overlap: Overlap | None) -> None:
         self.index = index
         self.env = env
+        self.overlap = overlap
         self.slot: int | None = None
         self.rollouts = 0
         self.t = 0
@@ -87,8 +90,10 @@ class ActorWorker(Woken):
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
+        slots = self._exchange.slots
         for index, make in enumerate(self._make_envs):
-            self._splits.append(Split(index, make()))
+            overlap = Overlap(slots) if slots.shape.sequences else None
+            self._splits.append(Split(index, make(), overlap))
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()
@@ -132,13 +137,15 @@ class ActorWorker(Woken):
             return False
         split.rollouts += 1
         slots = self._exchange.slots
+        t = 0 if split.overlap is None else split.overlap.restore(slot)
         for name, leaf in slots.obs.items():
-            leaf[slot, 0] = split.carry[name]
+            leaf[slot, t] = split.carry[name]
         for name, column in slots.stacks.items():
-            column.begin(slot, split.carry[name])
-        slots.first[slot, 0] = split.carry_first
-        slots.state[slot] = self._inference.state[split.index]
-        split.slot, split.t = slot, 0
+            column.put(slot, t, split.carry[name]) if t else column.begin(slot, split.carry[name])
+        slots.first[slot, t] = split.carry_first
+        if split.overlap is None:
+            slots.state[slot] = self._inference.state[split.index]
+        split.slot, split.t = slot, t
         self._ask(split)
         return True
 
@@ -150,6 +157,8 @@ class ActorWorker(Woken):
     def _ask(self, split: Split) -> None:
         assert split.slot is not None
         started = perf_counter()
+        if split.overlap is not None:
+            split.overlap.keep_state(split.slot, split.t, self._inference.state[split.index])
         self._inference.ask(split.index, split.slot, split.t)
         self._count["infer_s"] += perf_counter() - started
 
@@ -227,6 +236,8 @@ class ActorWorker(Woken):
         for name, leaf in slots.obs.items():
             split.carry[name][...] = leaf[slot, -1]
         split.carry_first[...] = slots.first[slot, -1]
+        if split.overlap is not None:
+            split.overlap.keep(slot)
         self._exchange.hand_over(self._index, slot)
         self._count["rollouts"] += 1
         split.slot = None

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from time import perf_counter, time
 
 from sampleforge.data.counters import Counters
+from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.replay import ReplayShard
+from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import SAMPLE, ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter
 from sampleforge.runtime.wakeup import Wakeup
@@ -26,6 +28,8 @@ class ReplayWorker(Woken):
         exchange: ReplayExchange,
         tickets: SampleTickets,
         limiter: RateLimiter,
+        histograms: ReplayHistograms,
+        archive: ReplayArchive,
         wakeup: Wakeup,
         counters: Counters,
         counter_row: int,
@@ -36,21 +40,37 @@ class ReplayWorker(Woken):
         self._exchange = exchange
         self._tickets = tickets
         self._limiter = limiter
+        self._histograms = histograms
+        self._archive = archive
         self._wakeup = wakeup
         self._counters = counters
         self._counter_row = counter_row
 
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
-        self._count["heartbeat"][0] = time()
+        self._beat()
         self._shard = self._make_shard()
+        self._archive.restore(self._index, self._shard, self._beat)
         self._leased = [0] * self._exchange.actors
         self._turn = 0
+        self._asked = 0  # for a histogram
+        self._saves = 0  # asked for
+
+    def _beat(self) -> None:
+        self._count["heartbeat"][0] = time()
 
     def step(self) -> bool:
-        self._count["heartbeat"][0] = time()
+        self._beat()
+        if self._histograms.asked[0] != self._asked:
+            self._asked = int(self._histograms.asked[0])
+            self._histograms.answer(self._index, self._shard.count_priorities())
         # Each of them, and not only the first that moves: none may starve the others.
-        return any([self._take_rollouts(), self._lease(), self._serve()])
+        moved = any([self._take_rollouts(), self._lease(), self._serve()])
+        if self._archive.asked[0] != self._saves:
+            self._saves = int(self._archive.asked[0])
+            self._archive.save(self._index, self._shard, self._beat)
+            return True
+        return moved
 
     def _take_rollouts(self) -> bool:
         started, moved = perf_counter(), False
@@ -72,7 +92,7 @@ class ReplayWorker(Woken):
             actor = self._turn
             if self._leased[actor] == exchange.leases:
                 passed += 1
-            elif not self._limiter.may_lease(self._index, exchange.slots.shape.env_steps):
+            elif not self._limiter.may_lease(self._index, exchange.slots.shape.items):
                 return moved
             else:
                 slot = self._shard.lease()

@@ -14,7 +14,8 @@ import torch
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.data.config import ReplayConfig
 from sampleforge.data.replay_exchange import SAMPLE, UPDATE, SampleTickets
-from sampleforge.data.replay_ledger import RateLimiter
+from sampleforge.data.replay_ledger import ItemSteps, RateLimiter
+from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
 from sampleforge.ops.schedules import between
@@ -37,7 +38,7 @@ class ReplayLearnerWorker(Woken):
     def __init__(
         self,
         make_learner: Callable[[], DqnLearner],
-        make_reader: Callable[[], TransitionReader],
+        make_reader: Callable[[], TransitionReader | SequenceReader],
         tickets: SampleTickets,
         limiter: RateLimiter,
         weights: SharedWeights,
@@ -50,8 +51,11 @@ class ReplayLearnerWorker(Woken):
         publish_interval: int,
         seed: list[int],
         threads: int,
+        item_steps: ItemSteps,
         control: Connection | None = None,
+        shard_choice: dict[str, Any] | None = None,
     ) -> None:
+        """``shard_choice``: the state of what it draws with, of the run before."""
         self._make_learner = make_learner
         self._make_reader = make_reader
         self._tickets = tickets
@@ -66,18 +70,23 @@ class ReplayLearnerWorker(Woken):
         self._threads = threads
         self._publish_interval = publish_interval
         self._control = control
+        self._item_steps = item_steps
+        self._shard_choice = shard_choice
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
         self._reader = self._make_reader()
         self._random = np.random.default_rng(self._seed)
+        if self._shard_choice is not None:
+            self._random.bit_generator.state = self._shard_choice
         self._batch = self._tickets.items.shape[1]
         self._spare = deque(range(self._tickets.tickets))
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
         self._sums: dict[str, float] = {}
         self._updates = 0
         self._published_at = 0  # env steps
+        self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
         self._late = 0  # samples that were evicted before they were read
         self._count = self._progress.counters.row(self._counter_row)
 
@@ -103,11 +112,11 @@ class ReplayLearnerWorker(Woken):
 
     def _order(self) -> bool:
         """Have as many samples drawn as tickets and limiter allow."""
-        moved = False
-        while self._spare and self._limiter.begin_learning():
-            if not self._limiter.may_sample(self._batch):
-                break
-            mass = self._limiter.ledger.mass.copy()
+        # Beginning is a move, too: it may be the shards' turn then.
+        ledger = self._limiter.ledger
+        moved = not ledger.learning[0] and self._limiter.begin_learning()
+        while self._spare and ledger.learning[0] and self._limiter.may_sample(self._batch):
+            mass = ledger.mass.copy()
             shard = int(self._random.choice(len(mass), p=mass / mass.sum()))
             self._limiter.count_samples(self._batch)
             self._tickets.ask(shard, self._spare.popleft(), SAMPLE)
@@ -118,9 +127,10 @@ class ReplayLearnerWorker(Woken):
 
     def _learn(self, shard: int, ticket: int) -> None:
         started, tickets = perf_counter(), self._tickets
-        batch, held = self._reader.read(
+        found = self._reader.read(
             tickets.items[ticket], tickets.generations[ticket], tickets.odds[ticket]
         )
+        batch, held = found[0], found.held
         self._late += int(np.count_nonzero(~held))
         self._count["batch_s"] += perf_counter() - started
         if not held.any():
@@ -139,7 +149,7 @@ class ReplayLearnerWorker(Woken):
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
-        self._count["trained_steps"] += np.count_nonzero(held)
+        self._count["trained_steps"] += found.trained
         self._updates += 1
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
@@ -166,6 +176,7 @@ class ReplayLearnerWorker(Woken):
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         plain["limiter"] = self._limiter.state()
+        plain["shard_choice"] = self._random.bit_generator.state
         try:
             self._save(tensors, {**payload, "learner": plain})
         except OSError as error:
@@ -173,11 +184,13 @@ class ReplayLearnerWorker(Woken):
         return None
 
     def _replay_metrics(self) -> dict[str, float]:
-        ledger, config = self._limiter.ledger, self._config
-        inserts = ledger.inserted_since_start
+        """In env steps, whatever the items are."""
+        ledger, config, each = self._limiter.ledger, self._config, self._item_steps
+        inserts = ledger.inserted_since_start * each.inserted
+        stored = float(ledger.stored.sum()) * each.inserted
         metrics = {
-            "replay_transitions": float(ledger.stored.sum()),
-            "replay_fill": float(ledger.stored.sum()) / config.replay_capacity,
+            "replay_transitions": stored,
+            "replay_fill": stored / config.replay_capacity,
             "replay_mass": float(ledger.mass.sum()),
             "stale_priority_updates": float(ledger.stale_updates.sum()),
             "late_samples": float(self._late),
@@ -185,9 +198,11 @@ class ReplayLearnerWorker(Woken):
         if ledger.frame_bytes.any():
             metrics["replay_frame_bytes"] = float(ledger.frame_bytes.sum())
         if inserts:
-            metrics["samples_per_insert"] = float(ledger.sampled[0]) / inserts
-        if ledger.drawn.sum():
-            metrics["sample_age_mean"] = float(ledger.age_sum.sum() / ledger.drawn.sum())
+            metrics["samples_per_insert"] = float(ledger.sampled[0]) * each.learned / inserts
+        before, self._aged = self._aged, np.array([ledger.drawn.sum(), ledger.age_sum.sum()])
+        drawn, ages = self._aged - before
+        if drawn:
+            metrics["sample_age_mean"] = float(ages / drawn) * each.inserted
         if ledger.shards > 1:
             metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
         return metrics

@@ -1,0 +1,103 @@
+"""Recurrent Q-learning from sequences (Kapturowski et al. 2019, R2D2): stored state and burn-in."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from sampleforge.algos.config import DqnConfig
+from sampleforge.algos.dqn import DqnOutput, importance_weights
+from sampleforge.data.sequences import Sequences
+from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.sequence_priority import sequence_priority
+from sampleforge.ops.value_rescaling import rescale, unrescale
+
+
+def burnt_in(model: QNetwork, batch: Sequences, burn_in: int) -> torch.Tensor:
+    """State [B, S] after the first ``burn_in`` steps, without gradient: from the stored state,
+    which is that of older weights, to one nearer to what these weights would have made."""
+    if not burn_in:
+        return batch.state
+    obs = {name: leaf[:burn_in] for name, leaf in batch.obs.items()}
+    with torch.no_grad():
+        return model.unroll(obs, batch.state, batch.first[:burn_in])[1]
+
+
+def sequence_q_values(model: QNetwork, batch: Sequences, burn_in: int) -> torch.Tensor:
+    """Q-values [L+1 - burn_in, B, A] of what follows the burn-in."""
+    state = burnt_in(model, batch, burn_in)
+    obs = {name: leaf[burn_in:] for name, leaf in batch.obs.items()}
+    return model.unroll(obs, state, batch.first[burn_in:])[0]
+
+
+@torch.no_grad()
+def sequence_targets(
+    online_q: torch.Tensor,
+    target_q: torch.Tensor,
+    online: QNetwork,
+    batch: Sequences,
+    burn_in: int,
+    *,
+    double: bool,
+    rescaled: bool,
+) -> torch.Tensor:
+    """[L - burn_in, B]: h(returns + discount * h^-1(Q_target(s', a*))) with s' at the end of the
+    step's window and a* the best of the online network (``double``) or of the target's own; h is
+    the identity unless ``rescaled``. Where ``steps`` is 0 it means nothing."""
+    later = {name: leaf[burn_in:] for name, leaf in batch.obs.items()}
+    best = online.distribution(online_q if double else target_q, later).best.actions
+    values = target_q.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    steps = batch.steps[burn_in:]
+    at = torch.arange(len(steps), device=steps.device).unsqueeze(1) + steps
+    following = values.gather(0, at)
+    returns, discount = batch.returns[burn_in:], batch.discount[burn_in:]
+    if rescaled:
+        return rescale(returns + discount * unrescale(following))
+    return returns + discount * following
+
+
+def r2d2_loss(
+    online: QNetwork,
+    target: QNetwork,
+    batch: Sequences,
+    beta: float,
+    config: DqnConfig,
+    burn_in: int,
+) -> DqnOutput:
+    """Importance-weighted Huber loss, in the mean over the steps after the burn-in that have a
+    window. ``errors`` of the output are the sequences' priorities [B]. Raises ValueError if the
+    burn-in leaves nothing."""
+    length = len(batch.action)
+    if not 0 <= burn_in < length:
+        raise ValueError(
+            f"a burn-in of {burn_in} steps leaves nothing to learn of sequences of {length}; "
+            "take fewer, or longer sequences"
+        )
+    online_q = sequence_q_values(online, batch, burn_in)
+    with torch.no_grad():
+        target_q = sequence_q_values(target, batch, burn_in)
+    targets = sequence_targets(
+        online_q,
+        target_q,
+        online,
+        batch,
+        burn_in,
+        double=config.double,
+        rescaled=bool(config.value_rescaling),
+    )
+    taken = online_q[:-1].gather(-1, batch.action[burn_in:].unsqueeze(-1)).squeeze(-1)
+    counted = batch.steps[burn_in:] > 0
+    if config.huber_delta:
+        each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
+    else:
+        each = 0.5 * F.mse_loss(taken, targets, reduction="none")
+    weights, count = importance_weights(batch.odds, beta), counted.sum().clamp(min=1)
+    loss = (weights * each).masked_fill(~counted, 0.0).sum() / count
+    errors = (targets - taken).detach().masked_fill(~counted, 0.0)
+    metrics = {
+        "loss": loss.detach(),
+        "td_error_max": errors.abs().max(),
+        "q_mean": taken.detach().masked_fill(~counted, 0.0).sum() / count,
+        "importance_weight_mean": weights.mean(),
+    }
+    return DqnOutput(loss, sequence_priority(errors, counted), metrics)

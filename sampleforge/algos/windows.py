@@ -1,0 +1,66 @@
+"""The n-step windows of what is learned from, and the first priorities of sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sampleforge.algos.config import DqnConfig
+from sampleforge.data.slots import TrajectorySlots
+from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
+from sampleforge.ops.sequence_priority import sequence_priority
+
+
+@dataclass(frozen=True)
+class MakeWindows:
+    """n-step windows of the rewards that are learned from; everything is [T, rows]. ``config`` was
+    fitted; ``same_step``: see `sampleforge.ops.n_step.n_step_windows`."""
+
+    config: DqnConfig
+    same_step: bool
+
+    @property
+    def gamma(self) -> float:
+        assert self.config.gamma is not None
+        return self.config.gamma
+
+    def rewards(self, reward: Floats) -> Floats:
+        """Scaled and clipped."""
+        config = self.config
+        scaled: Floats = reward * np.float32(config.reward_scale)
+        if config.reward_clip is None:
+            return scaled
+        return scaled.clip(-config.reward_clip, config.reward_clip)
+
+    def __call__(
+        self, reward: Floats, terminated: Flags, truncated: Flags, valid: Flags
+    ) -> Windows:
+        """The windows of rewards as the environment gave them."""
+        config = self.config
+        assert config.n_step is not None
+        return n_step_windows(
+            self.rewards(reward),
+            terminated,
+            truncated,
+            valid,
+            config.n_step,
+            self.gamma,
+            same_step=self.same_step,
+        )
+
+
+def finish_sequences(slots: TrajectorySlots, slot: int, errors: Floats, counted: Flags) -> None:
+    """Each sequence's first priority, from the errors [T, rows] of its steps after the burn-in.
+
+    Their windows may reach beyond the sequence, where those that are learned from end.
+    """
+    sequences = slots.shape.sequences
+    assert sequences is not None
+    for start in range(slots.shape.starts):
+        begin = start * sequences.stride
+        learned = slice(begin + sequences.burn_in, begin + sequences.length)
+        sizes, there = torch.from_numpy(errors[learned]), torch.from_numpy(counted[learned])
+        slots.sequence_error[slot, start] = sequence_priority(sizes, there).numpy()
+        slots.sequence_usable[slot, start] = counted[learned].any(0)

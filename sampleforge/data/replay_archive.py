@@ -1,0 +1,227 @@
+"""Saving a replay while actors write into it, and putting it back.
+
+The driver asks; each shard writes its own files. What is saved are STORED slots: they belong to the
+shard, only it could evict them, and it does nothing else meanwhile. The slots that actors write to
+are not saved, nor those that wait for the shard by then. So nobody has to stop, and nothing that is
+saved can change: actors go on until they have no more slots, the learner until it has learned from
+the samples that are under way.
+
+Generations go on one above those that were saved: a handle of the run before names nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sampleforge.data.replay import ReplayShard
+from sampleforge.data.replay_files import (
+    CHUNK,
+    Array,
+    ReplayFolder,
+    SavedFile,
+    SavedReplay,
+    SavedShard,
+    slot_parts,
+    write_array,
+)
+from sampleforge.data.shared import SharedArrays
+from sampleforge.data.slots import TrajectorySlots
+from sampleforge.runtime.wakeup import Wakeup
+
+_ERROR_BYTES = 1000
+
+
+class Cancelled(Exception):
+    """The driver does not want the replay any more."""
+
+
+def geometry(slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float) -> dict[str, Any]:
+    """What a saved replay must have in common with the one that takes it up; JSON's plain values.
+    ``capacities``: slots of each shard."""
+    shape = slots.shape
+    return {
+        "rollout": shape.rollout,
+        "rows": shape.rows,
+        "slots_per_shard": list(capacities),
+        "prioritised": alpha > 0,
+        "compressed": shape.places is not None,
+        "columns": {n: [*map(str, c.shape[1:]), str(c.dtype)] for n, c in columns(slots).items()},
+    }
+
+
+def columns(slots: TrajectorySlots) -> dict[str, Array]:
+    """All that slots hold, but for frames that are compressed, [slots, ...] each."""
+    compressed = slots.shape.places is not None
+    raw = {f"obs/{name}" for name in slots.stacks if compressed}
+    found = {name: slots.arrays[name] for name in slots.columns() if name not in raw}
+    return {name: column for name, column in found.items() if column.nbytes}
+
+
+def saved_bytes(slots: TrajectorySlots, stored: int, prioritised: bool, rings: int) -> int:
+    """Of a full replay of ``stored`` slots; ``rings``: of compressed frames."""
+    each = sum(column[:1].nbytes for column in columns(slots).values())
+    return stored * (each + 8 * prioritised * slots.shape.items) + rings
+
+
+class ReplayArchive:
+    """Joins the driver, who asks for the replay to be saved, and the shards, who save it.
+
+    ``asked``, ``answered``, ``cancelled`` number the requests; each has one writer.
+    """
+
+    def __init__(
+        self,
+        wakeups: list[Wakeup],
+        slots: TrajectorySlots,
+        geometry: dict[str, Any],
+        where: ReplayFolder,
+    ) -> None:
+        shards = len(wakeups)
+        self.geometry = geometry
+        self.where = where
+        self._slots = slots
+        self._wakeups = wakeups
+        self._arrays = SharedArrays(
+            {
+                "asked": ((1,), "int64"),
+                "cancelled": ((1,), "int64"),
+                "answered": ((shards,), "int64"),
+                "error": ((shards, _ERROR_BYTES), "uint8"),
+            }
+        )
+        self._attach()
+
+    def _attach(self) -> None:
+        self.asked = self._arrays["asked"]
+        """[1]: a shard looks at it in every step."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "asked"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+    # ---- driver ----
+
+    def ask(self) -> Path:
+        """Driver: have every shard write its files into a new folder, which is returned."""
+        number = int(self.asked[0]) + 1
+        folder = self._folder(number)
+        folder.mkdir(mode=0o700, parents=True)
+        self._arrays["error"][...] = 0
+        self.asked[0] = number
+        for wakeup in self._wakeups:
+            wakeup.set()
+        return folder
+
+    @property
+    def answered(self) -> bool:
+        """Driver: every shard has saved, or failed."""
+        return bool((self._arrays["answered"] == self.asked[0]).all())
+
+    @property
+    def error(self) -> str | None:
+        """Driver: the first shard's that has failed."""
+        for text in self._arrays["error"]:
+            if text[0]:
+                return bytes(text).rstrip(b"\0").decode(errors="replace")
+        return None
+
+    def cancel(self) -> None:
+        """Driver: shards need not go on."""
+        self._arrays["cancelled"][0] = self.asked[0]
+
+    def results(self, folder: Path) -> list[SavedShard]:
+        """Driver: what all shards have written into ``folder``."""
+        found = []
+        for shard in range(len(self._wakeups)):
+            path = folder / _about(shard)
+            found.append(shard_from_plain(json.loads(path.read_bytes())))
+            path.unlink()
+        return found
+
+    # ---- shard ----
+
+    def save(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
+        """Shard: write all it holds. ``beat`` is called now and then."""
+        number = int(self.asked[0])
+
+        def tick() -> None:
+            beat()
+            if self._arrays["cancelled"][0] >= number:
+                raise Cancelled
+
+        try:
+            self._save(index, shard, self._folder(number), tick)
+        except Cancelled:
+            pass
+        except OSError as error:
+            text = f"{type(error).__name__}: {error}".encode()[:_ERROR_BYTES]
+            self._arrays["error"][index, : len(text)] = np.frombuffer(text, np.uint8)
+        self._arrays["answered"][index] = number
+
+    def _save(self, index: int, shard: ReplayShard, folder: Path, tick: Callable[[], None]) -> None:
+        small, plain = shard.snapshot()
+        slots = np.array(shard.stored_slots, np.int64)
+        saved: dict[str, SavedFile] = {}
+
+        def write(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None:
+            path = folder / f"shard-{index}-{len(saved)}.npy"
+            saved[name] = write_array(path, shape, dtype, parts, tick)
+
+        for name, column in columns(self._slots).items():
+            shape = (len(slots), *column.shape[1:])
+            write(f"slot/{name}", shape, column.dtype, slot_parts(column, slots))
+        if shard.frames is not None:
+            size = shard.frames.used
+            write("frames", (size,), np.dtype(np.uint8), shard.frames.pieces())
+        for name, array in small.items():
+            write(name, array.shape, array.dtype, [array])
+        about = dataclasses.asdict(SavedShard(saved, plain))
+        (folder / _about(index)).write_text(json.dumps(about))
+
+    def restore(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
+        """Shard, before it begins: take what was saved, if there is something."""
+        saved = self.where.saved
+        if saved is None:
+            return
+        found = saved.shards[index]
+        arrays = {name: _open(saved, file) for name, file in found.arrays.items()}
+        where = shard.places_for(arrays["slots"])
+        for name, column in columns(self._slots).items():
+            source = arrays[f"slot/{name}"]
+            for i, slot in enumerate(where):
+                column[slot] = source[i]
+                beat()
+        if shard.frames is not None:
+            shard.frames.restore(where, arrays, beat)
+        shard.restore(where, arrays, found.plain)
+
+    def _folder(self, number: int) -> Path:
+        """Of request ``number`` while it is not complete."""
+        return self.where.path / f".replay-{number}.unfinished"
+
+
+def shard_from_plain(found: dict[str, Any]) -> SavedShard:
+    """The inverse of `dataclasses.asdict`. Raises TypeError or KeyError."""
+    arrays = {name: SavedFile(**file) for name, file in found["arrays"].items()}
+    return SavedShard(arrays, dict(found["plain"]))
+
+
+def _about(shard: int) -> str:
+    return f"shard-{shard}.json"
+
+
+def _open(saved: SavedReplay, found: SavedFile) -> Array:
+    """An array of a replay, read as it is used. It was verified before."""
+    large = found.size > CHUNK  # and so not without elements, of which no map can be made
+    path = saved.folder / found.file
+    loaded: Array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
+    return loaded

@@ -1,0 +1,58 @@
+"""Writing a checkpoint: the replay first, if it is kept, then the learner with what names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sampleforge.data.replay_archive import ReplayArchive
+from sampleforge.folder.replays import Log, Replays
+
+Ask = Callable[[str, Any, float], Any]
+
+
+class Saving:
+    """The checkpoints that a run writes. ``archive``: where its replay is saved, None: nowhere;
+    ``milestones``: env steps between checkpoints kept for good; ``env_steps``: so far."""
+
+    def __init__(
+        self,
+        replays: Replays,
+        archive: ReplayArchive | None,
+        milestones: int | None,
+        env_steps: Callable[[], int],
+        log: Log,
+    ) -> None:
+        self._replays = replays
+        self._archive = archive
+        self._milestones = milestones
+        self._env_steps = env_steps
+        self._log = log
+        self._last_saved = env_steps()
+
+    def save(
+        self,
+        ask: Ask,
+        wait: Callable[[], None],
+        state: Callable[[], dict[str, Any]],
+        timeout: float,
+    ) -> None:
+        """Have everything saved. ``ask`` gets the learner's answer, ``wait`` lets the workers go on
+        for a moment, ``state`` is the driver's own. Raises OSError if something cannot be written;
+        the checkpoint before stays, and if it was the replay, there is one with the replay
+        before."""
+        replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, self._log)
+        env_steps = self._env_steps()
+        milestone = self._is_milestone(env_steps)
+        about = {**state(), "env_steps": env_steps, "milestone": milestone, "replay": replay}
+        problem = ask("save", about, timeout)
+        if problem is not None:
+            raise OSError(f"checkpoint not written: {problem}")
+        self._replays.prune(replay)
+        if replay_problem is not None:
+            raise OSError(replay_problem)
+
+    def _is_milestone(self, env_steps: int) -> bool:
+        """Whether a milestone lies between the last checkpoint and this one."""
+        every, last, self._last_saved = self._milestones, self._last_saved, env_steps
+        return every is not None and env_steps // every > last // every

@@ -1,0 +1,59 @@
+"""The last layers of a Q-network: from features to what is known of each action's value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sampleforge.models.encoders import Activation, Dense, orthogonal_
+from sampleforge.models.noisy import NoisyLinear
+
+
+def make_heads(
+    features: int, widths: Sequence[int], *, hidden: int, act: Activation, noisy_sigma: float
+) -> nn.Module:
+    """Features [..., F] -> [..., sum(widths)], the heads side by side. ``hidden``: width of a
+    hidden layer in each (0: none). ``noisy_sigma``: of their noisy layers (0: plain ones)."""
+    if hidden:
+        return Streams(features, widths, hidden, act, noisy_sigma)
+    return _layer(features, sum(widths), noisy_sigma)
+
+
+class Streams(nn.Module):
+    """Each head through a hidden layer of its own."""
+
+    def __init__(
+        self, features: int, widths: Sequence[int], size: int, act: Activation, noisy_sigma: float
+    ) -> None:
+        super().__init__()
+        hidden = (
+            _NoisyDense(features, size, act, noisy_sigma)
+            if noisy_sigma
+            else Dense(features, (size,), act)
+            for _ in widths
+        )
+        self.hidden = nn.ModuleList(hidden)
+        self.out = nn.ModuleList(_layer(size, width, noisy_sigma) for width in widths)
+
+    def forward(self, features: Tensor) -> Tensor:
+        pairs = zip(self.hidden, self.out, strict=True)
+        return torch.cat([out(hidden(features)) for hidden, out in pairs], -1)
+
+
+class _NoisyDense(NoisyLinear):
+    """A noisy layer with an activation."""
+
+    def __init__(self, inputs: int, outputs: int, act: Activation, sigma: float) -> None:
+        super().__init__(inputs, outputs, sigma)
+        self._act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._act(super().forward(x))
+
+
+def _layer(inputs: int, outputs: int, noisy_sigma: float) -> nn.Module:
+    if noisy_sigma:
+        return NoisyLinear(inputs, outputs, noisy_sigma)
+    return orthogonal_(nn.Linear(inputs, outputs), gain=1.0)

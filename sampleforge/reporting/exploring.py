@@ -1,0 +1,58 @@
+"""Returns of rows that explore more, and less."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from sampleforge.data.episodes import EpisodeRecord
+from sampleforge.topologies.graph import Exploration
+
+_GROUPS = 8
+
+
+class ReturnsByExploration:
+    """Mean returns, last ``window`` episodes each: of all rows, of the thirds that explore more
+    than the run's own, and of up to 8 equal parts of the ladder of epsilons, each named by its
+    largest."""
+
+    def __init__(
+        self, exploration: Exploration, window: int, earlier: Mapping[str, list[float]]
+    ) -> None:
+        """``earlier``: the `state` of the run before."""
+        self._third = exploration.third
+        self._group = _groups(exploration.epsilon)
+        names = {"return_mean_all", "return_mean_middle_third", "return_mean_exploring_third"}
+        self._returns = {
+            name: deque(earlier.get(name, []), window) for name in names.union(self._group.values())
+        }
+
+    def take(self, episode: EpisodeRecord) -> bool:
+        """Remember an episode; returns whether it is one of the run's: its row explores least."""
+        row = episode.actor, episode.split, episode.row
+        names = ["return_mean_all", self._group[row]]
+        third = self._third[row]
+        if third:
+            names.append(f"return_mean_{'middle' if third == 1 else 'exploring'}_third")
+        for name in names:
+            self._returns[name].append(episode.ret)
+        return third == 0
+
+    def scalars(self) -> dict[str, float]:
+        return {n: float(np.mean(returns)) for n, returns in self._returns.items() if returns}
+
+    def state(self) -> dict[str, list[float]]:
+        return {name: list(returns) for name, returns in self._returns.items()}
+
+
+def _groups(
+    epsilon: Mapping[tuple[int, int, int], float],
+) -> dict[tuple[int, int, int], str]:
+    """Each row's part of the ladder, by the name that it is reported as."""
+    ladder = sorted(set(epsilon.values()), reverse=True)
+    size = math.ceil(len(ladder) / _GROUPS)
+    largest = {each: ladder[i // size * size] for i, each in enumerate(ladder)}
+    return {row: f"return_mean_epsilon_{largest[own]:.2g}" for row, own in epsilon.items()}
