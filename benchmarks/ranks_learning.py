@@ -22,7 +22,7 @@ class Learned:
 
 def learning(seeds: int) -> dict[float, list[Learned]]:
     """By ``--sync-fraction``: 1 is without pre-emption."""
-    found: dict[float, list[Learned]] = {fraction: [] for fraction in (1.0, 0.6, 0.25)}
+    found: dict[float, list[Learned]] = {fraction: [] for fraction in (1.0, 0.6)}
     for seed in range(1, seeds + 1):  # in turns: the machine's moods are shared out
         for fraction, runs in found.items():
             runs.append(learn(fraction, seed))

@@ -98,10 +98,11 @@ def stragglers(found: Mapping[str, Mapping[float, Measured]], what: str, out: Pa
         runs = [m[fraction] for m in found.values()]
         shares = [100 * m.rate / m.possible for m in runs]
         bars = axes.bar(at, shares, width * 0.95, label=_name(fraction))
-        axes.bar_label(bars, [f"{m.rate:.0f}/s" for m in runs], fontsize=8)
+        labels = [f"{m.rate:.0f}/s" for m in runs]
+        axes.bar_label(bars, labels, padding=-14, color="white", fontsize=8)
     axes.axhline(100, color="k", linestyle="--", linewidth=1, label="if none ever waited")
     axes.set_xticks(range(len(found)), list(found), fontsize=9)
-    axes.set_ylim(0, 150)
+    axes.set_ylim(0, 140)
     axes.set_title(f"4 ranks on 2 cores, environments that {what}", fontsize=10)
     axes.set_ylabel("env steps/s, % of what the ranks could sample")
     save(figure, axes, out / "ranks-stragglers.png")
@@ -124,7 +125,7 @@ def learning(found: Mapping[float, list[Learned]], out: Path | None) -> None:
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for column, (axis, x_label) in enumerate(zip(axes, ("env steps", "seconds"), strict=True)):
-        for color, (fraction, runs) in zip(("C0", "C1", "C2"), found.items(), strict=True):
+        for color, (fraction, runs) in zip(("C0", "C1"), found.items(), strict=True):
             for seed, run in enumerate(runs):
                 x, y = [point[column] for point in run.curve], [point[2] for point in run.curve]
                 label = None if seed else _name(fraction)
