@@ -215,6 +215,7 @@ class RankWorker:
         self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
         if self._debug:
             check_agreement(self._learner, self._group)
+            self._count["checksums_compared"] += self._index == 0  # by all together: one counts
         self._count["wait_s"] += self._group.waited
         self._group.waited = 0.0
         self._begin_iteration()
