@@ -133,6 +133,22 @@ def test_live_panel_shows_progress_and_leaves_the_last_line_last(folder):
     assert shown.rstrip().endswith("finished")
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_replay_is_shown_where_others_have_policy_lag(folder, terminal):
+    learned = {"loss": 0.5, "q_mean": 12.5, "td_error_mean": 0.25, "samples_per_insert": 7.96}
+    replay = {"replay_transitions": 45_210.0, "replay_fill": 0.43}
+    reporting, screen = reporter(folder, terminal=terminal)
+    with reporting:
+        reporting.report(
+            {"frames_per_s_10s": 45_210.0, **learned, **replay}, env_steps=250, wall_s=5.0
+        )
+    shown = screen.getvalue()
+    panel = ("45.2k steps (43% full)", "7.96 per insert", "12.5 mean  TD error 0.25")
+    for part in panel if terminal else (" fill ", " 43% "):
+        assert part in shown
+    assert "lag" not in shown and "policy" not in shown
+
+
 def test_quiet_shows_errors_and_the_result_only(folder):
     reporting, screen = reporter(folder, quiet=True)
     with reporting:

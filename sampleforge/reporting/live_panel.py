@@ -7,7 +7,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sampleforge.reporting.progress import Goal, Values, duration, number, short
+from sampleforge.reporting.progress import (
+    Goal,
+    Values,
+    duration,
+    has_replay,
+    number,
+    short,
+)
 
 
 def panel(title: str, values: Values, goal: Goal) -> RenderableType:
@@ -48,6 +55,14 @@ def _system(values: Values) -> list[tuple[str, str]]:
         ("env steps/s", short(get("env_steps_per_s"))),
         ("trained/s", short(get("trained_per_s"))),
         ("updates", number(get("updates"))),
+        *(_replay(values) if has_replay(values) else _exchange(values)),
+    ]
+
+
+def _exchange(values: Values) -> list[tuple[str, str]]:
+    """How old the weights are that actors play with, and where the slots are."""
+    get = values.get
+    return [
         (
             "policy lag",
             f"{number(get('policy_lag_mean'), '.1f')} mean  "
@@ -61,6 +76,18 @@ def _system(values: Values) -> list[tuple[str, str]]:
     ]
 
 
+def _replay(values: Values) -> list[tuple[str, str]]:
+    """How much is stored, and how often it is learned from."""
+    get = values.get
+    return [
+        (
+            "replay",
+            f"{short(get('replay_transitions'))} steps ({number(get('replay_fill'), '.0%')} full)",
+        ),
+        ("samples", f"{number(get('samples_per_insert'), '.2f')} per insert"),
+    ]
+
+
 def _learning(values: Values) -> list[tuple[str, str]]:
     """How well it does, and what the losses are."""
     get = values.get
@@ -70,6 +97,14 @@ def _learning(values: Values) -> list[tuple[str, str]]:
         ("return", f"{number(get('return_mean'), ',.2f')}{spread_text}"),
         ("length", f"{number(get('length_mean'), ',.1f')}"),
         ("episodes", number(get("episodes"))),
+        *(_q_losses(values) if has_replay(values) else _policy_losses(values)),
+        ("gradient norm", number(get("grad_norm"), ".3g")),
+    ]
+
+
+def _policy_losses(values: Values) -> list[tuple[str, str]]:
+    get = values.get
+    return [
         (
             "loss",
             f"{number(get('loss'), '.4g')} (policy {number(get('policy_loss'), '.3g')}, "
@@ -80,5 +115,15 @@ def _learning(values: Values) -> list[tuple[str, str]]:
             f"{number(get('entropy'), '.3f')}  KL {number(get('approx_kl'), '.2g')}  "
             f"clipped {number(get('clip_fraction'), '.0%')}",
         ),
-        ("gradient norm", number(get("grad_norm"), ".3g")),
+    ]
+
+
+def _q_losses(values: Values) -> list[tuple[str, str]]:
+    get = values.get
+    return [
+        ("loss", number(get("loss"), ".4g")),
+        (
+            "Q",
+            f"{number(get('q_mean'), '.3g')} mean  TD error {number(get('td_error_mean'), '.2g')}",
+        ),
     ]
