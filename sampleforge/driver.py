@@ -207,7 +207,11 @@ class Run:
         if self._serial:
             return SerialRunner(graph)
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
-        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout)
+        timeout = self.config.env_timeout
+        return ProcessRunner(graph, self._control, surroundings, timeout, self._log_replacement)
+
+    def _log_replacement(self, text: str) -> None:
+        self.reporter.log(text, "warning", on_screen=False)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.reporting.reporter import Reporter
@@ -221,6 +225,8 @@ class Run:
         )
         self._resources.callback(reporter.close)
         reporter.log(self.graph.describe())
+        if self._earlier:
+            reporter.log(f"resumes at {self._start.env_steps:,} env steps, from its checkpoint")
         return reporter
 
     # ---- running ----
@@ -362,10 +368,12 @@ class Run:
         if error is None:
             mean = measured["return_mean"]
             reached = "no episode has ended" if mean is None else f"mean return {mean:.2f}"
-            self.reporter.log(
-                f"{status}: {measured['env_steps']:,} env steps, {reached}, in {self.folder.path}",
-                "result",
-            )
+            text = f"{status}: {measured['env_steps']:,} env steps, {reached}, in "
+            text += str(self.folder.path)
+            if status == "interrupted" and not (config.sampler_only or config.benchmark):
+                again = "" if config.run_dir else " with that --run-dir"
+                text += f"; the same command{again} goes on from its checkpoint"
+            self.reporter.log(text, "result")
 
     def _end_at_once(self) -> None:
         if self._runner is not None:
@@ -378,10 +386,11 @@ def _complain(text: str) -> None:
 
 def describe(error: BaseException) -> str:
     """An error as text: a worker's death ends with the worker's own traceback, and where the driver
-    was when it noticed says nothing; so it is with a rank that others lose."""
+    was when it noticed says nothing; so it is with a rank that others lose, or a full disk."""
     from sampleforge.data.ranks import RankLost
+    from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.topologies.processes import WorkerDied
 
-    if isinstance(error, WorkerDied | RankLost):
+    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
