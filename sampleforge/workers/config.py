@@ -23,6 +23,10 @@ class RanksConfig(Checked):
     """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
     min_rollout_fraction: float = 0.25
     """... but not before this part of --rollout."""
+    variable_experience: bool = False
+    """The env rows of a rank step independently of each other, in threads, and share num_envs x
+    rollout steps per update: fast ones give more of them (VER, arXiv 2210.05064). Each split is one
+    env row then, unless num_splits says otherwise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
