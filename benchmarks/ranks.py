@@ -1,8 +1,10 @@
 """DD-PPO with environments that sleep, as simulators on another device do: how it scales over
-ranks, and what pre-emption recovers where some rank is slow.
+ranks, what pre-emption recovers where some rank is slow, and what is learned meanwhile.
 
-    taskset -c 0,1 python benchmarks/ranks.py scaling
-    taskset -c 0,1 python benchmarks/ranks.py stragglers
+    taskset -c 0,1 python benchmarks/ranks.py scaling --out benchmarks/results
+    taskset -c 0,1 python benchmarks/ranks.py stragglers --step-ms 2 --rollout 128 --seconds 60 \\
+        --out benchmarks/results
+    taskset -c 0,1 python benchmarks/ranks.py learning --out benchmarks/results
 """
 
 from __future__ import annotations
@@ -12,118 +14,218 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import setproctitle
 from gymnasium import spaces
-from machine import describe, table
 
 HERE = Path(__file__).resolve().parent
-ROWS, ROLLOUT = 4, 32
+ROWS = 4
+RANKS = (1, 2, 4, 8, 16)
+FRACTIONS = (1.0, 0.6, 0.25)
+"""Of ``--sync-fraction``: 1 is waiting, 0.6 the default; 0.25 is the first of 4 ranks."""
+CASES: dict[str, dict[str, float]] = {
+    "even": {},
+    "one of 4 ranks 4x slower": {"slow": 4.0},
+    "Pareto step times, shape 2.5": {"tail": 2.5},
+}
+"""Settings of the environment for 4 ranks."""
+STAGES = ("env", "infer", "batch", "learn", "publish")
+
+
+class Sleep:
+    """Takes ``seconds``; in rank 0 ``slow`` times as many; with ``tail`` Pareto distributed of that
+    shape, with the same mean. Nothing in a process that is no rank."""
+
+    def __init__(self, seconds: float, slow: float, tail: float) -> None:
+        title = setproctitle.getproctitle()
+        self.seconds = seconds * (slow if title.endswith("rank 0") else 1.0) * ("rank" in title)
+        self.tail = tail
+
+    def __call__(self, random: np.random.Generator) -> None:
+        factor = (self.tail - 1) * float(random.pareto(self.tail)) if self.tail else 1.0
+        time.sleep(self.seconds * factor)
 
 
 class SleepEnv(gym.Env[Any, Any]):
-    """A step takes ``sleep`` seconds; in rank 0 ``slow`` times as many; with ``tail`` Pareto
-    distributed of that shape, with the same mean."""
+    """Does nothing but to take its time."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, sleep: float = 0.004, slow: float = 1.0, tail: float = 0.0) -> None:
-        is_slow = setproctitle.getproctitle().endswith("rank 0")
-        self.sleep, self.tail = sleep * (slow if is_slow else 1.0), tail
+    def __init__(self, sleep: float, slow: float = 1.0, tail: float = 0.0) -> None:
+        self.sleep = Sleep(sleep, slow, tail)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         super().reset(seed=seed)
         return np.zeros(4, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
-        seconds = self.sleep
-        if self.tail:
-            seconds *= (self.tail - 1) * float(self.np_random.pareto(self.tail))
-        time.sleep(seconds)
+        self.sleep(self.np_random)
         return np.zeros(4, np.float32), float(action), False, False, {}
 
 
-def measure(ranks: int, seconds: float, **settings: Any) -> tuple[float, float]:
-    """(env steps per second once all ranks work, rollouts cut short per update of a rank)."""
+class SlowCartPole(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 whose steps take their time."""
+
+    def __init__(self, sleep: float, slow: float = 1.0, tail: float = 0.0) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.sleep = Sleep(sleep, slow, tail)
+
+    def step(self, action: Any) -> Any:
+        self.sleep(self.np_random)
+        return self.env.step(action)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``rate``: env steps learned from per second, once all ranks work. ``possible``: what the same
+    ranks at the same speeds could make of it if none ever waited for another. Per update of a rank:
+    rollouts that were cut short; milliseconds in all, from an update to complete rollouts, waiting
+    for other ranks (part of "learn" and what follows it), of processor time, in each stage."""
+
+    rate: float
+    possible: float
+    cut: float
+    update_ms: float
+    rollout_ms: float
+    wait_ms: float
+    cpu_ms: float
+    stages_ms: dict[str, float]
+
+    @property
+    def lost(self) -> float:
+        """The part of the possible that waiting cost in this run."""
+        return 1 - self.rate / self.possible
+
+
+def measured(first: Mapping[str, float], last: Mapping[str, float], ranks: int) -> Measured:
+    """Of the time between two reports, each just after an update, to which "cpu_s" was added."""
+
+    def each(name: str) -> list[float]:
+        return [last[f"rank{r}_{name}"] - first[f"rank{r}_{name}"] for r in range(ranks)]
+
+    def stage_ms(report: Mapping[str, float], name: str) -> float:
+        """In all ranks together."""
+        return report[f"stage_{name}_us"] * report["env_steps"] / 1e3
+
+    updates, wall = last["updates"] - first["updates"], last["wall_s"] - first["wall_s"]
+    rank_updates, waits = updates * ranks, each("wait_s")
+    return Measured(
+        rate=sum(each("steps")) / wall,
+        possible=sum(n / (wall - w) for n, w in zip(each("steps"), waits, strict=True)),
+        cut=sum(each("preempted")) / updates,
+        update_ms=1e3 * wall / updates,
+        rollout_ms=1e3 * sum(each("rollout_s")) / rank_updates,
+        wait_ms=1e3 * sum(waits) / rank_updates,
+        cpu_ms=1e3 * (last["cpu_s"] - first["cpu_s"]) / rank_updates,
+        stages_ms={n: (stage_ms(last, n) - stage_ms(first, n)) / rank_updates for n in STAGES},
+    )
+
+
+def measure(
+    ranks: int, seconds: float, rollout: int, sync_fraction: float, **env_kwargs: Any
+) -> Measured:
+    """A run of so many ``seconds``, and until its next update."""
     from sampleforge.api import Trainer
     from sampleforge.topologies.config import DdppoConfig
 
-    env_kwargs = {k: settings.pop(k) for k in ("sleep", "slow", "tail") if k in settings}
     with tempfile.TemporaryDirectory() as folder:
         config = DdppoConfig(
             env="ranks:SleepEnv",
             env_kwargs=env_kwargs,
             num_ranks=ranks,
             num_envs_per_worker=ROWS,
-            rollout=ROLLOUT,
+            rollout=rollout,
             num_epochs=1,
             device="cpu",
             max_episode_steps=1000,
             decorrelate=False,
-            report_interval=0.25,
+            report_interval=0.1,
             train_for_seconds=3600,
             run_dir=folder,
             seed=1,
             quiet=True,
-            **settings,
+            sync_fraction=sync_fraction,
         )
-        seen: list[tuple[float, float]] = []
+        first: dict[str, float] | None = None
+        updates = 2.0
         with Trainer(config) as trainer:
             for report in trainer:
-                if report["updates"] < 3 * config.num_epochs:
+                if report["updates"] <= updates:  # of two ends, both are just after an update
                     continue
-                seen.append((report["wall_s"], report["env_steps"]))
-                if seen[-1][0] - seen[0][0] >= seconds:
-                    break
-        (begun, before), (ended, after) = seen[0], seen[-1]
-        cut = sum(report[f"rank{r}_preempted"] for r in range(ranks)) / report["updates"]
-        return (after - before) / (ended - begun), cut
+                report["cpu_s"] = processor_seconds()
+                first, updates = first or report, report["updates"]
+                if report["wall_s"] - first["wall_s"] >= seconds:
+                    return measured(first, report, ranks)
+    raise AssertionError("it is stopped by time only")
 
 
-def scaling(seconds: float) -> str:
-    rows, one = [], 0.0
-    for ranks in (1, 2, 4, 8, 16):
-        rate, _ = measure(ranks, seconds, sleep=0.01, sync_fraction=1.0)
-        one = one or rate
-        rows.append([str(ranks), f"{rate:.0f}", f"{rate / one:.2f}", f"{rate / one / ranks:.0%}"])
-    return table(["ranks", "env steps/s", "speed-up", "efficiency"], rows)
+def processor_seconds() -> float:
+    """Of all ranks since they began."""
+    children = psutil.Process().children(recursive=True)
+    ranks = [c for c in children if " ".join(c.cmdline()).startswith("sampleforge: rank")]
+    return sum(sum(rank.cpu_times()[:2]) for rank in ranks)
 
 
-def stragglers(seconds: float) -> str:
-    """``possible``: what the ranks could sample if none ever waited; ``cut short``: rollouts per
-    update."""
-    rows = []
-    cases: dict[str, tuple[dict[str, float], float]] = {
-        "one of 4 ranks 4x slower": ({"slow": 4.0}, 3.25 / 4),
-        "Pareto step times, shape 2.5": ({"tail": 2.5}, 1.0),
+def scaling(
+    seconds: float, rollout: int, step_ms: float, repeats: int
+) -> dict[float, dict[int, Measured]]:
+    """By ``--sync-fraction`` and number of ranks."""
+    runs: dict[tuple[float, int], list[Measured]] = {}
+    for _ in range(repeats):  # in turns: the machine's moods are shared out
+        for fraction in (1.0, 0.6):
+            for ranks in RANKS:
+                found = measure(ranks, seconds, rollout, fraction, sleep=step_ms / 1e3)
+                runs.setdefault((fraction, ranks), []).append(found)
+    return {f: {ranks: median(runs[f, ranks]) for ranks in RANKS} for f in (1.0, 0.6)}
+
+
+def median(runs: list[Measured]) -> Measured:
+    """The run with the median rate."""
+    return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
+
+
+def stragglers(seconds: float, rollout: int, step_ms: float) -> dict[str, dict[float, Measured]]:
+    """For each of `CASES` a run per ``--sync-fraction``. Environments' seeds are the same, so that
+    all runs of a case draw the same step times."""
+    sleep = step_ms / 1e3
+    return {
+        case: {f: measure(4, seconds, rollout, f, sleep=sleep, **kwargs) for f in FRACTIONS}
+        for case, kwargs in CASES.items()
     }
-    even, _ = measure(4, seconds, sync_fraction=1.0)
-    for case, (settings, speed) in cases.items():
-        waiting, _ = measure(4, seconds, sync_fraction=1.0, **settings)
-        cutting, cut = measure(4, seconds, sync_fraction=0.6, **settings)
-        possible = even * speed
-        recovered = (cutting - waiting) / (possible - waiting)
-        rates = [f"{rate:.0f}" for rate in (possible, waiting, cutting)]
-        rows.append([case, *rates, f"{recovered:.0%}", f"{cut:.2f}"])
-    return table(
-        ["env steps/s", "possible", "waiting", "pre-empting", "recovered", "cut short per update"],
-        rows,
-    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["scaling", "stragglers"])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["scaling", "stragglers", "learning"])
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="of sleep; not of learning")
+    parser.add_argument("--rollout", type=int, default=32, help="not of learning")
+    parser.add_argument("--repeats", type=int, default=3, help="of scaling, of which the median")
+    parser.add_argument("--seeds", type=int, default=3, help="of learning")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="draw PNGs here (matplotlib)")
     args = parser.parse_args()
+    # The processes import this file by name, whatever directory they run in.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-    print(describe("torch", "gymnasium"))
-    print(scaling(args.seconds) if args.what == "scaling" else stragglers(args.seconds))
+    import ranks_learning
+    import ranks_report as report
+
+    print(report.heading())
+    if args.what == "scaling":
+        found = scaling(args.seconds, args.rollout, args.step_ms, args.repeats)
+        report.scaling(found, args.step_ms, args.out)
+    elif args.what == "stragglers":
+        runs = stragglers(args.seconds, args.rollout, args.step_ms)
+        report.stragglers(runs, f"sleep {args.step_ms:g} ms per step on average", args.out)
+    else:
+        report.learning(ranks_learning.learning(args.seeds), args.out)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,16 @@ def actors(found: Mapping[str, Rows], out: Path | None) -> None:
         print(table(header, [[f"{a}", f"{r:.1f}", f"{e:.1%}", f"{c:.2f}"] for a, r, e, c in rows]))
     if out is None:
         return
-    figure, axes = _figure("actors")
+    figure, axes = new_figure("actors")
     for kind, rows in found.items():
         axes.plot([r[0] for r in rows], [r[1] for r in rows], "o-", label=f"{kind} inference")
     first = next(iter(found.values()))
     linear = [first[0][1] * row[0] for row in first]
     axes.plot([row[0] for row in first], linear, "k--", linewidth=1, label="linear")
-    _log_axes(axes, [row[0] for row in first])
+    log_axes(axes, [row[0] for row in first])
     axes.set_title("Actors whose envs sleep 20 ms per step, on 2 cores", fontsize=10)
     axes.set_ylabel("env steps/s")
-    _save(figure, axes, out / "scaling-actors.png")
+    save(figure, axes, out / "scaling-actors.png")
 
 
 def overlap(rows: Rows, out: Path | None) -> None:
@@ -40,7 +40,7 @@ def overlap(rows: Rows, out: Path | None) -> None:
     print(table(names, [[f"{r[0]:g}", *(f"{x:.2f}" for x in r[1:5]), f"{r[5]:.1%}"] for r in rows]))
     if out is None:
         return
-    figure, axes = _figure("env time / inference time")
+    figure, axes = new_figure("env time / inference time")
     ratios = [row[0] for row in rows]
     axes.plot(ratios, [row[3] for row in rows], "o-", label="1 split")
     axes.plot(ratios, [row[4] for row in rows], "o-", label="2 splits")
@@ -49,13 +49,13 @@ def overlap(rows: Rows, out: Path | None) -> None:
     for row in rows:
         where = {"textcoords": "offset points", "ha": "center", "fontsize": 9}
         axes.annotate(f"{row[5]:.0%}\nhidden", (row[0], row[4]), (0, -30), **where)
-    _log_axes(axes, ratios)
+    log_axes(axes, ratios)
     axes.set_yticks([10, 20, 40], ["10", "20", "40"])
     axes.set_yticks([], minor=True)
     axes.set_ylim(bottom=0.7 * min(slower))
     axes.set_title("Double buffering: 1 actor, 1 policy worker", fontsize=10)
     axes.set_ylabel("ms per split step")
-    _save(figure, axes, out / "scaling-overlap.png")
+    save(figure, axes, out / "scaling-overlap.png")
 
 
 def env_rows(rows: Rows, out: Path | None) -> None:
@@ -68,16 +68,16 @@ def env_rows(rows: Rows, out: Path | None) -> None:
     print(table(header, cells))
     if out is None:
         return
-    figure, axes = _figure("env rows of the actor")
+    figure, axes = new_figure("env rows of the actor")
     counts = [row[0] for row in rows]
     axes.plot(counts, [row[3] for row in rows], "o-", label="own: bookkeeping and env to slot")
     axes.plot(counts, [row[1] for row in rows], "o-", label="bookkeeping alone")
     axes.plot(counts, [rows[0][3] / n for n in counts], "k--", linewidth=1, label="1 / rows")
     axes.plot([32], [3.0], "rv", label="target at 32 rows: below 3 us")
-    _log_axes(axes, counts)
+    log_axes(axes, counts)
     axes.set_title("What an env step costs beside the env and the forward pass", fontsize=10)
     axes.set_ylabel("us per env step")
-    _save(figure, axes, out / "scaling-rows.png")
+    save(figure, axes, out / "scaling-rows.png")
 
 
 def memory(found: Mapping[str, tuple[float, float]]) -> None:
@@ -89,7 +89,8 @@ def memory(found: Mapping[str, tuple[float, float]]) -> None:
     print(table(["model", "USS", "slots that no other has looked into", "beside them"], cells))
 
 
-def _figure(x_label: str) -> tuple[Any, Any]:
+def new_figure(x_label: str) -> tuple[Any, Any]:
+    """A figure and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -98,16 +99,19 @@ def _figure(x_label: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _log_axes(axes: Any, ticks: Sequence[float]) -> None:
+def log_axes(axes: Any, ticks: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(ticks), [f"{tick:g}" for tick in ticks])
 
 
-def _save(figure: Any, axes: Any, file: Path) -> None:
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=9)
+def save(figure: Any, axes: Any, file: Path) -> None:
+    """``axes``: one or several, of which the first has the legend."""
+    several = axes if hasattr(axes, "__len__") else [axes]
+    for one in several:
+        one.grid(alpha=0.3)
+        one.spines[["top", "right"]].set_visible(False)
+    several[0].legend(fontsize=9)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=130)
     print(f"\ndrawn: {file}")

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch import nn
 
 from sampleforge.algos.learner import Learner
 from sampleforge.api import load_policy, train
@@ -21,8 +23,10 @@ from sampleforge.config import ConfigError
 from sampleforge.data.ranks import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.topologies.config import DdppoConfig
+from sampleforge.spec import ArraySpec
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo import plan_ddppo
+from sampleforge.topologies.processes import WorkerDied
 from sampleforge.workers.agreement import RanksDiverged, check_agreement, share_state
 from tests.harness import spec_of
 from tests.rank_threads import on_ranks
@@ -68,6 +72,48 @@ def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
     assert again.summary["env_steps"] >= 2000
     assert again.summary["updates"] > summary["updates"]
     assert load_policy(folder).act([0.0, 0.0, 0.0, 0.0])[0] in range(3)
+
+
+def updates_of_one_step(**kwargs: Any) -> DdppoConfig:
+    """Three ranks whose every update is one gradient step, compared under --debug."""
+    defaults = {"num_ranks": 3, "rollout": 8, "minibatch_size": None, "num_epochs": 1}
+    return config(debug=True, **{**defaults, **kwargs})
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_checksums_are_equal_after_each_of_200_updates(tmp_path: Path) -> None:
+    """Rollouts that are cut short included; an update cannot be made without its comparison."""
+    chosen = updates_of_one_step(train_for_env_steps=205 * 3 * 4 * 8, run_dir=str(tmp_path / "run"))
+    result = train(chosen)
+    compared = result.summary["checksums_compared"]
+    assert compared >= 200
+    assert compared <= result.summary["updates"] <= compared + 1, "the last one may be cut off"
+    assert read_metrics(result.run_dir / "metrics.jsonl")[-1]["checksums_compared"] >= 200
+
+
+class BatchNormEncoder(nn.Module):
+    """Keeps statistics of the rows that it has learned from, which are others on each rank."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], _: ModelConfig) -> None:
+        super().__init__()
+        self.out_features = observations["obs"].shape[0]
+        self.norm = nn.BatchNorm1d(self.out_features)
+
+    def forward(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = self.norm(obs["obs"])
+        return found
+
+
+@pytest.mark.multiprocess(timeout=60)
+def test_ranks_that_differ_after_an_update_end_the_run(tmp_path: Path) -> None:
+    """Their gradients are averaged and their weights are equal, but not all of their state."""
+    model = ModelConfig(encoder="tests.test_ddppo:BatchNormEncoder")
+    folder = tmp_path / "run"
+    with pytest.raises(WorkerDied, match="after update 1 the ranks do not hold the same"):
+        train(updates_of_one_step(model=model, train_for_env_steps=10_000, run_dir=str(folder)))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed" and "RanksDiverged" in summary["error"]
+    assert "checksums_compared" not in summary
 
 
 def test_one_rank_runs_serially_and_repeatably(tmp_path: Path) -> None:
@@ -133,6 +179,20 @@ def test_state_is_shared_and_differences_are_found() -> None:
 def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> None:
     with pytest.raises(ConfigError, match=answer):
         plan(**kwargs)
+
+
+@pytest.mark.parametrize("name", ["halfcheetah", "minatar-breakout"])
+def test_presets_learn_from_as_much_as_appos_do(name: str) -> None:
+    """A batch, a minibatch and its passes over all ranks together, of as long rollouts."""
+    ranks, central = (parse_config(algo, ["--preset", name]) for algo in ("ddppo", "appo"))
+    assert isinstance(ranks, DdppoConfig) and isinstance(central, AppoConfig)
+    assert ranks.num_ranks and ranks.batch_size and ranks.minibatch_size
+    assert central.num_workers and central.num_envs_per_worker and ranks.num_envs_per_worker
+    assert ranks.batch_size == ranks.num_envs_per_worker * ranks.rollout
+    assert ranks.num_ranks * ranks.batch_size == central.batch_size
+    assert ranks.num_ranks * ranks.minibatch_size == central.minibatch_size
+    for field in ("env", "num_epochs", "rollout", "advantage", "gamma", "model", "clip_ratio"):
+        assert getattr(ranks, field) == getattr(central, field), field
 
 
 def test_torchrun_is_refused_where_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

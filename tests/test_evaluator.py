@@ -3,12 +3,12 @@ training."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -24,7 +24,6 @@ from sampleforge.env.seeding import row_seeds
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.reporting.plots import draw
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import COUNTERS
@@ -33,11 +32,8 @@ from sampleforge.workers.evaluator import EvaluatorWorker
 from sampleforge.workers.playing import EpisodePlayer, evaluation_envs
 from sampleforge.workers.progress import Progress
 from tests.fakes.envs import code_reward, episode_length
-from tests.test_metrics import events, report_steps, reporter
-from tests.test_metrics import folder as folder  # a fixture
-from tests.test_plots import make_run
+from tests.runs import summary, worker
 from tests.test_serial import run as run_serially
-from tests.test_torchrun_processes import ended, launched, until
 
 CODE = EnvConfig(env="tests.fakes.envs:CodeEnv")
 FOUND = Evaluation(7, 1500, 10, 50.0, 4.0, 40.0, 60.0, 12.5)
@@ -259,9 +255,9 @@ def test_trained_weights_are_evaluated_by_a_process_of_its_own(tmp_path: Path, a
     written = read_metrics(tmp_path / "run" / "metrics.jsonl")
     found = [r["eval_env_steps"] for r in written if "eval_return_mean" in r]
     assert len(found) == len(set(found)), "each in one report"
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["eval_env_steps"] >= found[-1] == report["eval_env_steps"]
-    assert summary["restarts"] == 0
+    assert found[-1] == report["eval_env_steps"]
+    last = summary(tmp_path / "run")
+    assert last["eval_env_steps"] >= found[-1] and last["restarts"] == 0
 
 
 @pytest.mark.multiprocess(timeout=90)
@@ -275,8 +271,8 @@ def test_a_killed_evaluator_is_replaced_so_often(tmp_path: Path) -> None:
             version = until_evaluated(trainer, least_version=1)["eval_policy_version"]
             os.kill(trainer._run._runner.pids()["evaluator"], signal.SIGKILL)  # type: ignore[union-attr]
         until_evaluated(trainer, least_version=int(version) + 10**9)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["restarts"]) == ("failed", 1)
+    found = summary(tmp_path / "run")
+    assert (found["status"], found["restarts"]) == ("failed", 1)
 
 
 @pytest.mark.multiprocess(timeout=90)
@@ -295,11 +291,40 @@ def test_a_run_ends_while_an_evaluation_is_under_way_and_resumes(tmp_path: Path)
                     break
             left = monotonic()
         assert monotonic() - left < 20, "which the checkpoint is part of"
-        summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-        assert summary["status"] == "finished" and "eval_return_mean" not in summary
+        found = summary(tmp_path / "r")
+        assert found["status"] == "finished" and "eval_return_mean" not in found
 
 
-# ---- config, reports, figures ----
+@pytest.mark.multiprocess(timeout=120)
+def test_a_rank_of_torchrun_has_an_evaluator_beside_it(tmp_path: Path, start_cli: Any) -> None:
+    """Rank 0, which is the driver as well, and here the only one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    flags = (
+        "train ddppo --env CartPole-v1 --device cpu --num-envs-per-worker 2 --rollout 32 --quiet "
+        "--run-dir run --evaluate-interval 300 --evaluate-episodes 3"
+    )
+    run = start_cli(*flags.split(), env=variables)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def evaluated() -> bool:
+        reports = read_metrics(metrics) if metrics.exists() else []
+        return any(report.get("eval_policy_version", 0) > 4 for report in reports)
+
+    while not evaluated():  # the test has a limit of its own
+        assert run.poll() is None, run.communicate()
+        sleep(0.1)
+    assert worker(run, "sampleforge: evaluator").ppid() != run.pid, "of the fork server"
+    run.terminate()
+    _, shown = run.communicate()
+    assert run.returncode == 143, shown
+    found = summary(tmp_path / "run")
+    assert found["status"] == "interrupted" and found["eval_episodes"] == 3
+
+
+# ---- config ----
 
 
 @pytest.mark.parametrize(
@@ -320,74 +345,3 @@ def test_the_drivers_weights_are_always_in_sync() -> None:
     assert CONFIGS["ddppo"](keep_driver_weights_in_sync=True)
     with pytest.raises(ConfigError, match=r"keep_driver_weights_in_sync is False, .* leave it out"):
         CONFIGS["ddppo"](keep_driver_weights_in_sync=False)
-
-
-def scalars() -> dict[str, float]:
-    return {f"eval_{name}": value for name, value in FOUND._asdict().items()}
-
-
-def test_tensorboard_has_evaluations_at_the_steps_of_their_weights(folder: Any) -> None:
-    reporting, screen = reporter(folder)
-    with reporting:
-        reporting.report({"loss": 1.0, **scalars()}, env_steps=2000, wall_s=1.0)
-    written = list(events(folder))
-    assert [(step, set(values)) for step, values in written] == [
-        (2000, {"loss", "env_steps", "wall_s"}),
-        (1500, set(scalars())),
-    ]
-    assert read_metrics(folder.metrics_file)[0]["eval_return_mean"] == 50.0
-    assert "evaluated: 50.00 ± 4.00 (10 episodes, weights of 1,500 env steps, version 7)" in (
-        screen.getvalue()
-    )
-
-
-def test_the_panel_keeps_the_latest_evaluation(folder: Any) -> None:
-    assert "evaluated" not in report_steps(folder, 100, terminal=True)
-    reporting, screen = reporter(folder, terminal=True)
-    with reporting:
-        reporting.report(scalars(), env_steps=2000, wall_s=1.0)
-        screen.truncate(0)
-        reporting.report({}, env_steps=3000, wall_s=2.0)
-    assert "evaluated  50.00 ± 4.00" in screen.getvalue()
-
-
-def test_evaluations_are_drawn_where_their_weights_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a marked line of their own, of the run that has them; the legend names each run once."""
-    figure_module = pytest.importorskip("matplotlib.figure")
-    figures = []
-    monkeypatch.setattr(
-        figure_module.Figure, "savefig", lambda self, *_, **__: figures.append(self)
-    )
-
-    def lines(evaluated: bool) -> Iterator[dict[str, Any]]:
-        for i in range(1, 21):
-            line = {"env_steps": 100 * i, "wall_s": float(i), "return_mean": float(i)}
-            found = {"eval_env_steps": 100 * i - 50, "eval_return_mean": 2.0 * i}
-            yield {**line, **(found if evaluated and i % 5 == 0 else {})}
-
-    draw([Path(make_run(tmp_path / str(e), lines(e))) for e in (False, True)], tmp_path / "x.png")
-    by_steps, by_time, *_ = figures[0].axes
-    for axis, x in ((by_steps, [450, 950, 1450, 1950]), (by_time, [4.5, 9.5, 14.5, 19.5])):
-        plain, with_it, dots = axis.get_lines()
-        assert plain.get_marker() == with_it.get_marker() == "None" and dots.get_marker() == "o"
-        assert dots.get_color() == with_it.get_color() != plain.get_color()
-        assert list(dots.get_xdata()) == x and list(dots.get_ydata()) == [10, 20, 30, 40]
-    assert "dots: evaluated" in by_steps.get_title()
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["False", "True"]
-
-
-@pytest.mark.multiprocess(timeout=120)
-def test_under_torchrun_rank_0_alone_has_an_evaluator(tmp_path: Path) -> None:
-    flags = ["--evaluate-interval", "300", "--evaluate-episodes", "3"]
-    with launched(tmp_path, "--standalone --nproc-per-node 2", *flags) as node:
-        until(lambda: any(r.get("eval_policy_version", 0) > 4 for r in node.reports()), node)
-        titles = [" ".join(child.cmdline()) for child in node.process.children(recursive=True)]
-        assert [title.count("sampleforge: evaluator") for title in titles].count(1) == 1
-        parent = node.rank(0)
-        assert any("evaluator" in " ".join(c.cmdline()) for c in parent.children(recursive=True))
-        node.process.send_signal(signal.SIGTERM)
-        ended(node)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "interrupted" and summary["eval_episodes"] == 3, node.output

@@ -26,7 +26,8 @@ class LossOutput:
     """A scalar to differentiate, and scalars to report (detached, on the device).
 
     Where several ranks share a minibatch, all of these are means over this rank's rows alone, and
-    ``weight`` (0 to 1) is the part of the minibatch's valid rows that they are.
+    ``weight`` (0 to 1) is the part of the minibatch's valid rows that they are, or of what these
+    count for.
     """
 
     loss: torch.Tensor
@@ -81,7 +82,7 @@ class AppoLoss:
     ) -> LossOutput:
         """The loss of a minibatch, or of this rank's part of one: then ``gather`` tells what the
         advantages of all parts together are like."""
-        config, mask = self._config, experience.mask
+        config, counts = self._config, experience.counts
         rollout = experience.reward.shape[0]
         output = model(experience.obs, experience.state, experience.first)
         distribution = model.distribution(
@@ -89,25 +90,25 @@ class AppoLoss:
         )
         log_ratio = distribution.log_prob(experience.actions) - experience.log_prob
         # An ignored action may be as unlikely as it likes: it must not reach an exponential.
-        log_ratio = torch.where(mask, log_ratio, 0.0)
+        log_ratio = torch.where(experience.mask, log_ratio, 0.0)
         values = output.values[:rollout]
         targets, advantages = self._targets(experience, output.values, log_ratio)
-        own = scalar_moments(advantages, mask)
+        own = scalar_moments(advantages, counts)
         whole = over_ranks(own, gather)
         if config.normalise_advantages:
-            advantages = normalise(advantages, whole, mask)
+            advantages = normalise(advantages, whole, counts)
 
         scale = model.value_scale
-        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, mask)
+        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, counts)
         value_loss = clipped_value_loss(
-            values / scale, experience.value / scale, targets / scale, config.value_clip, mask
+            values / scale, experience.value / scale, targets / scale, config.value_clip, counts
         )
-        entropy = masked_mean(distribution.entropy(), mask)
+        entropy = masked_mean(distribution.entropy(), counts)
         if config.exploration == "entropy":
             exploration_loss = -entropy
         else:
-            exploration_loss = masked_mean(distribution.symmetric_kl_to_uniform(), mask)
-        kl = approx_kl(log_ratio, mask)
+            exploration_loss = masked_mean(distribution.symmetric_kl_to_uniform(), counts)
+        kl = approx_kl(log_ratio, counts)
         loss = (
             policy_loss
             + config.value_coeff * value_loss
@@ -121,13 +122,13 @@ class AppoLoss:
                 "value_loss": value_loss,
                 "entropy": entropy,
                 "approx_kl": kl,
-                "clip_fraction": clip_fraction(log_ratio, config.clip_ratio, mask),
+                "clip_fraction": clip_fraction(log_ratio, config.clip_ratio, counts),
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
-                "value_mean": masked_mean(values, mask),
-                "target_mean": masked_mean(targets, mask),
-                "target_square_mean": masked_mean(targets.square(), mask),
+                "value_mean": masked_mean(values, counts),
+                "target_mean": masked_mean(targets, counts),
+                "target_square_mean": masked_mean(targets.square(), counts),
             }
-        weight = own.count / whole.count.clamp(min=1.0)
+        weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         return LossOutput(loss, {name: m.detach() for name, m in metrics.items()}, weight)
 
     def _targets(

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 
 from sampleforge.algos.config import LearnerConfig
+from sampleforge.algos.variable import env_share, parts
 from sampleforge.data.batch import Batch
+from sampleforge.data.short_rollouts import NOT_TAKEN
+from sampleforge.ops.running_stats import Gather, alone
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class Experience:
     """A batch, or some of its rows, or some of its single steps (then T is 1), ready for a loss.
 
     ``obs`` and ``first`` have T+1 rows of time where the loss needs the values after the last step,
-    else T. ``advantages`` and ``targets`` are there if they were computed for the whole batch.
+    else T. ``advantages`` and ``targets`` are there if they were computed for the whole batch, and
+    ``share`` where envs have given different numbers of steps: see `sampleforge.algos.variable`.
     """
 
     obs: dict[str, torch.Tensor]  # [T or T+1, B, ...]
@@ -34,6 +38,13 @@ class Experience:
     final_value: torch.Tensor | None = None  # [T, B]
     advantages: torch.Tensor | None = None  # [T, B]
     targets: torch.Tensor | None = None  # [T, B]
+    share: torch.Tensor | None = None  # [T, B]: how much a step counts; 0 where none was taken
+    env_rows: int = 0  # of the batch, where there is a share
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """[T, B]: the mask, or how much the steps that it leaves count."""
+        return self.mask if self.share is None else torch.where(self.mask, self.share, 0.0)
 
     def rows(self, index: torch.Tensor) -> Experience:
         """The rows ``index`` over all time."""
@@ -83,21 +94,26 @@ _COLUMNS = (
     "final_value",
     "advantages",
     "targets",
+    "share",
 )
 
 
-def experience_of(batch: Batch, config: LearnerConfig, version: int) -> Experience:
+def experience_of(
+    batch: Batch, config: LearnerConfig, version: int, gather: Gather = alone
+) -> Experience:
     """Mark what counts and shape the rewards.
 
     Masked: rows whose action the environment ignored, and rows whose policy is more than
     ``max_policy_lag`` versions older than ``version``. A row that is not valid also cuts the trace
-    of the step before it.
+    of the step before it. Where envs give different numbers of steps, ``gather`` tells what an
+    equal share over all ranks would be.
     """
     reward = batch.reward * config.reward_scale
     if config.reward_clip is not None:
         reward = reward.clamp(-config.reward_clip, config.reward_clip)
     valid_next = torch.ones_like(batch.valid)
     valid_next[:-1] = batch.valid[1:]
+    own = batch.env_row
     return Experience(
         obs=batch.obs,
         first=batch.first,
@@ -111,6 +127,8 @@ def experience_of(batch: Batch, config: LearnerConfig, version: int) -> Experien
         cut=batch.terminated | batch.truncated | ~valid_next,
         mask=batch.valid & (version - batch.version <= config.max_policy_lag),
         final_value=batch.final_value,
+        share=None if own is None else env_share(batch.version != NOT_TAKEN, own, gather),
+        env_rows=0 if own is None else int(own.max()) + 1,
     )
 
 
@@ -120,9 +138,15 @@ def minibatches(
     """One pass over the experience in random minibatches of ``size`` env steps.
 
     With ``whole_rows`` each minibatch holds rows over all of their time (for losses and cores that
-    look along time), else single steps. A single minibatch is the experience itself.
+    look along time), else single steps. A single minibatch is the experience itself. Where there is
+    a share, there are as many minibatches as a rollout of every env row would make.
     """
     rollout, rows = experience.reward.shape
+    if experience.share is not None:
+        count = max(1, experience.env_rows * rollout // size)
+        for index in parts(experience.share, count, whole_rows=whole_rows, generator=generator):
+            yield experience.rows(index) if whole_rows else experience.steps(index)
+        return
     if size >= rollout * rows and whole_rows:
         yield experience
         return

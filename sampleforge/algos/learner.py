@@ -76,7 +76,8 @@ class Learner:
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; returns what to report. The device is waited for once, at
-        the end, for that: the weights are to be published then anyway.
+        the end, for that: the weights are to be published then anyway. (And where envs give
+        different numbers of steps, for how many they are.)
 
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
         gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
@@ -85,7 +86,7 @@ class Learner:
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
             self._learning_rate = linear(self._config.learning_rate, progress)
         batch = batch.to(self._device)
-        experience = experience_of(batch, self._config, self.version)
+        experience = experience_of(batch, self._config, self.version, self._averaging.gather)
         counts = self._count(batch, experience)
         self.model.train()
         with autocast(self._device, self._precision):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sampleforge.data.slots import TrajectorySlots
+from sampleforge.data.slots import PER_ROLLOUT, TrajectorySlots
 from sampleforge.data.staging import page_lock, wait_for_copies
 
 CPU = torch.device("cpu")
@@ -29,6 +29,7 @@ class Batch:
     valid: torch.Tensor  # bool [T, B]
     state: torch.Tensor  # float32 [B, S], before obs[0]
     final_value: torch.Tensor | None = None  # float32 [T, B], only of same-step environments
+    env_row: torch.Tensor | None = None  # int64 [B]: whose steps; only where batches vary
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -53,7 +54,8 @@ class Batch:
 
 
 class BatchBuilder:
-    """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch.
+    """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch; fewer
+    where one is marked as the batch's last.
 
     It lies on ``device``. A CUDA device fetches the columns by itself, out of page-locked slots.
     """
@@ -62,49 +64,52 @@ class BatchBuilder:
         self, slots: TrajectorySlots, slots_per_batch: int, device: torch.device = CPU
     ) -> None:
         self._columns = slots.columns()
+        self._ends_batch = slots.ends_batch
         self._device = device
         if device.type == "cuda":
             page_lock(slots.arrays.buffer)
         self._wanted = slots_per_batch
         self._filled = 0
-        rows = slots.shape.rows
-        # [T, slots, rows, ...]; state: [slots, rows, S]
+        self._complete = False
+        # [T, slots, rows, ...]; those once per rollout: [slots, rows, ...]
         self._buffers: dict[str, torch.Tensor] = {}
         for name, column in self._columns.items():
-            time = () if name == "state" else (column.shape[1],)
+            time = () if name in PER_ROLLOUT else (column.shape[1],)
             inner = column.shape[2 if time else 1 :]
             shape = (*time, slots_per_batch, *inner)
             self._buffers[name] = torch.empty(shape, dtype=column.dtype, device=device)
-        self._batch = self._as_batch(slots_per_batch * rows)
+        self._batch = self._as_batch(slots_per_batch)
 
     def add(self, slot: int) -> bool:
         """Copy one slot in, which may be written anew then; True if the batch is complete now."""
         assert self._filled < self._wanted, "take the complete batch before adding to the next"
         for name, column in self._columns.items():
             buffer = self._buffers[name]
-            place = buffer[self._filled] if name == "state" else buffer[:, self._filled]
+            place = buffer[self._filled] if name in PER_ROLLOUT else buffer[:, self._filled]
             place.copy_(column[slot], non_blocking=True)
         wait_for_copies(self._device)
         self._filled += 1
-        return self._filled == self._wanted
+        last = self._ends_batch is not None and bool(self._ends_batch[slot])
+        self._complete = last or self._filled == self._wanted
+        return self._complete
 
     def clear(self) -> None:
         """Forget the slots that are in."""
-        self._filled = 0
+        self._filled, self._complete = 0, False
 
     def take(self) -> Batch:
         """The complete batch; valid until the next `add`."""
-        assert self._filled == self._wanted, f"only {self._filled} of {self._wanted} slots are in"
-        self._filled = 0
-        return self._batch
+        assert self._complete, f"only {self._filled} of {self._wanted} slots are in"
+        filled = self._filled
+        self.clear()
+        return self._batch if filled == self._wanted else self._as_batch(filled)
 
-    def _as_batch(self, rows: int) -> Batch:
+    def _as_batch(self, slots: int) -> Batch:
+        """The first so many slots: views if these are all, else a copy."""
         flat: dict[str, Any] = {}
         for name, buffer in self._buffers.items():
-            if name == "state":
-                flat[name] = buffer.view(rows, buffer.shape[-1])
-            else:
-                flat[name] = buffer.view(buffer.shape[0], rows, *buffer.shape[3:])
+            once = name in PER_ROLLOUT
+            flat[name] = buffer[:slots].flatten(0, 1) if once else buffer[:, :slots].flatten(1, 2)
         leaves: dict[str, dict[str, torch.Tensor]] = {"obs": {}, "action": {}}
         for name in [n for n in flat if "/" in n]:
             kind, leaf = name.split("/", 1)

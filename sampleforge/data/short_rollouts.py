@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sampleforge.data.slots import TrajectorySlots
+from sampleforge.data.slots import PER_ROLLOUT, TrajectorySlots
 
 NOT_TAKEN = -1
 """The policy version of steps that a short rollout does not have."""
@@ -17,7 +17,7 @@ def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
     version is `NOT_TAKEN`.
     """
     for name, column in slots.columns().items():
-        if name != "state":
+        if name not in PER_ROLLOUT:
             column[slot, t + 1 :] = column[slot, t].clone()
     for flags in (slots.valid, slots.terminated, slots.truncated):
         flags[slot, t:] = False

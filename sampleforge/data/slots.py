@@ -34,6 +34,8 @@ class Owner(IntEnum):
     """In replay, until it is evicted."""
 
 
+PER_ROLLOUT = ("state", "env_row")
+"""Columns [rows, ...] that a rollout has once, not per step."""
 ACTOR_CRITIC = {"log_prob": "float32", "value": "float32"}
 """The extras of an actor-critic: log-probability and value by the behaviour policy."""
 
@@ -46,7 +48,7 @@ class SlotShape:
     ``single_frames``: leaves that are stacks of frames are kept as `sampleforge.data.stacks` says.
     ``places``: slots whose frames may lie raw at a time (none: all), see
     `sampleforge.data.compressed`. ``sequences``: in a replay for a recurrent core; ``rollout`` then
-    counts the overlap too.
+    counts the overlap too. ``variable``: a batch has as many slots as it happens to take.
     """
 
     rollout: int
@@ -57,6 +59,7 @@ class SlotShape:
     single_frames: bool = False
     places: int | None = None
     sequences: SequenceShape | None = None
+    variable: bool = False
 
     @property
     def env_steps(self) -> int:
@@ -108,6 +111,9 @@ class SlotShape:
             arrays["place"] = ((count,), "int64")
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
+        if self.variable:
+            arrays["env_row"] = ((count, self.rows), "int64")
+            arrays["ends_batch"] = ((count,), "bool")
         return arrays
 
     def _beginnings(self, count: int) -> Layout:
@@ -134,7 +140,8 @@ class TrajectorySlots:
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
     ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
     False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``. With
-    sequences there are ``states`` instead, [starts, rows, S] before the first step of each.
+    sequences there are ``states`` instead, [starts, rows, S] before the first step of each. Where
+    batches vary, ``env_row`` says whose rollout it is, and ``ends_batch`` that none comes after.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -172,11 +179,13 @@ class TrajectorySlots:
         self.generation = self.arrays["generation"]
         same_step = self.shape.spec.autoreset == "same_step"
         self.final_value = self.arrays["final_value"] if same_step else None
+        self.env_row = self.arrays["env_row"] if self.shape.variable else None
+        self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and those of the
         beginnings; frames are [count or places, k-1 + T+1, rows, ...]."""
-        skip = ("owner", "generation", "place")
+        skip = ("owner", "generation", "place", "ends_batch")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:

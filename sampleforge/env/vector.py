@@ -51,12 +51,30 @@ class StepOut:
     final_obs: Mapping[str, Array] | None = None
 
 
+def own_outputs(spec: EnvSpec, rows: int) -> StepOut:
+    """Arrays of their own, in the place of a slot's."""
+
+    def leaves() -> dict[str, Array]:
+        return {n: np.zeros((rows, *x.shape), x.dtype) for n, x in spec.observations.items()}
+
+    return StepOut(
+        reward=np.zeros(rows, np.float32),
+        terminated=np.zeros(rows, np.bool_),
+        truncated=np.zeros(rows, np.bool_),
+        valid=np.zeros(rows, np.bool_),
+        obs=leaves(),
+        first=np.zeros(rows, np.bool_),
+        final_obs=leaves() if spec.autoreset == "same_step" else None,
+    )
+
+
 class EnvVector(ABC):
     """``num_rows`` rows of one environment.
 
     ``spec`` says what they take and give, ``observation_space`` is one row's gymnasium space (with
     the bounds). ``valid_rows`` and ``frames`` are the env steps and env frames of the last step.
-    ``rebuilt`` counts environments that were replaced because they raised.
+    ``action_space`` likewise. ``rebuilt`` counts environments that were replaced because they
+    raised.
     """
 
     def __init__(
@@ -69,6 +87,7 @@ class EnvVector(ABC):
         self.spec = spec
         self.num_rows = num_rows
         self.observation_space = observation_space
+        self.action_space = action_space
         self.valid_rows = 0
         self.rebuilt = 0
         self._door = ActionDoor(action_space)
@@ -87,6 +106,12 @@ class EnvVector(ABC):
     def frames(self) -> int:
         """Env frames of the last step."""
         return self.valid_rows * self.spec.frame_skip
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``recv`` takes no longer than it must: False where somebody else could be served
+        meanwhile."""
+        return True
 
     @abstractmethod
     def reset(self, obs: Mapping[str, Array]) -> None:

@@ -66,8 +66,9 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 def scalar_moments(x: Tensor, mask: Tensor) -> Moments:
     """Moments [] over all elements of ``x`` where ``mask`` (same shape) is True, computed without
-    waiting for the device. Masked elements may hold NaN."""
-    assert mask.shape == x.shape and mask.dtype == torch.bool, (mask.shape, x.shape)
+    waiting for the device. Masked elements may hold NaN. A ``mask`` of floats says how much each
+    element counts, and ``count`` is their sum."""
+    assert mask.shape == x.shape, (mask.shape, x.shape)
     return _moments(x, mask, tuple(range(x.ndim)))
 
 
@@ -75,10 +76,17 @@ def _moments(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Moments:
     """Over the axes ``dim``; ``mask`` is as long as ``x`` there, and 1 or as long elsewhere.
     Selecting the rows would be a question to the device: how many are there?"""
     x, count = x.double(), mask.sum().double()
-    some = count.clamp(min=1.0)
-    mean = torch.where(mask, x, 0.0).sum(dim) / some
-    var = torch.where(mask, (x - mean).square(), 0.0).sum(dim) / some
+    some = torch.where(count > 0, count, 1.0)
+    mean = _counted(x, mask).sum(dim) / some
+    var = _counted((x - mean).square(), mask).sum(dim) / some
     return Moments(mean, var, count)
+
+
+def _counted(x: Tensor, mask: Tensor) -> Tensor:
+    """0 where masked out; times the weight, if it has one."""
+    if mask.dtype == torch.bool:
+        return torch.where(mask, x, 0.0)
+    return torch.where(mask > 0, x * mask, 0.0)
 
 
 def over_ranks(own: Moments, gather: Gather) -> Moments:
@@ -90,7 +98,7 @@ def over_ranks(own: Moments, gather: Gather) -> Moments:
     flat = torch.cat((own.mean.flatten(), own.var.flatten(), own.count.reshape(1)))
     mean, var, count = torch.split(gather(flat), [size, size, 1], dim=1)
     total = count.sum()
-    weight = count / total.clamp(min=1.0)
+    weight = count / torch.where(total > 0, total, 1.0)
     merged = (weight * mean).sum(0)
     spread = (weight * (var + (mean - merged).square())).sum(0)
     return Moments(merged.view_as(own.mean), spread.view_as(own.var), total)

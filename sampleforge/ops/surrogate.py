@@ -1,4 +1,5 @@
-"""The parts of PPO's loss. ``mask`` is bool of the same shape (None: every row counts).
+"""The parts of PPO's loss. ``mask`` is bool of the same shape (None: every row counts), or says in
+floats how much each row counts, none if 0; means are weighted then.
 
 Rows that are masked out may hold anything, NaN and inf too: they reach neither value nor gradient.
 """
@@ -18,7 +19,10 @@ def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is None:
         return x.mean()
     _check(x, mask)
-    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+    if mask.dtype == torch.bool:
+        return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+    total = mask.sum()
+    return (_valid(x, mask) * mask).sum() / torch.where(total > 0, total, 1.0)
 
 
 def normalise(x: Tensor, moments: Moments, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
@@ -80,7 +84,9 @@ def clip_fraction(log_ratio: Tensor, clip_ratio: float, mask: Tensor | None = No
 def _valid(x: Tensor, mask: Tensor | None) -> Tensor:
     """0 where masked out: a loss of NaN or inf that is masked *after* it was computed still sends
     NaN back, because its zero gradient is multiplied by inf."""
-    return x if mask is None else torch.where(mask, x, 0.0)
+    if mask is None:
+        return x
+    return torch.where(mask if mask.dtype == torch.bool else mask > 0, x, 0.0)
 
 
 def _check(*tensors: Tensor) -> None:

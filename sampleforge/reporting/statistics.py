@@ -39,6 +39,7 @@ class RunStatistics:
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._updates = int(earlier.get("updates", 0))
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
+        self._compared = int(earlier.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Where rows explore differently, the returns of the least exploring third are the run's;
@@ -67,6 +68,7 @@ class RunStatistics:
             "policy_lag": list(self._lag),
             "updates": self._updates_so_far(),
             "evaluation": self.evaluations.last,
+            **self._checks(),
         }
 
     def scalars(self, learner: dict[str, float]) -> dict[str, float]:
@@ -92,6 +94,7 @@ class RunStatistics:
             "episodes": float(self._episodes),
             "restarts": float(self._restarts_so_far()),
             "updates": float(self._updates_so_far()),
+            **{name: float(count) for name, count in self._checks().items()},
             "free_slots_fill": free,
             "ready_slots_fill": ready,
             "stale_fraction": stale,
@@ -117,6 +120,7 @@ class RunStatistics:
             "env_steps_per_s": self._total("env_steps") / elapsed,
             "trained_per_s": self._total("trained_steps") / elapsed,
             "updates": self._updates_so_far(),
+            **self._checks(),
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
             "return_mean": self.return_mean,
@@ -135,6 +139,11 @@ class RunStatistics:
 
     def _updates_so_far(self) -> int:
         return max(self._updates, int(self._total("updates")))
+
+    def _checks(self) -> dict[str, int]:
+        """How often ranks have compared what they hold, where they do (DD-PPO under --debug)."""
+        compared = self._compared + int(self._total("checksums_compared"))
+        return {"checksums_compared": compared} if compared else {}
 
     def _stages(self) -> dict[str, float]:
         """Microseconds of each stage per env step, over the whole run, summed over the workers."""

@@ -43,6 +43,11 @@ class Watch:
         finally:
             self._entered = inf
 
+    def look(self) -> None:
+        """Look now, from inside: where environments step in threads, what is watched goes on while
+        one of them hangs, and the beat is that of the oldest step."""
+        self._judge(time() - self._beat())
+
     def close(self) -> None:
         self._closed.set()
         if self._thread.ident is not None:
@@ -52,13 +57,15 @@ class Watch:
         while not self._closed.wait(min(INTERVAL, self._limit)):
             if os.getppid() != self._parent:
                 self._end("what has started it (torchrun) has died")
-            age = time() - max(self._beat(), self._entered)
-            if age > self._limit:
-                faulthandler.dump_traceback(all_threads=True)
-                self._end(
-                    f"has been in one step for {age:.0f} s (--env-timeout {self._limit:g}); its "
-                    "stacks are above. Does the environment hang?"
-                )
+            self._judge(time() - max(self._beat(), self._entered))
+
+    def _judge(self, age: float) -> None:
+        if age > self._limit:
+            faulthandler.dump_traceback(all_threads=True)
+            self._end(
+                f"has been in one step for {age:.0f} s (--env-timeout {self._limit:g}); its stacks "
+                "are above. Does the environment hang?"
+            )
 
     def _end(self, why: str) -> None:
         print(f"{self._name}: {why}", file=sys.stderr, flush=True)

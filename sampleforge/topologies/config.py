@@ -137,6 +137,11 @@ class DdppoConfig(
                 f"serial is one process, but num_ranks is {self.num_ranks}, and ranks wait for "
                 "each other; use 1 rank, or leave out serial"
             )
+        if self.serial and self.variable_experience:
+            raise ConfigError(
+                "serial is for runs that can be repeated, but with variable_experience the steps "
+                "come in the order in which environments happen to be ready; leave out one of both"
+            )
 
 
 _NOT_OF_RANKS = {

@@ -21,6 +21,7 @@ from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.rollout_board import Board, RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.data.weights import SharedWeights
+from sampleforge.env.threaded import ThreadedVector
 from sampleforge.runtime.memory import human_bytes
 from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.torchrun import World
@@ -41,11 +42,13 @@ from sampleforge.topologies.parts import (
 from sampleforge.topologies.plan import Plan, check_memory, check_minibatch, choose_precision
 from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker, never
+from sampleforge.workers.gathered import GatheredInference
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement, StopFlag
 
 
@@ -66,7 +69,10 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     even = (config.num_envs_per_worker or 2) % 2 == 0
     splits = config.num_splits or (2 if spec.asynchronous and even else 1)  # 2: to overlap
     envs = _envs_per_rank(config, splits, 8 if image else 16)
-    shape = SlotShape(config.rollout, envs // splits, spec, config.model.state_size)
+    if config.variable_experience and config.num_splits is None:
+        splits = envs
+    slots = splits * (2 if config.variable_experience else 1)  # see `VariableActor`
+    shape = slot_shape(config, spec, envs // splits)
     precision, why_precision = choose_precision(config, device, image)
     plan = Plan(
         num_workers=ranks,
@@ -75,19 +81,39 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         rollout=config.rollout,
         inference="inline",
         num_policy_workers=0,
-        slots=ranks * splits,
+        slots=ranks * slots,
         slots_per_batch=splits,
         synchronous=True,
         device=device,
         precision=precision,
         learner_threads=config.learner_threads or (max(1, cores // here) if image else 1),
         pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
-        slot_bytes=here * shape.nbytes(splits),
+        slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
     )
     check_memory(plan)
     check_minibatch(config, plan)
+    check_lag(config, plan)
     return plan
+
+
+def check_lag(config: DdppoConfig, plan: Plan) -> None:
+    """Raises ConfigError if steps that go on through an update would be too old to learn from: they
+    are the slowest, which are to count."""
+    minibatches = plan.batch_size // (config.minibatch_size or plan.batch_size)
+    updates = minibatches * config.num_epochs
+    if config.variable_experience and updates > config.max_policy_lag:
+        raise ConfigError(
+            f"with --variable-experience steps go on through an update of {updates} gradient steps "
+            f"({config.num_epochs} epochs x {minibatches} minibatches), but none is learned from "
+            f"that is older than {config.max_policy_lag} (--max-policy-lag); use at least "
+            f"--max-policy-lag {2 * updates}"
+        )
+
+
+def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int) -> SlotShape:
+    state = config.model.state_size
+    return SlotShape(config.rollout, rows, spec, state, variable=config.variable_experience)
 
 
 def _envs_per_rank(config: DdppoConfig, splits: int, default: int) -> int:
@@ -211,37 +237,36 @@ def wire_rank(
     rank, wakeup = meet.rank, Wakeup()
     plan = dataclasses.replace(plan, device=meet.device)
     new_model: NewModel = partial(seeded_model, config.model, spec, start.seed)
-    shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
-    slots = TrajectorySlots(plan.num_splits, shape, debug=config.debug)
+    shape = slot_shape(config, spec, plan.rows)
+    slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
     new_policy = policy_maker(rank, new_model, weights, plan, start)
     envs = env_makers(rank, config, plan, start)
+    if config.variable_experience:
+        envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
     preemption = Preemption(
         board,
         rank,
         meet.size,
-        plan.rollout,
+        plan.rollout * (plan.num_splits if config.variable_experience else 1),
         config.sync_fraction,
         config.min_rollout_fraction,
     )
     # The ranks end together: none may stop sampling by itself while others wait for its gradients.
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
-    actor = ActorWorker(
-        0,
-        envs,
-        exchange,
-        InlineInference(new_policy, slots, plan.num_splits, rank),
-        episodes,
-        wakeup,
-        endless,
-        counter_row=rank,
-        ends_early=preemption.ends if meet.size > 1 else never,
+    policy = (new_policy, slots, plan.num_splits, rank)
+    parts = (episodes, wakeup, endless, rank)
+    ends = preemption.ends if meet.size > 1 else never
+    actor = (
+        VariableActor(0, envs, exchange, GatheredInference(*policy), *parts, round_ends=ends)
+        if config.variable_experience
+        else ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
     )
     learner_worker = partial(
         LearnerWorker,
         exchange=exchange,
-        slots_per_batch=plan.slots_per_batch,
+        slots_per_batch=slots.count,
         weights=weights,
         progress=progress,
         save=save,
@@ -285,11 +310,15 @@ def edges(ranks: int) -> tuple[Edge, ...]:
     )
 
 
+VARIABLE = "variable experience: a rank's batch is of whichever splits were ready"
+
+
 def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
     ranks = plan.num_workers
     return (
         f"{plan.envs} envs = {ranks} ranks x {plan.num_splits} splits x {plan.rows} rows",
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
+        *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
         gradients,

@@ -130,6 +130,7 @@ COUNTERS = (
     "learn_s",  # ... in gradient steps
     "publish_s",  # ... publishing weights
     "updates",
+    "checksums_compared",  # times that all ranks held the same state after an update (--debug)
     "trained_steps",
     "forwards",
     "rows",

@@ -78,7 +78,9 @@ class InProcessRunner:
         try:
             with self._watch.inside():
                 while monotonic() < deadline and not (self._worker.ended or self._interrupted()):
-                    if not self._worker.step():
+                    moved = self._worker.step()
+                    self._watch.look()
+                    if not moved:
                         self._worker.wait(BRIEFLY)
         except RankLost as error:
             if not self._interrupted():

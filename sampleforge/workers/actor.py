@@ -104,7 +104,7 @@ class ActorWorker(Woken):
     def step(self) -> bool:
         """Move every split as far as it goes without waiting for anybody else."""
         started = perf_counter()
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = self.alive_at()
         moved = any([self._advance(split) for split in self._splits])
         self._count["step_s"] += perf_counter() - started
         return moved
@@ -112,6 +112,16 @@ class ActorWorker(Woken):
     def close(self) -> None:
         for split in self._splits:
             split.env.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no rollout is under way: the batch is with the learner."""
+        return all(split.slot is None for split in self._splits)
+
+    def alive_at(self) -> float:
+        """Seconds since the epoch at which no environment's step was too long under way: now, for
+        an actor that waits for them."""
+        return time()
 
     def _advance(self, split: Split) -> bool:
         moved = False
@@ -233,6 +243,14 @@ class ActorWorker(Woken):
                 self._ask(split)
                 return True
             self._cut_short(split)
+        self._hand_over(split)
+        self._begin(split)
+        return True
+
+    def _hand_over(self, split: Split) -> None:
+        """The rollout is complete; the next one begins with its last observation."""
+        slots, slot = self._exchange.slots, split.slot
+        assert slot is not None
         for name, leaf in slots.obs.items():
             split.carry[name][...] = leaf[slot, -1]
         split.carry_first[...] = slots.first[slot, -1]
@@ -241,8 +259,6 @@ class ActorWorker(Woken):
         self._exchange.hand_over(self._index, slot)
         self._count["rollouts"] += 1
         split.slot = None
-        self._begin(split)
-        return True
 
     def _cut_short(self, split: Split) -> None:
         """End the rollout before step t, whose value the learner bootstraps from. The recurrent

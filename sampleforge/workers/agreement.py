@@ -36,7 +36,8 @@ def check_agreement(learner: Learner, group: RankGroup) -> None:
         shown = ", ".join(f"rank {rank}: {int(value):012x}" for rank, value in enumerate(sums))
         raise RanksDiverged(
             f"after update {learner.version} the ranks do not hold the same weights and statistics "
-            f"(checksums {shown}); this is a fault of SampleForge or of this machine"
+            f"(checksums {shown}); unless the model keeps statistics of its own, as BatchNorm "
+            "does, this is a fault of SampleForge or of this machine"
         )
 
 

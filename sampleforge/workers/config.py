@@ -26,6 +26,10 @@ class RanksConfig(Checked):
     keep_driver_weights_in_sync: bool = True
     """The driver has rank 0's weights after every update, for evaluation during training. They are
     in shared memory anyway and it costs nothing, so that it cannot be switched off."""
+    variable_experience: bool = False
+    """The env rows of a rank step independently of each other, in threads, and share num_envs x
+    rollout steps per update: fast ones give more of them (VER, arXiv 2210.05064). Each split is one
+    env row then, unless num_splits says otherwise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

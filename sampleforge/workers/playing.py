@@ -12,7 +12,7 @@ import torch
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
-from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 
@@ -55,7 +55,7 @@ class EpisodePlayer:
         stochastic: bool,
         seed: int,
     ) -> None:
-        rows, spec = envs.num_rows, envs.spec
+        rows = envs.num_rows
         self._envs = envs
         self._model = model
         self._stochastic = stochastic
@@ -63,20 +63,10 @@ class EpisodePlayer:
         self._played: list[list[Played]] = [[] for _ in range(rows)]
         self._left = episodes
         self._generator = torch.Generator().manual_seed(seed)
-        obs = {
-            n: np.zeros((rows, *leaf.shape), leaf.dtype) for n, leaf in spec.observations.items()
-        }
-        self._out = StepOut(
-            reward=np.zeros(rows, np.float32),
-            terminated=np.zeros(rows, np.bool_),
-            truncated=np.zeros(rows, np.bool_),
-            valid=np.zeros(rows, np.bool_),
-            obs=obs,
-            first=np.ones(rows, np.bool_),
-            final_obs={n: np.zeros_like(leaf) for n, leaf in obs.items()},
-        )
+        self._out = own_outputs(envs.spec, rows)
+        self._out.first.fill(True)
         self._state = torch.zeros(rows, model.state_size)
-        envs.reset(obs)
+        envs.reset(self._out.obs)
 
     @property
     def done(self) -> bool:

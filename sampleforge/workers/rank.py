@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from time import perf_counter, sleep, time
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import StopFlag
 
+LOOK = 0.05
+"""Seconds between two looks at who has finished, while this rank waits for its environments."""
 REPLACED_WITHIN = 5.0
 """Seconds within which the driver replaces a rank that died, or never."""
 
@@ -104,22 +106,22 @@ class RankWorker:
             if self._regrouping.generation != self._generation:
                 self._regroup()
             moved = self._actor.step()
-            if self._count["rollouts"][0] == self._full:
+            if self._sampling and self._actor.idle:
                 self._finish_rollouts()
             self._count["heartbeat"][0] = math.inf  # an update has no limit but the ranks' timeout
             moved = self._worker.step() or moved
             if self._learner.version != self._version:
                 self._agree()
         except RankLost as error:
-            self._worker.abandon()
+            self._abandon()
             if self._stop_or_new_group():
                 return True
             raise RankLost(f"{error}; {self._whom_we_miss()}") from error
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = self._actor.alive_at()
         return moved
 
     def wait(self, timeout: float) -> None:
-        self._wakeup.wait(timeout)
+        self._wakeup.wait(min(timeout, LOOK))
 
     def close(self) -> None:
         self._actor.close()
@@ -177,14 +179,21 @@ class RankWorker:
         self._version = self._learner.version
         self._weights.publish(self._learner.model.state_dict(), self._version)
 
+    def _abandon(self) -> None:
+        """All that was handed over is sampled again."""
+        self._worker.abandon()
+        while (slot := self._exchange.take_ready()) is not None:
+            self._exchange.give_back(slot)
+        self._begin_iteration()
+
     def _begin_iteration(self) -> None:
-        self._full = self._count["rollouts"][0] + self._worker.slots_per_batch
+        self._sampling = True
         self._began = perf_counter()
 
     def _finish_rollouts(self) -> None:
-        """Every split's rollout is complete: the update may begin, and others need not wait."""
+        """All rollouts are complete: the update may begin, and others need not wait."""
         self._preemption.finish()
-        self._full = math.inf
+        self._sampling = False
         self._count["rollout_s"] += perf_counter() - self._began
 
     def _whom_we_miss(self) -> str:
@@ -206,6 +215,7 @@ class RankWorker:
         self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
         if self._debug:
             check_agreement(self._learner, self._group)
+            self._count["checksums_compared"] += self._index == 0  # by all together: one counts
         self._count["wait_s"] += self._group.waited
         self._group.waited = 0.0
         self._begin_iteration()

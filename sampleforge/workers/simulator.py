@@ -6,25 +6,27 @@ In the place of the actors it measures what no sampler can exceed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter, time
+from time import perf_counter, sleep, time
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sampleforge.data.counters import Counters
-from sampleforge.env.vector import EnvVector, StepOut
-from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
+from sampleforge.env.vector import EnvVector, StepOut, own_outputs
+from sampleforge.spec import ACTION_MASK, ActionSpec, EnvSpec
 from sampleforge.workers.worker import IDLE_WAIT
 
 Array = npt.NDArray[Any]
+LOOK = 0.0005
+"""Seconds between two looks for an env vector that is ready."""
 DRAWN = 64
 """Random actions are drawn beforehand, for so many steps, and used again and again."""
 
 
 class SimulatorWorker:
     """Steps env vectors in turn, as an actor does: an asynchronous one works on while the others
-    are served."""
+    are served, and is passed over where it says that it is not ready."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class SimulatorWorker:
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
         self._envs = [make() for make in self._make_envs]
-        self._outs = [_outputs(env.spec, env.num_rows) for env in self._envs]
+        self._outs = [own_outputs(env.spec, env.num_rows) for env in self._envs]
         self._actions = [
             RandomActions(env.spec, env.num_rows, np.random.default_rng([self._counter_row, i]))
             for i, env in enumerate(self._envs)
@@ -53,13 +55,14 @@ class SimulatorWorker:
     def step(self) -> bool:
         self._count["heartbeat"][0] = time()
         started = perf_counter()
-        for split, env in enumerate(self._envs):
-            self._advance(split, env)
+        moved = [self._advance(split, env) for split, env in enumerate(self._envs)]
         self._count["env_s"] += perf_counter() - started
-        return True
+        return any(moved)
 
-    def _advance(self, split: int, env: EnvVector) -> None:
+    def _advance(self, split: int, env: EnvVector) -> bool:
         """Collect the step that is under way, if any, and begin the next one."""
+        if self._stepping[split] and not env.ready:
+            return False
         out = self._outs[split]
         if self._stepping[split]:
             self._collect(env, out)
@@ -67,6 +70,7 @@ class SimulatorWorker:
         self._stepping[split] = env.spec.asynchronous
         if not env.spec.asynchronous:
             self._collect(env, out)
+        return True
 
     def _collect(self, env: EnvVector, out: StepOut) -> None:
         env.recv(out)
@@ -74,7 +78,8 @@ class SimulatorWorker:
         self._count["env_frames"] += env.frames
 
     def wait(self, timeout: float = IDLE_WAIT) -> None:
-        """There is always something to do."""
+        """Until one of the env vectors, which are all busy, may be ready."""
+        sleep(min(timeout, LOOK))
 
     def close(self) -> None:
         for env in self._envs:
@@ -131,20 +136,3 @@ def _draw(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:
     else:
         values = rng.integers(0, leaf.categories, (rows, len(leaf.categories)))
     return values.reshape(rows, *leaf.shape).astype(leaf.dtype)
-
-
-def _outputs(spec: EnvSpec, rows: int) -> StepOut:
-    """Arrays of our own, in the place of a slot's."""
-
-    def leaves(specs: Mapping[str, ArraySpec]) -> dict[str, Array]:
-        return {n: np.zeros((rows, *leaf.shape), leaf.dtype) for n, leaf in specs.items()}
-
-    return StepOut(
-        reward=np.zeros(rows, np.float32),
-        terminated=np.zeros(rows, np.bool_),
-        truncated=np.zeros(rows, np.bool_),
-        valid=np.zeros(rows, np.bool_),
-        obs=leaves(spec.observations),
-        first=np.zeros(rows, np.bool_),
-        final_obs=leaves(spec.observations) if spec.autoreset == "same_step" else None,
-    )

@@ -113,11 +113,17 @@ class RaisingEnv(CodeEnv):
 
 
 class HangingEnv(CodeEnv):
-    """Sleeps for ever: in "init", "reset", or "step" (``where``), there at step ``after``."""
+    """Sleeps for ever: in "init", "reset", or "step" (``where``), there at step ``after``; with
+    ``alone``, only the first env of a process."""
 
-    def __init__(self, where: str = "init", after: int = 1, **kwargs: Any) -> None:
+    made = 0
+
+    def __init__(
+        self, where: str = "init", after: int = 1, alone: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.where, self.after = where, after
+        type(self).made += 1
+        self.where, self.after = "" if alone and self.made > 1 else where, after
         self.hang("init")
 
     def hang(self, where: str) -> None:

@@ -1,0 +1,80 @@
+"""The kinds of work that the micro-benchmarks take apart, with the parts that a run would have."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from sampleforge.data.slots import SlotShape, TrajectorySlots
+from sampleforge.env.registry import make_vector
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AppoConfig
+
+CPU = torch.device("cpu")
+CASES = {
+    "cartpole": AppoConfig(env="CartPole-v1"),
+    "halfcheetah": AppoConfig(env="HalfCheetah-v5"),
+    "minatar": AppoConfig(env="MinAtar/Breakout"),
+    "breakout": AppoConfig(env="ALE/Breakout-v5"),
+    "breakout-gru": AppoConfig(env="ALE/Breakout-v5", model=ModelConfig(core="gru")),
+}
+"""Observations of 16 bytes, 68 bytes, 400 bytes, 28 KB; MLP, MLP, small CNN, Nature CNN."""
+
+
+def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
+    """The cases named on the command line, all if there are none."""
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
+    return names or list(CASES)
+
+
+def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
+    """Its config, with the encoder chosen, and what its environment gives."""
+    config = CASES[case]
+    vector = make_vector(config, 1, [0])
+    vector.close()
+    return replace(config, model=resolve_encoder(config.model, vector.spec.observations)), (
+        vector.spec
+    )
+
+
+def filled_slots(config: AppoConfig, spec: EnvSpec, rows: int, count: int) -> TrajectorySlots:
+    """``count`` slots of random experience; every step is valid, an episode has 100 steps."""
+    slots = TrajectorySlots(count, SlotShape(config.rollout, rows, spec, config.model.state_size))
+    random = np.random.default_rng(0)
+    for leaf in slots.obs.values():
+        leaf[...] = random.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+    for name, action in spec.actions.items():
+        high = action.categories[0] if action.categories else 1
+        slots.actions[name][...] = random.integers(0, high, slots.actions[name].shape)
+    for columns in (*slots.extras.values(), slots.reward, slots.state):
+        columns[...] = random.normal(size=columns.shape)
+    slots.extras["log_prob"][...] = -1.0
+    slots.first[...] = random.random(slots.first.shape) < 0.01
+    slots.valid[...] = True
+    return slots
+
+
+def seconds_of(work: Callable[[], object], seconds: float, device: torch.device = CPU) -> float:
+    """Seconds of one call, of so many that they take ``seconds``, after a warm-up: of processor
+    time, or on a CUDA device of wall time, which the device's work is waited for in."""
+    on_cpu = device.type == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+    warm = clock() + seconds / 5
+    calls, begun = 0, float("inf")
+    while (now := clock()) < begun + seconds:
+        if begun > now and now >= warm:
+            calls, begun = 0, now
+        work()
+        if not on_cpu:
+            torch.cuda.synchronize(device)
+        calls += 1
+    return (now - begun) / calls

@@ -1,0 +1,79 @@
+"""What it costs to learn from an env step: a learner's whole update, and the bare passes in it.
+
+The update turns a batch into experience, computes V-trace or GAE, the loss and all its metrics,
+clips, steps the optimiser and updates the normalisers. The floor is one forward and one backward
+pass of the same network over as many observations. Then what it costs to publish the weights, and
+to take them up. Batches as the default flags make them, one epoch.
+
+    taskset -c 0 python benchmarks/learner.py --precision fp32 bf16
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from cases import CASES, chosen, filled_slots, prepared, seconds_of
+from machine import describe, table
+
+from sampleforge.algos.policy import autocast
+from sampleforge.data.batch import BatchBuilder
+from sampleforge.topologies.parts import Start, first_weights, make_learner, model_maker
+from sampleforge.topologies.plan import plan_appo
+
+
+def measure(case: str, precision: str, device: str, seconds: float) -> list[str]:
+    """Microseconds per env step of update and bare passes; microseconds of one publication."""
+    config, spec = prepared(case)
+    plan = plan_appo(config, spec, device)
+    plan = type(plan)(**{**plan.__dict__, "precision": precision})
+    slots, where = filled_slots(config, spec, plan.rows, plan.slots_per_batch), torch.device(device)
+    builder = BatchBuilder(slots, plan.slots_per_batch, where)
+    for slot in range(plan.slots_per_batch):
+        builder.add(slot)
+    batch, start = builder.take(), Start(0)
+    new_model = model_maker(config, spec, 0)
+    learner = make_learner(new_model, config, plan, start)
+    model = new_model().to(where)
+    obs = {name: leaf[:-1].clone() for name, leaf in batch.obs.items()}
+
+    def passes() -> None:
+        model.zero_grad(set_to_none=True)
+        with autocast(where, precision):
+            output = model(obs, batch.state, batch.first[:-1])
+            scalar = output.values.sum() + output.parameters.sum()
+        scalar.backward()
+
+    weights = first_weights(new_model, start)
+    state, into = learner.model.state_dict(), new_model().state_dict()
+    figures = [
+        seconds_of(lambda: learner.update(batch, 0.0), seconds, where),
+        seconds_of(passes, seconds, where),
+    ]
+    update, floor = (figure / plan.batch_size * 1e6 for figure in figures)
+    moved = seconds_of(lambda: weights.publish(state, 0), seconds / 5, where)
+    moved += seconds_of(lambda: weights.read(into), seconds / 5, where)
+    shown = [f"{update:,.2f}", f"{floor:,.2f}", f"{floor / update:.0%}", f"{moved * 1e6:,.0f}"]
+    return [case, precision, f"{plan.batch_size:,}", *shown]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all")
+    parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=["fp32"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per figure, after a warm-up")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(describe("torch"), end="\n\n")
+    found = [
+        measure(case, precision, args.device, args.seconds)
+        for case in chosen(parser, args.cases)
+        for precision in args.precision
+    ]
+    header = ["us per env step", "precision", "batch", "update", "passes", "share", "weights, us"]
+    print(table(header, found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Env rows that step in a thread of their own: whoever asks need not wait for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from sampleforge.env.vector import Array, EnvVector, Episode, StepOut, own_outputs
+
+
+class ThreadedVector(EnvVector):
+    """An env vector that is made, reset, stepped and closed in one thread.
+
+    That costs 30 us per step, and helps where a step leaves the interpreter to others: simulators
+    that are other processes or another device's, C++ that releases the interpreter's lock, and
+    whatever sleeps. ``wake`` is called when a step is done. Actions, accounts and faults are those
+    of the vector in the thread; what a step raises comes out of `recv`.
+    """
+
+    def __init__(self, make: Callable[[], EnvVector], wake: Callable[[], None]) -> None:
+        self._thread = ThreadPoolExecutor(1, "env rows")
+        self._wake = wake
+        try:
+            self._inner = self._thread.submit(make).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+        inner = self._inner
+        spec = dataclasses.replace(inner.spec, asynchronous=True)
+        super().__init__(spec, inner.num_rows, inner.observation_space, inner.action_space)
+        self._out = own_outputs(spec, inner.num_rows)
+        self._step: Future[list[Episode]] | None = None
+        self._closed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step was sent and is done."""
+        return self._step is not None and self._step.done()
+
+    def reset(self, obs: Mapping[str, Array]) -> None:
+        self._thread.submit(self._inner.reset, obs).result()
+
+    def send(self, actions: Mapping[str, Array]) -> None:
+        """As `EnvVector.send`; the actions may change at once."""
+        self._begin({name: leaf.copy() for name, leaf in actions.items()})
+
+    def recv(self, out: StepOut) -> list[Episode]:
+        """As `EnvVector.recv`; waits unless `ready`."""
+        assert self._step is not None, "send comes first"
+        ended, self._step = self._step.result(), None
+        self._complete(out)
+        return ended
+
+    def close(self) -> None:
+        """Waits for the step that is under way."""
+        if not self._closed:
+            self._closed = True
+            self._thread.submit(self._inner.close).result()
+            self._thread.shutdown()
+
+    def _begin(self, actions: dict[str, Array]) -> None:
+        self._step = self._thread.submit(self._in_thread, actions)
+        self._step.add_done_callback(lambda _: self._wake())
+
+    def _in_thread(self, actions: dict[str, Array]) -> list[Episode]:
+        self._inner.send(actions)
+        return self._inner.recv(self._out)
+
+    def _complete(self, out: StepOut) -> None:
+        given = self._out
+        for name in ("reward", "terminated", "truncated", "valid", "first"):
+            getattr(out, name)[...] = getattr(given, name)
+        for name, leaf in given.obs.items():
+            out.obs[name][...] = leaf
+        if given.final_obs is not None and out.final_obs is not None:
+            ended = given.terminated | given.truncated
+            for name, leaf in given.final_obs.items():
+                out.final_obs[name][ended] = leaf[ended]
+        self.valid_rows, self.rebuilt = self._inner.valid_rows, self._inner.rebuilt

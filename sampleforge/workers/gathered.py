@@ -1,0 +1,57 @@
+"""Inline inference for splits that come one by one: whoever waits is answered together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.workers.inference import InlineInference
+
+
+class GatheredInference(InlineInference):
+    """Collects what is asked until `answer`: one forward pass for all, however many they are.
+
+    ``before`` float32 [splits, rows, S] is the recurrent state that each split last asked with.
+    The slots keep observations whole, as all but a replay's do.
+    """
+
+    def start(self) -> None:
+        super().start()
+        self._asked: dict[int, tuple[int, int]] = {}
+        self.before = self.state.copy()
+
+    def ask(self, split: int, slot: int, t: int) -> None:
+        self._asked[split] = slot, t
+        self.before[split] = self.state[split]
+
+    def is_answered(self, split: int) -> bool:
+        return split not in self._asked
+
+    def answer(self) -> None:
+        """Answer everything that was asked."""
+        if not self._asked:
+            return
+        slots, policy = self._slots, self._policy
+        splits = list(self._asked)
+        asked = np.array(list(self._asked.values()))
+        at = asked[:, 0], asked[:, 1]
+        self._asked.clear()
+        policy.refresh()
+        obs = {name: _flat(leaf[at]) for name, leaf in slots.obs.items()}
+        numbers = torch.cat([self._rows[split] for split in splits])
+        acted = policy.act(obs, _flat(self.state[splits]), _flat(slots.first[at]), numbers)
+        each = (len(splits), slots.shape.rows)
+        for name, action in acted.actions.items():
+            slots.actions[name][at] = action.numpy().reshape(*each, *action.shape[1:])
+        for name, column in acted.extras.items():
+            slots.extras[name][at] = column.numpy().reshape(each)
+        slots.version[at] = policy.version
+        self.state[splits] = acted.state.numpy().reshape(*each, acted.state.shape[-1])
+
+
+def _flat(array: npt.NDArray[Any]) -> torch.Tensor:
+    """[n, rows, ...] as [n * rows, ...]."""
+    return torch.from_numpy(array).flatten(0, 1)
