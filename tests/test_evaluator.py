@@ -21,6 +21,7 @@ from sampleforge.data.evaluations import Evaluation, Evaluations
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import row_seeds
+from sampleforge.evaluation import evaluate
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
@@ -234,6 +235,20 @@ def test_a_serial_run_learns_the_same_with_and_without(tmp_path: Path, algo: str
     steps = [r["eval_env_steps"] for r in found]
     assert len(steps) >= 3 and len({step // 500 for step in steps}) == len(steps)
     assert not any("eval_return_mean" in r for r in reports[0])
+
+
+def test_eval_plays_the_same_episodes_and_a_resumed_run_goes_on_evaluating(tmp_path: Path) -> None:
+    """The first evaluation after a checkpoint is of its weights, and finds what `sampleforge eval`
+    finds."""
+    run_serially(tmp_path, 4, make=CONFIGS["appo"], train_for_env_steps=2000)
+    before = summary(tmp_path)
+    expected = evaluate(tmp_path, episodes=3)
+    more = {"train_for_env_steps": 4000, "evaluate_interval": before["env_steps"] + 1}
+    _, reports = run_serially(tmp_path, 4, make=CONFIGS["appo"], **more)
+    report = next(r for r in reports if r.get("eval_env_steps", 0) > before["env_steps"])
+    assert report["eval_policy_version"] == before["updates"] > 0
+    for name in ("return_mean", "return_std", "return_min", "return_max", "length_mean"):
+        assert report[f"eval_{name}"] == expected[name]
 
 
 def until_evaluated(trainer: Trainer, least_version: int) -> dict[str, float]:
