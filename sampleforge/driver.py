@@ -150,6 +150,7 @@ class Run:
         from sampleforge.folder.saving import Saving
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.statistics import RunStatistics
+        from sampleforge.topologies.evaluating import beside, with_evaluator
         from sampleforge.topologies.parts import Start
 
         config, chosen = self.config, self._topology()
@@ -175,14 +176,9 @@ class Run:
         self._control = ours
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
-        self.graph: Graph = chosen.wire(
-            config,
-            plan,
-            spec,
-            start,
-            SaveCheckpoint(self._store),
-            None if self._in_process else theirs,
-        )
+        control = None if self._in_process else theirs
+        wired = chosen.wire(config, plan, spec, start, SaveCheckpoint(self._store), control)
+        self.graph: Graph = with_evaluator(wired, config, self.new_model, start)
         self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
         self._saving = Saving(
@@ -193,6 +189,9 @@ class Run:
             self.reporter.log,
         )
         self._runner = self._make_runner(self.graph)
+        if self.graph.evaluator is not None:
+            processes = None if self._serial else self._processes
+            self._runner = beside(self._runner, self.graph, processes)
 
     def _topology(self) -> Topology:
         from sampleforge.topologies.registry import topology
@@ -200,12 +199,14 @@ class Run:
         return topology(self.config)
 
     def _make_runner(self, graph: Graph) -> Runner:
-        from sampleforge.topologies.processes import ProcessRunner
         from sampleforge.topologies.serial import SerialRunner
+
+        return SerialRunner(graph) if self._serial else self._processes(graph)
+
+    def _processes(self, graph: Graph) -> Runner:
+        from sampleforge.topologies.processes import ProcessRunner
         from sampleforge.workers.worker import Surroundings
 
-        if self._serial:
-            return SerialRunner(graph)
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
         return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout)
 
@@ -238,14 +239,18 @@ class Run:
         next_report, next_save = self._clock() + self._interval(), self._save_clock()
         while not progress.done and not self._is_interrupted():
             self._work_on()
-            if self._clock() >= next_report:
+            due = self._clock() >= next_report
+            if due:
                 next_report = self._clock() + self._interval()
+            if due or self.statistics.evaluations.waits:
                 yield self._report()
             if monotonic() >= next_save:
                 next_save = self._save_clock()
                 self.save()
         if self.interrupts.received is None:
             yield self._report()
+            while self.statistics.evaluations.waits:
+                yield self._report()
 
     def _work_on(self) -> None:
         assert self._runner is not None
@@ -267,6 +272,8 @@ class Run:
 
     def _take_episodes(self) -> None:
         self.statistics.take_episodes(self.graph.episodes.take())
+        if self.graph.evaluator is not None:
+            self.statistics.evaluations.take(self.graph.evaluator.results.take())
 
     def _report(self) -> dict[str, float]:
         assert self._runner is not None

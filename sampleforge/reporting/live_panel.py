@@ -7,11 +7,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sampleforge.reporting.progress import Goal, Values, duration, number, short
+from sampleforge.reporting.progress import (
+    Goal,
+    Values,
+    duration,
+    evaluation,
+    number,
+    short,
+)
 
 
 def panel(title: str, values: Values, goal: Goal) -> RenderableType:
-    """One report: title, progress, and two columns of figures (system, learning)."""
+    """One report: title, progress, two columns of figures (system, learning), and the latest
+    evaluation, if ``values`` has one."""
     figures = Table.grid(padding=(0, 2, 0, 0))
     for style in ("dim", "", "dim", ""):
         figures.add_column(style=style, no_wrap=True)
@@ -19,7 +27,10 @@ def panel(title: str, values: Values, goal: Goal) -> RenderableType:
         _system(values), _learning(values), strict=True
     ):
         figures.add_row(left, left_value.ljust(30), right, right_value)
-    return Group(Text(f"\n{title}", "bold"), _progress(values, goal), figures)
+    lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
+    if "eval_return_mean" in values:
+        lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
+    return Group(*lines)
 
 
 def _progress(values: Values, goal: Goal) -> RenderableType:
