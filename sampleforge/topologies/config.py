@@ -11,22 +11,25 @@ from sampleforge.config import ConfigError
 from sampleforge.data.config import ReplayConfig
 from sampleforge.data.sequence_shape import SequenceShape
 from sampleforge.env.config import EnvConfig
-from sampleforge.models.config import ModelConfig
+from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.runtime.config import RunConfig
 from sampleforge.workers.config import EvaluatorConfig, RanksConfig, SamplerConfig
 
 
 @dataclass(frozen=True)
 class AppoConfig(
-    AppoLossConfig, LearnerConfig, SamplerConfig, EvaluatorConfig, RunConfig, EnvConfig
+    CompilerConfig,
+    AppoLossConfig,
+    LearnerConfig,
+    SamplerConfig,
+    EvaluatorConfig,
+    RunConfig,
+    EnvConfig,
 ):
     """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
 
     algo: ClassVar[str] = "appo"
     model: ModelConfig = field(default_factory=ModelConfig)
-    compile: bool = False
-    """Compile the model's passes (torch.compile), in the learner and where actions are computed:
-    needs a C++ compiler, and time at the start."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
