@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0, help="of sleep; not of learning")
     parser.add_argument("--rollout", type=int, default=32, help="not of learning")
     parser.add_argument("--repeats", type=int, default=3, help="of scaling, of which the median")
-    parser.add_argument("--seeds", type=int, default=3, help="of learning")
+    parser.add_argument("--seeds", type=int, default=2, help="of learning")
     parser.add_argument("--out", type=Path, metavar="DIR", help="draw PNGs here (matplotlib)")
     args = parser.parse_args()
     # The processes import this file by name, whatever directory they run in.

@@ -47,7 +47,7 @@ class Trainer:
     """Training step by step, for notebooks and sweeps::
 
     with Trainer(config) as trainer:
-        for report in trainer:      # one dict of scalars per report interval
+        for report in trainer:      # a dict of scalars per report interval, and per evaluation
             ...
         trainer.save()
     """

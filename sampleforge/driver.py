@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -150,6 +151,7 @@ class Run:
         from sampleforge.folder.saving import Saving
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.statistics import RunStatistics
+        from sampleforge.topologies.evaluating import beside, with_evaluator
         from sampleforge.topologies.parts import Start
 
         config, chosen = self.config, self._topology()
@@ -175,14 +177,9 @@ class Run:
         self._control = ours
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
-        self.graph: Graph = chosen.wire(
-            config,
-            plan,
-            spec,
-            start,
-            SaveCheckpoint(self._store),
-            None if self._in_process else theirs,
-        )
+        control = None if self._in_process else theirs
+        wired = chosen.wire(config, plan, spec, start, SaveCheckpoint(self._store), control)
+        self.graph: Graph = with_evaluator(wired, config, self.new_model, start)
         self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
         self._saving = Saving(
@@ -193,6 +190,9 @@ class Run:
             self.reporter.log,
         )
         self._runner = self._make_runner(self.graph)
+        if self.graph.evaluator is not None:
+            processes = None if self._serial else self._processes
+            self._runner = beside(self._runner, self.graph, processes)
 
     def _topology(self) -> Topology:
         from sampleforge.topologies.registry import topology
@@ -200,18 +200,17 @@ class Run:
         return topology(self.config)
 
     def _make_runner(self, graph: Graph) -> Runner:
-        from sampleforge.topologies.processes import ProcessRunner
         from sampleforge.topologies.serial import SerialRunner
+
+        return SerialRunner(graph) if self._serial else self._processes(graph)
+
+    def _processes(self, graph: Graph) -> Runner:
+        from sampleforge.topologies.processes import ProcessRunner
         from sampleforge.workers.worker import Surroundings
 
-        if self._serial:
-            return SerialRunner(graph)
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
-        timeout = self.config.env_timeout
-        return ProcessRunner(graph, self._control, surroundings, timeout, self._log_replacement)
-
-    def _log_replacement(self, text: str) -> None:
-        self.reporter.log(text, "warning", on_screen=False)
+        log = partial(self.reporter.log, level="warning", on_screen=False)
+        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout, log)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.reporting.reporter import Reporter
@@ -244,14 +243,18 @@ class Run:
         next_report, next_save = self._clock() + self._interval(), self._save_clock()
         while not progress.done and not self._is_interrupted():
             self._work_on()
-            if self._clock() >= next_report:
+            due = self._clock() >= next_report
+            if due:
                 next_report = self._clock() + self._interval()
+            if due or self.statistics.evaluations.waits:
                 yield self._report()
             if monotonic() >= next_save:
                 next_save = self._save_clock()
                 self.save()
         if self.interrupts.received is None:
             yield self._report()
+            while self.statistics.evaluations.waits:
+                yield self._report()
 
     def _work_on(self) -> None:
         assert self._runner is not None
@@ -273,6 +276,8 @@ class Run:
 
     def _take_episodes(self) -> None:
         self.statistics.take_episodes(self.graph.episodes.take())
+        if self.graph.evaluator is not None:
+            self.statistics.evaluations.take(self.graph.evaluator.results.take())
 
     def _report(self) -> dict[str, float]:
         assert self._runner is not None
@@ -371,8 +376,7 @@ class Run:
             text = f"{status}: {measured['env_steps']:,} env steps, {reached}, in "
             text += str(self.folder.path)
             if status == "interrupted" and not (config.sampler_only or config.benchmark):
-                again = "" if config.run_dir else " with that --run-dir"
-                text += f"; the same command{again} goes on from its checkpoint"
+                text += "; the same command with that --run-dir goes on from its checkpoint"
             self.reporter.log(text, "result")
 
     def _end_at_once(self) -> None:

@@ -34,7 +34,8 @@ OF_THE_HOST = {
 """Fields that may differ between ranks, and are each rank's own."""
 OF_THE_DRIVER = {
     *("run_dir", "resume", "num_ranks", "quiet", "report_interval", "checkpoint_interval"),
-    *("keep_checkpoints", "milestone_interval"),
+    *("keep_checkpoints", "milestone_interval", "evaluate_interval", "evaluate_episodes"),
+    "evaluate_stochastic",
 }
 """Fields that only rank 0 looks at."""
 POLL = 0.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,30 @@ def test_the_trainer_step_by_step(tmp_path: Path) -> None:
         assert trainer.run_dir == tmp_path / "run"
     assert sf.load_policy(trainer.run_dir).act(obs)[0] == chosen
     assert summary(tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize("algo", ["appo", "apex", "ddppo"])
+def test_training_again_and_again_holds_no_more_descriptors(tmp_path: Path, algo: str) -> None:
+    make = {"appo": sf.AppoConfig, "apex": sf.ApexConfig, "ddppo": sf.DdppoConfig}[algo]
+
+    def descriptors_after(name: str) -> int:
+        few = {"num_ranks": 1} if algo == "ddppo" else {"num_workers": 1}
+        sf.train(
+            make(
+                env="CartPole-v1",
+                run_dir=str(tmp_path / name),
+                serial=True,
+                quiet=True,
+                train_for_env_steps=600,
+                num_envs_per_worker=4,
+                **few,
+            )
+        )
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    descriptors_after("imports what it needs")
+    assert descriptors_after("second") == descriptors_after("third")
 
 
 def test_an_exception_of_the_caller_ends_the_run_in_order(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ def literal_window(row: dict[str, np.ndarray], t: int, n: int, same_step: bool):
     """(return, discount, steps) of one step, by walking."""
     total, steps = 0.0, 0
     for k in range(t, min(t + n, len(row["reward"]))):
-        if not row["valid"][k] or (same_step and row["truncated"][k]):
+        unseen = row["truncated"][k] and not row["terminated"][k]  # what comes after it
+        if not row["valid"][k] or (same_step and unseen):
             break
         total += GAMMA ** (k - t) * row["reward"][k]
         steps += 1
@@ -37,7 +38,7 @@ def random_rollout(seed: int, length: int = 20, rows: int = 6) -> dict[str, np.n
         valid[t] = ~ends[t - 1]
     terminated = ends & (rng.random((length, rows)) < 0.5)
     reward = rng.standard_normal((length, rows)).astype(np.float32)
-    truncated = ends & ~terminated
+    truncated = ends & (~terminated | (rng.random((length, rows)) < 0.3))  # both at once, too
     return {"reward": reward, "terminated": terminated, "truncated": truncated, "valid": valid}
 
 

@@ -38,6 +38,17 @@ def test_draws_several_runs(tmp_path, name):
         assert all(f"run-{i}" in text for i in range(3)) and "CartPole-v1, appo" in text
 
 
+@pytest.mark.parametrize(
+    ("scalar", "title"), [("policy_lag_mean", "policy lag"), ("sample_age_mean", "age of s")]
+)
+def test_how_stale_it_is_in_the_runs_own_terms(tmp_path, scalar, title):
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path / "run", ({**report, scalar: 3.0} for report in reports(9)))
+    out = tmp_path / "curves.svg"
+    assert main(["plot", run, "--out", str(out)]) == 0
+    assert f"<!-- {title}" in out.read_text()
+
+
 def test_a_run_without_reports_is_refused(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["plot", make_run(tmp_path / "a", []), "--out", str(tmp_path / "x.png")]) == 2

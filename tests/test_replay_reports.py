@@ -66,6 +66,11 @@ def test_a_large_tree_is_looked_at_everywhere() -> None:
     assert len(evenly(leaves[:1000], rows * rollout)) == 1000
 
 
+@pytest.mark.parametrize("items", [1, 6])
+def test_without_a_tree_there_is_nothing_to_count(items: int) -> None:
+    assert not count_positive(evenly(np.empty(0), items)).any()
+
+
 def test_returns_are_told_apart_by_epsilon() -> None:
     rows = [(0, 0, row) for row in range(20)]
     epsilons = {row: 0.4 ** (1 + 7 * i / 19) for i, row in enumerate(rows)}

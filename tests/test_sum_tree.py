@@ -56,6 +56,15 @@ def test_a_leaf_of_zero_is_never_found(size: int) -> None:
     assert set(tree.find(points).tolist()) <= set(held.tolist())
 
 
+def test_nor_where_rounding_falls_short_of_a_node() -> None:
+    """The sum before a node, as it is found, may be a rounding error more than the point."""
+    rng = np.random.default_rng(0)
+    leaves = rng.random(1 << 16) ** 3
+    leaves[::16] = 0.0  # the first child of each node
+    edges = leaves.reshape(-1, 16).sum(1).cumsum()[:-1]
+    assert (leaves[tree_of(leaves).find(edges)] > 0).all()
+
+
 def test_the_total_stays_exact_through_a_million_operations() -> None:
     rng = np.random.default_rng(0)
     tree, leaves = SumTree(5003), np.zeros(5003)

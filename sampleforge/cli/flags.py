@@ -52,8 +52,11 @@ def unchecked(cls: type[Any]) -> type[Any]:
 def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[Any]:
     """The flags of a config class: ``first``, then a group per part. ``defaults`` has the fields of
     ``cls``."""
-    groups = list(first)
-    for part in _parts(cls):
+    groups, parts = list(first), _parts(cls)
+    covered = {name for part in parts for name in inspect.get_annotations(part)} | {*_nested(cls)}
+    lost = {field.name for field in dataclasses.fields(cls)} - covered
+    assert not lost, f"{cls.__name__} has fields in no part, which no flag would set: {lost}"
+    for part in parts:
         group = _group(part, defaults)
         without_prefix = Annotated[(group, tyro.conf.OmitArgPrefixes)]  # type: ignore[valid-type]
         groups.append((_title(part), without_prefix, _field(group())))

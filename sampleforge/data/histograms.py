@@ -58,7 +58,7 @@ def histogram(counts: Counts) -> Histogram | None:
 
 def evenly(leaves: npt.NDArray[np.float64], steps_per_slot: int) -> npt.NDArray[np.float64]:
     """Every k-th of too many leaves, for a k that comes round to every row and time of a slot."""
-    stride = -(-len(leaves) // _MOST)
+    stride = max(1, -(-len(leaves) // _MOST))
     while math.gcd(stride, steps_per_slot) > 1:
         stride += 1
     return leaves[::stride]

@@ -66,8 +66,13 @@ class Prioritisation:
     epsilon: float
 
     def __call__(self, errors: npt.NDArray[np.float32]) -> Floats:
-        if not np.isfinite(errors).all() or (errors < 0).any():
-            raise ValueError("TD errors must be finite and not negative")
+        good = np.isfinite(errors) & (errors >= 0)
+        if not good.all():
+            raise ValueError(
+                f"TD errors must be finite and not negative, but {np.count_nonzero(~good)} of "
+                f"{errors.size} are not, such as {errors[~good][0]}; an environment that gives "
+                "rewards or observations that are not finite makes them so: correct it"
+            )
         found: Floats = (errors.astype(np.float64) + self.epsilon) ** self.alpha
         return found
 

@@ -76,6 +76,7 @@ class SumTree:
         left = at - (ends[node] - top[node])
         each = np.arange(len(at))
         for children in reversed(self._levels[:-1]):
+            np.maximum(left, 0.0, out=left)  # below 0, by rounding, a first child of 0 would do
             rows = children.take(node, axis=0)
             ends = rows.cumsum(1)
             child = (ends > left[:, None]).argmax(1)

@@ -112,10 +112,12 @@ def _read(child: subprocess.Popen[bytes], answers: IO[bytes], deadline: float) -
     """The child's line, or what there is of it when the child ends; none if the deadline comes
     first. The end of the pipe says nothing: a simulator's processes may hold it open."""
     found = b""
+    reader = select.poll()  # not select(), which takes no descriptors from 1024 on
+    reader.register(answers, select.POLLIN)
     while time.monotonic() < deadline:
         ended = child.poll() is not None
         part = b""
-        ready = bool(select.select([answers], [], [], 0 if ended else 0.05)[0])
+        ready = bool(reader.poll(0 if ended else 50))
         if ready:
             part = os.read(answers.fileno(), 1 << 16)
             found += part

@@ -49,3 +49,10 @@ class ModelConfig(Checked):
         """Floats of recurrent state per row: LSTM has two parts, a separate critic its own core."""
         parts = {"none": 0, "gru": 1, "lstm": 2}[self.core]
         return parts * self.core_size * (2 if self.separate_critic else 1)
+
+
+@dataclass(frozen=True)
+class CompilerConfig(Checked):
+    compile: bool = False
+    """Compile the model's passes (torch.compile), in the learner and where actions are computed:
+    needs a C++ compiler, and time at the start."""

@@ -131,7 +131,8 @@ class QNetwork(nn.Module):
         mask = obs.get(ACTION_MASK)
         if mask is not None:
             mask = mask.reshape(parameters.shape).bool()
-            # Final observations allow nothing; nothing is done there, and no value is used.
+            # Final observations may allow nothing. Nothing is done there, but a truncation is
+            # bootstrapped from them: then any action counts.
             mask = mask | ~mask.any(-1, keepdim=True)
         return GreedyActions(parameters, mask)
 

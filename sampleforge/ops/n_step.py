@@ -42,14 +42,15 @@ def n_step_windows(
 
     A step that is not valid has none, and ends those before it. A truncation bootstraps from the
     final observation, which is ``obs[t + 1]``. With ``same_step`` it is not: ``obs[t + 1]`` belongs
-    to the next episode already, so windows stop before a truncated step, and it has none itself.
+    to the next episode already, so windows stop before a truncated step, and it has none itself,
+    unless it terminated as well: then nothing is bootstrapped.
     """
     assert reward.ndim == 2 and 1 <= n <= 255, (reward.shape, n)
     length = len(reward)
     returns = np.zeros_like(reward)
     discount = np.zeros_like(reward)
     steps = np.zeros(reward.shape, np.uint8)
-    usable = valid & ~truncated if same_step else valid
+    usable = valid & (terminated | ~truncated) if same_step else valid
     open_ = np.ones_like(usable)
     for k in range(min(n, length)):
         here = slice(0, length - k)

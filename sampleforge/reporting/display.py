@@ -6,11 +6,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from sampleforge.reporting.evaluated import evaluated
 from sampleforge.reporting.live_panel import panel
 from sampleforge.reporting.progress import (
     Goal,
     Values,
     duration,
+    evaluation,
     has_replay,
     number,
     short,
@@ -44,7 +46,7 @@ class QuietDisplay:
 
 class LineDisplay(QuietDisplay):
     """One aligned line per report, with a header now and then: for files and pipes. A run with a
-    replay has how full it is where others have the policy lag."""
+    replay has how full it is where others have the policy lag. A line more for an evaluation."""
 
     COLUMNS = (
         *(("time", 8), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 9)),
@@ -81,6 +83,8 @@ class LineDisplay(QuietDisplay):
                 duration(self._goal.seconds_left()),
             ]
         )
+        if found := evaluated(values):
+            self._print(f"evaluated: {evaluation(found)}", "info")
 
     def _line(self, cells: list[str]) -> None:
         widths = [width for _, width in self.COLUMNS]
@@ -103,13 +107,17 @@ class LiveDisplay(QuietDisplay):
         self._goal = goal
         self._title = title
         self._live = Live(console=console, auto_refresh=False)
+        self._evaluated: Values = {}
 
     def update(self, values: Values) -> None:
         self._goal.observe(values)
+        self._evaluated = evaluated(values) or self._evaluated
         if not self._live.is_started:
             self._live.start()
             self._console.show_cursor(True)
-        self._live.update(panel(self._title, values, self._goal), refresh=True)
+        self._live.update(
+            panel(self._title, {**self._evaluated, **values}, self._goal), refresh=True
+        )
 
     def message(self, text: str, level: str) -> None:
         if level == "result":  # the last line goes below the panel

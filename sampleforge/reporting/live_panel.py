@@ -11,6 +11,7 @@ from sampleforge.reporting.progress import (
     Goal,
     Values,
     duration,
+    evaluation,
     has_replay,
     number,
     short,
@@ -18,8 +19,8 @@ from sampleforge.reporting.progress import (
 
 
 def panel(title: str, values: Values, goal: Goal) -> RenderableType:
-    """One report: title, progress, and two columns of figures (system, learning), which a terminal
-    of 80 columns has room for."""
+    """One report: title, progress, two columns of figures (system, learning), which a terminal of
+    80 columns has room for, and the latest evaluation, if ``values`` has one."""
     figures = Table.grid(padding=(0, 1, 0, 0))
     for style in ("dim", "", "dim", ""):
         figures.add_column(style=style, no_wrap=True)
@@ -27,7 +28,10 @@ def panel(title: str, values: Values, goal: Goal) -> RenderableType:
         _system(values), _learning(values), strict=True
     ):
         figures.add_row(left, left_value.ljust(25), right, right_value)
-    return Group(Text(f"\n{title}", "bold"), _progress(values, goal), figures)
+    lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
+    if "eval_return_mean" in values:
+        lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
+    return Group(*lines)
 
 
 def _progress(values: Values, goal: Goal) -> RenderableType:

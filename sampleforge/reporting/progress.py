@@ -57,6 +57,16 @@ def short(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def evaluation(values: Values) -> str:
+    """The outcome of an evaluation, from the values of its report."""
+    get = values.get
+    return (
+        f"{number(get('eval_return_mean'), ',.2f')} ± {number(get('eval_return_std'), ',.2f')} "
+        f"({number(get('eval_episodes'))} episodes, weights of {number(get('eval_env_steps'))} "
+        f"env steps, version {number(get('eval_policy_version'))})"
+    )
+
+
 def duration(seconds: float | None) -> str:
     """Hours, minutes and seconds: 1:02:03 or 2:03."""
     if seconds is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sampleforge.folder.atomic_file import to_json
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.reporting.evaluated import evaluated
 from sampleforge.reporting.line_file import LineFile
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Reporter:
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
     ) -> None:
         """Write one report. Values that are not finite become null in metrics.jsonl; histograms are
-        for TensorBoard alone.
+        for TensorBoard alone, which has evaluations at the env steps of their weights.
 
         Raises OSError, naming the file, if it cannot be written.
         """
@@ -68,7 +69,10 @@ class Reporter:
             from sampleforge.reporting.event_file import EventFile
 
             self._events = EventFile(self._folder.tensorboard, env_steps)
-        self._events.write(values, env_steps)
+        found = evaluated(values)
+        self._events.write({n: v for n, v in values.items() if n not in found}, env_steps)
+        if found:  # at the steps whose weights it was about: it may have taken long
+            self._events.write(found, int(found["eval_env_steps"]))
         if histograms:
             self._events.write_histograms(histograms, env_steps)
         self._display.update(values)

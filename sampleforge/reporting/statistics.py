@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sampleforge.data.episodes import EpisodeRecord
+from sampleforge.reporting.evaluated import EvaluationReports
 from sampleforge.reporting.exploring import ReturnsByExploration
 from sampleforge.topologies.graph import Graph
 
@@ -37,6 +38,7 @@ class RunStatistics:
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._updates = int(earlier.get("updates", 0))
+        self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
         self._compared = int(earlier.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
@@ -65,6 +67,7 @@ class RunStatistics:
             "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
             "updates": self._updates_so_far(),
+            "evaluation": self.evaluations.last,
             **self._checks(),
         }
 
@@ -98,6 +101,7 @@ class RunStatistics:
             **self._stages(),
             **({} if self._exploring is None else self._exploring.scalars()),
             **learner,
+            **self.evaluations.scalars(),
         }
         if self._returns:
             scalars["return_mean"] = float(np.mean(self._returns))
@@ -122,13 +126,16 @@ class RunStatistics:
             "return_mean": self.return_mean,
             "return_std": float(np.std(self._returns)) if self._returns else None,
             "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
+            **self.evaluations.last,
         }
 
     def _total(self, name: str) -> float:
         return self._graph.counters.total(name)
 
     def _restarts_so_far(self) -> int:
-        return self._restarts + int(self._total("restarts"))
+        evaluator = self._graph.evaluator
+        beside = 0.0 if evaluator is None else evaluator.counters.total("restarts")
+        return self._restarts + int(self._total("restarts") + beside)
 
     def _updates_so_far(self) -> int:
         return max(self._updates, int(self._total("updates")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import weakref
+from collections.abc import Iterable
 from multiprocessing import reduction
 from typing import Any
 
@@ -16,7 +18,8 @@ class Wakeup:
 
     An eventfd on Linux (measured: 0.9 us per message of own CPU, 50 us round trip), a pipe
     elsewhere. It carries no data and orders nothing: what happened is read from shared memory
-    afterwards. A process killed inside any call leaves it usable. Picklable to child processes.
+    afterwards. A process killed inside any call leaves it usable. Picklable to child processes. Its
+    descriptors are closed when nobody refers to it any more: a script may train many times.
     """
 
     def __init__(self) -> None:
@@ -31,6 +34,7 @@ class Wakeup:
     def _begin(self) -> None:
         self._poll = select.poll()
         self._poll.register(self._reader, select.POLLIN)
+        self._close = weakref.finalize(self, _close, {self._reader, self._writer})
 
     def set(self) -> None:
         """End the current wait, or the next one."""
@@ -49,8 +53,8 @@ class Wakeup:
         return True
 
     def close(self) -> None:
-        for fd in {self._reader, self._writer}:
-            os.close(fd)
+        """Release it at once; nobody may use it afterwards."""
+        self._close()
 
     def __getstate__(self) -> tuple[Any, Any]:
         return reduction.DupFd(self._reader), reduction.DupFd(self._writer)
@@ -58,3 +62,8 @@ class Wakeup:
     def __setstate__(self, state: tuple[Any, Any]) -> None:
         self._reader, self._writer = (fd.detach() for fd in state)
         self._begin()
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -11,20 +11,25 @@ from sampleforge.config import ConfigError
 from sampleforge.data.config import ReplayConfig
 from sampleforge.data.sequence_shape import SequenceShape
 from sampleforge.env.config import EnvConfig
-from sampleforge.models.config import ModelConfig
+from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.runtime.config import RunConfig
-from sampleforge.workers.config import RanksConfig, SamplerConfig
+from sampleforge.workers.config import EvaluatorConfig, RanksConfig, SamplerConfig
 
 
 @dataclass(frozen=True)
-class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvConfig):
+class AppoConfig(
+    CompilerConfig,
+    AppoLossConfig,
+    LearnerConfig,
+    SamplerConfig,
+    EvaluatorConfig,
+    RunConfig,
+    EnvConfig,
+):
     """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
 
     algo: ClassVar[str] = "appo"
     model: ModelConfig = field(default_factory=ModelConfig)
-    compile: bool = False
-    """Compile the model's passes (torch.compile), in the learner and where actions are computed:
-    needs a C++ compiler, and time at the start."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,10 +39,11 @@ class AppoConfig(AppoLossConfig, LearnerConfig, SamplerConfig, RunConfig, EnvCon
                 "one of the two"
             )
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
+        _check_evaluator(self, self.evaluate_interval)
 
 
 @dataclass(frozen=True)
-class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
+class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, EvaluatorConfig, RunConfig, EnvConfig):
     """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
 
     algo: ClassVar[str] = "apex"
@@ -52,6 +58,7 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
         super().__post_init__()
         moving = self.priority_beta_final is not None
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
+        _check_evaluator(self, self.evaluate_interval)
         if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
                 f"value_distribution is {self.value_distribution!r} and model.core "
@@ -91,7 +98,15 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, RunConfig, EnvConfig):
 
 
 @dataclass(frozen=True)
-class DdppoConfig(AppoLossConfig, LearnerConfig, RanksConfig, SamplerConfig, RunConfig, EnvConfig):
+class DdppoConfig(
+    AppoLossConfig,
+    LearnerConfig,
+    RanksConfig,
+    SamplerConfig,
+    EvaluatorConfig,
+    RunConfig,
+    EnvConfig,
+):
     """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
     and sizes of batches are those of one rank."""
 
@@ -156,6 +171,15 @@ def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -
         raise ConfigError(
             "priority_beta_final is set, which priority_beta moves to until the stop condition, "
             "but there is none; give train_for_env_steps or train_for_seconds, or leave it out"
+        )
+
+
+def _check_evaluator(config: RunConfig, interval: int | None) -> None:
+    """Raise ConfigError if there would never be other weights than the first to evaluate."""
+    if interval is not None and config.sampler_only:
+        raise ConfigError(
+            f"evaluate_interval is {interval}, but with sampler_only nothing is learned that could "
+            "be evaluated; leave out one of the two"
         )
 
 

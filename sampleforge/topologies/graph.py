@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sampleforge.data.counters import Counters
 from sampleforge.data.episodes import Episodes
+from sampleforge.data.evaluations import Evaluations
 from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.regrouping import Regrouping
@@ -54,6 +55,17 @@ class Exploration:
 
 
 @dataclass(frozen=True)
+class Evaluator:
+    """The node that evaluates, what it finds, its own row of counters, and how often it may be
+    replaced. It is not among the nodes of its graph, which need not know of it."""
+
+    node: Node
+    results: Evaluations
+    counters: Counters
+    replacements: Replacements
+
+
+@dataclass(frozen=True)
 class Graph:
     """What a topology function returns. ``learner`` is the node that answers the driver.
     Row i of ``counters`` is that of ``nodes[i]``. ``exploration``, where env rows differ in it.
@@ -78,6 +90,8 @@ class Graph:
     """Where nodes that are killed are replaced, and the others then form a new group."""
     replacements: Replacements | None = None
     """Where actors, the first nodes, are replaced one by one."""
+    evaluator: Evaluator | None = None
+    """Beside the nodes, where policies are evaluated while they are trained."""
     held: tuple[object, ...] = ()
     """What must be there as long as the graph."""
 

@@ -23,6 +23,9 @@ class RanksConfig(Checked):
     """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
     min_rollout_fraction: float = 0.25
     """... but not before this part of --rollout."""
+    keep_driver_weights_in_sync: bool = True
+    """The driver has rank 0's weights after every update, for evaluation during training. They are
+    in shared memory anyway and it costs nothing, so that it cannot be switched off."""
     variable_experience: bool = False
     """The env rows of a rank step independently of each other, in threads, and share num_envs x
     rollout steps per update: fast ones give more of them (VER, arXiv 2210.05064). Each split is one
@@ -34,6 +37,28 @@ class RanksConfig(Checked):
         check_range(self, "max_rank_restarts", low=0)
         check_range(self, "rank_timeout", low=0, above=True)
         check_range(self, "sync_fraction min_rollout_fraction", low=0, high=1, above=True)
+        if not self.keep_driver_weights_in_sync:
+            raise ConfigError(
+                "keep_driver_weights_in_sync is False, but rank 0 publishes its weights in shared "
+                "memory for its own actor, where the driver and the evaluator read them for "
+                "nothing; leave it out (--evaluate-interval None is a run without evaluator)"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluatorConfig(Checked):
+    evaluate_interval: int | None = None
+    """Env steps between the starts of two evaluations: a process of its own plays episodes with the
+    newest weights, frozen, while training goes on (none: no evaluator). One that is under way at
+    the end is given up."""
+    evaluate_episodes: int = 10
+    """Episodes of each evaluation."""
+    evaluate_stochastic: bool = False
+    """Sample the actions of evaluations, as in training; off: take the most likely ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "evaluate_interval evaluate_episodes", low=1)
 
 
 @dataclass(frozen=True)

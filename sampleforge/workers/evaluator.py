@@ -1,0 +1,113 @@
+"""The evaluator: plays episodes with weights that it copied, while others go on learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import time
+
+from sampleforge.data.counters import Counters
+from sampleforge.data.evaluations import Evaluation, Evaluations
+from sampleforge.data.weights import SharedWeights
+from sampleforge.env.vector import EnvVector
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
+from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.playing import EpisodePlayer, outcome
+from sampleforge.workers.progress import Progress
+from sampleforge.workers.worker import Woken
+
+LOOK = 0.1
+"""Seconds after which a waiting evaluator looks how far the training is."""
+
+
+class EvaluatorWorker(Woken):
+    """Begins an evaluation at every multiple of ``interval`` env steps of training, or, where one
+    takes longer than that, when it is over.
+
+    The newest weights are copied at its beginning and not looked at again before its end: all its
+    steps are one policy's. Each evaluation has the same seed, and thus the same rows from the same
+    beginnings, made anew. Its steps are nobody's experience: ``counters`` are its own alone.
+    """
+
+    name = "evaluator"
+
+    def __init__(
+        self,
+        make_envs: Callable[[], EnvVector],
+        new_model: Callable[[], ActorCritic | QNetwork],
+        weights: SharedWeights,
+        progress: Progress,
+        results: Evaluations,
+        wakeup: Wakeup,
+        counters: Counters,
+        *,
+        interval: int,
+        episodes: int,
+        stochastic: bool,
+        seed: int,
+    ) -> None:
+        self._make_envs = make_envs
+        self._new_model = new_model
+        self._weights = weights
+        self._progress = progress
+        self._results = results
+        self._wakeup = wakeup
+        self._counters = counters
+        self._interval = interval
+        self._episodes = episodes
+        self._stochastic = stochastic
+        self._seed = seed
+        self._due = self._multiple_after(progress.base_env_steps)
+        self._envs: EnvVector | None = None
+        self._player: EpisodePlayer | None = None
+
+    def start(self) -> None:
+        self._count = self._counters.row(0)
+        self._count["heartbeat"][0] = time()
+        self._model = self._new_model().eval()
+        self._tensors = self._model.state_dict()
+
+    def step(self) -> bool:
+        """Begin an evaluation, if it is time to, or take one step of it."""
+        self._count["heartbeat"][0] = time()
+        if self._player is None:
+            return self._begin()
+        self._player.step()
+        self._count["split_steps"] += 1
+        if self._player.done:
+            self._finish(self._player)
+        return True
+
+    def wait(self, timeout: float) -> None:
+        super().wait(min(timeout, LOOK))
+
+    def close(self) -> None:
+        """What is not finished is given up."""
+        self._player = None
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
+
+    def _multiple_after(self, env_steps: int) -> int:
+        return (env_steps // self._interval + 1) * self._interval
+
+    def _begin(self) -> bool:
+        env_steps = self._progress.env_steps
+        if env_steps < self._due or self._progress.done or not self._results.has_room():
+            return False
+        self._due = self._multiple_after(env_steps)
+        self._frozen_at = env_steps
+        _, self._version = self._weights.read(self._tensors)
+        self._envs = self._make_envs()
+        self._player = EpisodePlayer(
+            self._envs,
+            self._model,
+            self._episodes,
+            stochastic=self._stochastic,
+            seed=self._seed,
+        )
+        return True
+
+    def _finish(self, player: EpisodePlayer) -> None:
+        self._results.put(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
+        self.close()
