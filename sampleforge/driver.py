@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -208,7 +209,8 @@ class Run:
         from sampleforge.workers.worker import Surroundings
 
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
-        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout)
+        log = partial(self.reporter.log, level="warning", on_screen=False)
+        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout, log)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.reporting.reporter import Reporter
@@ -222,6 +224,8 @@ class Run:
         )
         self._resources.callback(reporter.close)
         reporter.log(self.graph.describe())
+        if self._earlier:
+            reporter.log(f"resumes at {self._start.env_steps:,} env steps, from its checkpoint")
         return reporter
 
     # ---- running ----
@@ -369,10 +373,11 @@ class Run:
         if error is None:
             mean = measured["return_mean"]
             reached = "no episode has ended" if mean is None else f"mean return {mean:.2f}"
-            self.reporter.log(
-                f"{status}: {measured['env_steps']:,} env steps, {reached}, in {self.folder.path}",
-                "result",
-            )
+            text = f"{status}: {measured['env_steps']:,} env steps, {reached}, in "
+            text += str(self.folder.path)
+            if status == "interrupted" and not (config.sampler_only or config.benchmark):
+                text += "; the same command with that --run-dir goes on from its checkpoint"
+            self.reporter.log(text, "result")
 
     def _end_at_once(self) -> None:
         if self._runner is not None:
@@ -385,10 +390,11 @@ def _complain(text: str) -> None:
 
 def describe(error: BaseException) -> str:
     """An error as text: a worker's death ends with the worker's own traceback, and where the driver
-    was when it noticed says nothing; so it is with a rank that others lose."""
+    was when it noticed says nothing; so it is with a rank that others lose, or a full disk."""
     from sampleforge.data.ranks import RankLost
+    from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.topologies.processes import WorkerDied
 
-    if isinstance(error, WorkerDied | RankLost):
+    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -34,10 +34,10 @@ def folder(tmp_path):
     folder.close()
 
 
-def reporter(folder, quiet=False, terminal=False, **goal):
+def reporter(folder, quiet=False, terminal=False, width=100, **goal):
     """A reporter, and the text that it shows."""
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, width=100, color_system=None)
+    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None)
     goal = {"total_env_steps": None, "total_seconds": None, **goal}
     return Reporter(folder, quiet=quiet, title="E, appo", console=console, **goal), screen
 
@@ -131,6 +131,39 @@ def test_live_panel_shows_progress_and_leaves_the_last_line_last(folder):
     for part in ("E, appo", " 50%", "500 / 1,000 env steps", "0:10 left", "45.2k (10 s)", "± 3.00"):
         assert part in shown
     assert shown.rstrip().endswith("finished")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_replay_is_shown_where_others_have_policy_lag(folder, terminal):
+    learned = {"loss": 0.5, "q_mean": 12.5, "td_error_mean": 0.25, "samples_per_insert": 7.96}
+    replay = {"replay_transitions": 45_210.0, "replay_fill": 0.43}
+    reporting, screen = reporter(folder, terminal=terminal)
+    with reporting:
+        reporting.report(
+            {"frames_per_s_10s": 45_210.0, **learned, **replay}, env_steps=250, wall_s=5.0
+        )
+    shown = screen.getvalue()
+    panel = ("45.2k steps (43% full)", "7.96 per insert", "12.5 mean", "0.25 mean")
+    for part in panel if terminal else (" fill ", " 43% "):
+        assert part in shown
+    assert "lag" not in shown and "policy" not in shown
+
+
+@pytest.mark.parametrize("algo", ["appo", "apex"])
+def test_the_panel_fits_80_columns(folder, algo):
+    rates = dict.fromkeys(("frames_per_s_10s", "frames_per_s_60s", "trained_per_s"), 145_210.0)
+    learned = {"return_mean": -1234.56, "return_std": 123.45, "episodes": 1e6, "length_mean": 1e3}
+    if algo == "apex":
+        learned |= {"replay_transitions": 1.25e6, "replay_fill": 1.0, "samples_per_insert": 7.96}
+        learned |= {"loss": -1.234e-5, "q_mean": -1.23e-5, "td_error_mean": 1.2e-5}
+    else:
+        learned |= dict.fromkeys(("loss", "policy_loss", "value_loss", "approx_kl"), -1.234e-5)
+        learned |= {"entropy": 12.345, "clip_fraction": 1.0, "policy_lag_mean": 123.4}
+    reporting, screen = reporter(folder, terminal=True, width=80)
+    with reporting:
+        reporting.report({**rates, **learned}, env_steps=10**9, wall_s=5.0)
+    shown = screen.getvalue()
+    assert "grad norm" in shown and "145k (60 s)" in shown and "\u2026" not in shown
 
 
 def test_quiet_shows_errors_and_the_result_only(folder):

@@ -197,5 +197,6 @@ def test_a_killed_actor_is_replaced_until_that_is_too_often(
     assert process.returncode == 1
     assert "it is replaced (1 of 1 times)" in stderr
     assert "actor 0 was ended by signal SIGKILL" in stderr.rstrip().splitlines()[-1]
+    assert "it is replaced (1 of 1 times)" in (run / "log.txt").read_text()
     written = summary(run)
     assert written["status"] == "failed" and written["restarts"] == 1

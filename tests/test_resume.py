@@ -118,6 +118,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     with Trainer(config(run, 3000)) as trainer:
         assert trainer._run.graph.progress.env_steps == int(older.name.split("-")[0])
         assert f"{newer.name} is refused: its checksum is wrong" in capsys.readouterr().err
+        log = (run / "log.txt").read_text()
+        assert f"resumes at {int(older.name.split('-')[0]):,} env steps" in log
         for _ in trainer:
             pass
     older.unlink()
@@ -151,7 +153,10 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:
     assert files(run) == [kept]
     assert list((run / "checkpoints").glob(".*")) == [], "no half of a file either"
     written = json.loads((run / "summary.json").read_text())
-    assert written["status"] == "failed" and "checkpoint not written" in written["error"]
+    assert written["status"] == "failed"
+    error = written["error"]
+    assert error.startswith("checkpoint not written") and error.endswith("from the one before")
+    assert str(run / "checkpoints") in error and "Traceback" not in error
     assert train(config(run)).summary["status"] == "finished"
 
 

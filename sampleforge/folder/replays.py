@@ -157,6 +157,17 @@ class Replays:
             f"command again: everything else has been saved, with {self._which()}"
         )
 
+    def explain_checkpoint(self, problem: str) -> str:
+        """What to do about a checkpoint that could not be written."""
+        free = human_bytes(shutil.disk_usage(self._folder).free)
+        left = "goes on from the one before"
+        if not any(self._folder.glob("*.safetensors")):
+            left = "starts from the beginning: there is none before"
+        return (
+            f"checkpoint not written: {problem} ({free} are free in {self._folder}). Make room and "
+            f"run the same command again: it {left}"
+        )
+
     def _which(self) -> str:
         if self._latest is None:
             return "no replay"

@@ -8,6 +8,11 @@ from typing import Any
 from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.folder.replays import Log, Replays
 
+
+class CheckpointNotWritten(OSError):
+    """A checkpoint, or the replay of one, could not be written; the text says what is left."""
+
+
 Ask = Callable[[str, Any, float], Any]
 
 
@@ -38,8 +43,8 @@ class Saving:
         timeout: float,
     ) -> None:
         """Have everything saved. ``ask`` gets the learner's answer, ``wait`` lets the workers go on
-        for a moment, ``state`` is the driver's own. Raises OSError if something cannot be written;
-        the checkpoint before stays, and if it was the replay, there is one with the replay
+        for a moment, ``state`` is the driver's own. Raises CheckpointNotWritten if something
+        cannot; the checkpoint before stays, and if it was the replay, there is one with the replay
         before."""
         replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, self._log)
         env_steps = self._env_steps()
@@ -47,10 +52,10 @@ class Saving:
         about = {**state(), "env_steps": env_steps, "milestone": milestone, "replay": replay}
         problem = ask("save", about, timeout)
         if problem is not None:
-            raise OSError(f"checkpoint not written: {problem}")
+            raise CheckpointNotWritten(self._replays.explain_checkpoint(problem))
         self._replays.prune(replay)
         if replay_problem is not None:
-            raise OSError(replay_problem)
+            raise CheckpointNotWritten(replay_problem)
 
     def _is_milestone(self, env_steps: int) -> bool:
         """Whether a milestone lies between the last checkpoint and this one."""

@@ -74,7 +74,10 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
     out. Raises ConfigError if the file is for another algorithm than ``algo``."""
     found = read_yaml(path)
     if found.get("algo", algo) != algo:
-        raise ConfigError(f"{path} is a config for {found['algo']}, not for {algo}")
+        raise ConfigError(
+            f"{path} is a config for {found['algo']}, not for {algo}; train {found['algo']} with "
+            "it, or give another file (in a run's folder: another --run-dir)"
+        )
     return {key: value for key, value in found.items() if key not in HEADER}
 
 

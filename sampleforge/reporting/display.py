@@ -8,7 +8,15 @@ from rich.text import Text
 
 from sampleforge.reporting.evaluated import evaluated
 from sampleforge.reporting.live_panel import panel
-from sampleforge.reporting.progress import Goal, Values, duration, evaluation, number, short
+from sampleforge.reporting.progress import (
+    Goal,
+    Values,
+    duration,
+    evaluation,
+    has_replay,
+    number,
+    short,
+)
 
 STYLES = {"warning": "yellow", "error": "bold red", "result": "bold"}
 
@@ -37,8 +45,8 @@ class QuietDisplay:
 
 
 class LineDisplay(QuietDisplay):
-    """One aligned line per report, with a header now and then: for files and pipes. A line more
-    for an evaluation."""
+    """One aligned line per report, with a header now and then: for files and pipes. A run with a
+    replay has how full it is where others have the policy lag. A line more for an evaluation."""
 
     COLUMNS = (
         *(("time", 8), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 9)),
@@ -54,7 +62,10 @@ class LineDisplay(QuietDisplay):
     def update(self, values: Values) -> None:
         self._goal.observe(values)
         if self._lines % self.HEADER_EVERY == 0:
-            self._line([name for name, _ in self.COLUMNS])
+            names = [name for name, _ in self.COLUMNS]
+            if has_replay(values):
+                names[names.index("lag")] = "fill"
+            self._line(names)
         self._lines += 1
         self._line(
             [
@@ -64,7 +75,9 @@ class LineDisplay(QuietDisplay):
                 short(values.get("trained_per_s")),
                 number(values.get("return_mean"), ",.2f"),
                 number(values.get("length_mean"), ",.1f"),
-                number(values.get("policy_lag_mean"), ".1f"),
+                number(values["replay_fill"], ".0%")
+                if has_replay(values)
+                else number(values.get("policy_lag_mean"), ".1f"),
                 number(values.get("updates")),
                 number(values.get("loss"), ".4g"),
                 duration(self._goal.seconds_left()),

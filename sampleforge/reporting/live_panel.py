@@ -12,21 +12,22 @@ from sampleforge.reporting.progress import (
     Values,
     duration,
     evaluation,
+    has_replay,
     number,
     short,
 )
 
 
 def panel(title: str, values: Values, goal: Goal) -> RenderableType:
-    """One report: title, progress, two columns of figures (system, learning), and the latest
-    evaluation, if ``values`` has one."""
-    figures = Table.grid(padding=(0, 2, 0, 0))
+    """One report: title, progress, two columns of figures (system, learning), which a terminal of
+    80 columns has room for, and the latest evaluation, if ``values`` has one."""
+    figures = Table.grid(padding=(0, 1, 0, 0))
     for style in ("dim", "", "dim", ""):
         figures.add_column(style=style, no_wrap=True)
     for (left, left_value), (right, right_value) in zip(
         _system(values), _learning(values), strict=True
     ):
-        figures.add_row(left, left_value.ljust(30), right, right_value)
+        figures.add_row(left, left_value.ljust(25), right, right_value)
     lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
     if "eval_return_mean" in values:
         lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
@@ -55,10 +56,18 @@ def _system(values: Values) -> list[tuple[str, str]]:
     recent = get("frames_per_s_10s", get("frames_per_s"))
     minute = get("frames_per_s_60s")
     return [
-        ("frames/s", f"{short(recent)} (10 s)  {short(minute)} (60 s)"),
+        ("frames/s", f"{short(recent)} (10 s) {short(minute)} (60 s)"),
         ("env steps/s", short(get("env_steps_per_s"))),
         ("trained/s", short(get("trained_per_s"))),
         ("updates", number(get("updates"))),
+        *(_replay(values) if has_replay(values) else _exchange(values)),
+    ]
+
+
+def _exchange(values: Values) -> list[tuple[str, str]]:
+    """How old the weights are that actors play with, and where the slots are."""
+    get = values.get
+    return [
         (
             "policy lag",
             f"{number(get('policy_lag_mean'), '.1f')} mean  "
@@ -72,6 +81,18 @@ def _system(values: Values) -> list[tuple[str, str]]:
     ]
 
 
+def _replay(values: Values) -> list[tuple[str, str]]:
+    """How much is stored, and how often it is learned from."""
+    get = values.get
+    return [
+        (
+            "replay",
+            f"{short(get('replay_transitions'))} steps ({number(get('replay_fill'), '.0%')} full)",
+        ),
+        ("samples", f"{number(get('samples_per_insert'), '.2f')} per insert"),
+    ]
+
+
 def _learning(values: Values) -> list[tuple[str, str]]:
     """How well it does, and what the losses are."""
     get = values.get
@@ -79,17 +100,35 @@ def _learning(values: Values) -> list[tuple[str, str]]:
     spread_text = "" if spread is None else f" ± {number(spread, ',.2f')}"
     return [
         ("return", f"{number(get('return_mean'), ',.2f')}{spread_text}"),
-        ("length", f"{number(get('length_mean'), ',.1f')}"),
-        ("episodes", number(get("episodes"))),
         (
-            "loss",
-            f"{number(get('loss'), '.4g')} (policy {number(get('policy_loss'), '.3g')}, "
-            f"value {number(get('value_loss'), '.3g')})",
+            "episodes",
+            f"{number(get('episodes'))} of {number(get('length_mean'), ',.1f')} steps",
+        ),
+        *(_q_losses(values) if has_replay(values) else _policy_losses(values)),
+        ("grad norm", number(get("grad_norm"), ".3g")),
+    ]
+
+
+def _policy_losses(values: Values) -> list[tuple[str, str]]:
+    get = values.get
+    return [
+        ("loss", number(get("loss"), ".4g")),
+        (
+            "parts",
+            f"policy {number(get('policy_loss'), '.2g')}  value {number(get('value_loss'), '.2g')}",
         ),
         (
             "entropy",
-            f"{number(get('entropy'), '.3f')}  KL {number(get('approx_kl'), '.2g')}  "
+            f"{number(get('entropy'), '.3f')}  KL {number(get('approx_kl'), '.1g')}  "
             f"clipped {number(get('clip_fraction'), '.0%')}",
         ),
-        ("gradient norm", number(get("grad_norm"), ".3g")),
+    ]
+
+
+def _q_losses(values: Values) -> list[tuple[str, str]]:
+    get = values.get
+    return [
+        ("loss", number(get("loss"), ".4g")),
+        ("Q", f"{number(get('q_mean'), '.3g')} mean"),
+        ("TD error", f"{number(get('td_error_mean'), '.2g')} mean"),
     ]

@@ -74,3 +74,8 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def has_replay(values: Values) -> bool:
+    """Whether the run learns from a replay: there is no policy lag then, nor a policy's loss."""
+    return "replay_fill" in values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep, time
@@ -28,16 +29,23 @@ class ProcessRunner:
     """Runs each worker of ``graph`` in a process of its own.
 
     ``control`` is the driver's end of the learner's pipe. ``step_timeout``: seconds an actor or a
-    policy worker may spend in one step before it counts as hung.
+    policy worker may spend in one step before it counts as hung. ``log`` is told of replacements,
+    which stderr shows as well.
     """
 
     def __init__(
-        self, graph: Graph, control: Connection, surroundings: Surroundings, step_timeout: float
+        self,
+        graph: Graph,
+        control: Connection,
+        surroundings: Surroundings,
+        step_timeout: float,
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._graph = graph
         self._control = control
         self._surroundings = surroundings
         self._step_timeout = step_timeout
+        self._log = log
         self._processes: dict[str, BaseProcess] = {}
         self._errors: dict[str, Connection] = {}
 
@@ -105,12 +113,14 @@ class ProcessRunner:
         process.join()
         process.close()
         self._errors[name].close()
-        print(f"{why}; it is replaced ({count})", file=sys.stderr)
+        replaced = f"{why}; it is replaced ({count})"
+        print(replaced, file=sys.stderr)
         row = self._graph.counters.row(index)  # which nobody else writes at this moment
         row["heartbeat"][0] = time() + START_GRACE
         if self._graph.regrouping is None:  # a rank counts its restarts itself
             row["restarts"] += 1
         self._start(node)
+        self._log(replaced)  # last: it raises where the disk is full
         return True
 
     def _begin_replacement(self, index: int) -> str | None:
