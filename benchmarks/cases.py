@@ -47,11 +47,12 @@ def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
 
 
 def filled_slots(config: AppoConfig, spec: EnvSpec, rows: int, count: int) -> TrajectorySlots:
-    """``count`` slots of random experience; every step is valid, an episode has 100 steps."""
+    """``count`` slots of random experience, the same observations in every step; every step is
+    valid, an episode has 100 steps."""
     slots = TrajectorySlots(count, SlotShape(config.rollout, rows, spec, config.model.state_size))
     random = np.random.default_rng(0)
     for leaf in slots.obs.values():
-        leaf[...] = random.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape)
+        leaf[...] = random.integers(0, 256 if leaf.dtype == np.uint8 else 2, leaf.shape[2:])
     for name, action in spec.actions.items():
         high = action.categories[0] if action.categories else 1
         slots.actions[name][...] = random.integers(0, high, slots.actions[name].shape)
