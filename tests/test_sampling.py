@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from sampleforge.data.batch import Batch
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.plan import plan_appo
 from tests.fakes.envs import code_reward
-from tests.harness import rollouts
+from tests.harness import rollouts, spec_of
 
 CODE = "tests.fakes.envs:CodeEnv"
 
@@ -135,3 +138,29 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: str, infer
         with torch.no_grad():
             output = model(batch.obs, batch.state, batch.first)
         torch.testing.assert_close(batch.value, output.values[:rollout], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("steps_by_itself", "cores", "given", "splits"),
+    [
+        (True, 4, {"num_workers": 2}, 2),
+        (True, 3, {"num_workers": 2}, 1),
+        (True, 2, {}, 1),
+        (False, 4, {"num_workers": 2}, 1),
+        (False, 2, {"inference": "worker"}, 2),
+        (True, 2, {"num_splits": 3, "num_envs_per_worker": 6}, 3),
+    ],
+)
+def test_splits_are_there_where_something_can_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+    steps_by_itself: bool,
+    cores: int,
+    given: dict[str, Any],
+    splits: int,
+) -> None:
+    monkeypatch.setattr("sampleforge.topologies.plan.available_cores", lambda: list(range(cores)))
+    chosen = AppoConfig(env=CODE, **given)
+    spec = dataclasses.replace(spec_of(chosen), asynchronous=steps_by_itself)
+    plan = plan_appo(chosen, spec, "cpu")
+    assert plan.num_splits == splits
+    assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.envs_in_words()

@@ -360,8 +360,7 @@ def _notes(
         f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
     )
     notes = [
-        f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
-        f"x {plan.rows} rows",
+        plan.envs_in_words(),
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",

@@ -115,8 +115,7 @@ def _edges(plan: Plan) -> tuple[Edge, ...]:
 def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
-        f"{plan.envs} envs = {plan.num_workers} workers x {plan.num_splits} splits "
-        f"x {plan.rows} rows",
+        plan.envs_in_words(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",

@@ -39,7 +39,13 @@ from sampleforge.topologies.parts import (
     policy_maker,
     seeded_model,
 )
-from sampleforge.topologies.plan import Plan, check_memory, check_minibatch, choose_precision
+from sampleforge.topologies.plan import (
+    Plan,
+    check_memory,
+    check_minibatch,
+    choose_precision,
+    overlaps_inline,
+)
 from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.gathered import GatheredInference
@@ -67,7 +73,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
     here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
-    splits = config.num_splits or (2 if spec.asynchronous and even else 1)  # 2: to overlap
+    splits = config.num_splits or (2 if overlaps_inline(spec, cores, here) and even else 1)
     envs = _envs_per_rank(config, splits, 8 if image else 16)
     if config.variable_experience and config.num_splits is None:
         splits = envs
@@ -316,7 +322,7 @@ VARIABLE = "variable experience: a rank's batch is of whichever splits were read
 def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
     ranks = plan.num_workers
     return (
-        f"{plan.envs} envs = {ranks} ranks x {plan.num_splits} splits x {plan.rows} rows",
+        plan.envs_in_words("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",

@@ -37,6 +37,10 @@ class SamplerPlan:
     def envs(self) -> int:
         return self.num_workers * self.num_splits * self.rows
 
+    def envs_in_words(self, workers: str = "workers") -> str:
+        splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
+        return f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"
+
 
 @dataclass(frozen=True)
 class Plan(SamplerPlan):
@@ -108,7 +112,7 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
     inference, why = _inference(config, device)
-    overlaps = inference == "worker" or spec.asynchronous
+    overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
     # A forward pass is mostly fixed cost for vectors, and for images not yet; an image that is no
     # vector env's comes from an engine of its own, which takes memory and time to start.
     fitting = (32 if spec.asynchronous else 16) if image else 64
@@ -134,6 +138,13 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
         pin_actors=config.set_workers_cpu_affinity and workers <= cores and not config.serial,
         reasons=(why, why_precision),
     )
+
+
+def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
+    """Whether environments could step while their actor, one of ``workers``, computes actions: they
+    step by themselves, and there is a core for it. Where there is none, splits only make forward
+    passes smaller (measured with Breakout on two cores: one split is 1.1 times as fast)."""
+    return spec.asynchronous and cores >= 2 * workers
 
 
 def has_image(spec: EnvSpec) -> bool:

@@ -69,7 +69,8 @@ class SamplerConfig(Checked):
     """Env rows of one actor worker, over all its splits (none: fitted)."""
     num_splits: int | None = None
     """Parts of an actor's env vector; 2 is double buffering: one part steps while the other waits
-    for actions (none: 2, or 1 where an actor does both itself and nothing could overlap)."""
+    for actions (none: 2, or 1 where an actor does both itself, or has no second core to do it on,
+    and nothing could overlap)."""
     inference: Literal["auto", "inline", "worker"] = "auto"
     """inline: actors compute their own actions; worker: policy workers do, for all at once."""
     num_policy_workers: int = 1
