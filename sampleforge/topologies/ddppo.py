@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -247,21 +248,13 @@ def wire_rank(
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
-    new_policy = policy_maker(rank, new_model, weights, plan, start)
+    policy = (policy_maker(rank, new_model, weights, plan, start), slots, plan.num_splits, rank)
     envs = env_makers(rank, config, plan, start)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
-    preemption = Preemption(
-        board,
-        rank,
-        meet.size,
-        plan.rollout * (plan.num_splits if config.variable_experience else 1),
-        config.sync_fraction,
-        config.min_rollout_fraction,
-    )
+    preemption = _preemption(config, plan, board, meet)
     # The ranks end together: none may stop sampling by itself while others wait for its gradients.
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
-    policy = (new_policy, slots, plan.num_splits, rank)
     parts = (episodes, wakeup, endless, rank)
     ends = preemption.ends if meet.size > 1 else never
     actor = (
@@ -269,26 +262,12 @@ def wire_rank(
         if config.variable_experience
         else ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
     )
-    learner_worker = partial(
-        LearnerWorker,
-        exchange=exchange,
-        slots_per_batch=slots.count,
-        weights=weights,
-        progress=progress,
-        save=save,
-        wakeup=wakeup,
-        counter_row=rank,
-        synchronous=True,
-        device=torch.device(meet.device),
-        threads=plan.learner_threads,
-        counts_updates=rank == 0,
-    )
     worker = RankWorker(
         rank,
         meet.join,
         actor,
         partial(make_learner, new_model, config, plan, start),
-        learner_worker,
+        _learner_maker(exchange, weights, progress, save, wakeup, plan, rank),
         exchange,
         weights,
         progress,
@@ -301,10 +280,52 @@ def wire_rank(
         accounts=accounts,
         **({"replaced_within": 0.0} if accounts else {}),
     )
-    cores = available_cores()
-    pinned_to = (cores[rank % len(cores)],) if plan.pin_actors else None
-    node = Node(worker, wakeup, Placement(pinned_to, config.worker_niceness), envs=tuple(envs))
+    node = Node(worker, wakeup, rank_placement(config, plan, rank), envs=tuple(envs))
     return node, exchange, weights
+
+
+def _preemption(config: DdppoConfig, plan: Plan, board: Board, meet: Rendezvous) -> Preemption:
+    return Preemption(
+        board,
+        meet.rank,
+        meet.size,
+        plan.rollout * (plan.num_splits if config.variable_experience else 1),
+        config.sync_fraction,
+        config.min_rollout_fraction,
+    )
+
+
+def _learner_maker(
+    exchange: SlotExchange,
+    weights: SharedWeights,
+    progress: Progress,
+    save: Save,
+    wakeup: Wakeup,
+    plan: Plan,
+    rank: int,
+) -> Callable[..., LearnerWorker]:
+    """Makes the rank's learner worker, of what makes its `Learner`."""
+    return partial(
+        LearnerWorker,
+        exchange=exchange,
+        slots_per_batch=exchange.slots.count,
+        weights=weights,
+        progress=progress,
+        save=save,
+        wakeup=wakeup,
+        counter_row=rank,
+        synchronous=True,
+        device=torch.device(plan.device),
+        threads=plan.learner_threads,
+        counts_updates=rank == 0,
+    )
+
+
+def rank_placement(config: DdppoConfig, plan: Plan, local_rank: int) -> Placement:
+    """The ranks of a machine take turns with its cores."""
+    cores = available_cores()
+    pinned_to = (cores[local_rank % len(cores)],) if plan.pin_actors else None
+    return Placement(pinned_to, config.worker_niceness)
 
 
 def edges(ranks: int) -> tuple[Edge, ...]:

@@ -15,11 +15,16 @@ from sampleforge.data.episodes import EpisodeList
 from sampleforge.data.process_group import Backend
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.store_board import StoreBoard
-from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
-from sampleforge.topologies.ddppo import choose_backend, edges, notes, wire_rank
+from sampleforge.topologies.ddppo import (
+    choose_backend,
+    edges,
+    notes,
+    rank_placement,
+    wire_rank,
+)
 from sampleforge.topologies.graph import COUNTERS, Graph
 from sampleforge.topologies.parts import Start
 from sampleforge.topologies.plan import Plan
@@ -27,7 +32,7 @@ from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.learner import Save
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.rank import RankWorker
-from sampleforge.workers.worker import Placement, StopFlag
+from sampleforge.workers.worker import StopFlag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +124,8 @@ def ddppo_world(
         counters.row(0)["restarts"] += 1
     rank = node.worker
     assert isinstance(rank, RankWorker)
-    cores = available_cores()
-    core = (cores[world.local_rank % len(cores)],) if plan.pin_actors else None
-    node = dataclasses.replace(node, placement=Placement(core, config.worker_niceness))
+    placement = rank_placement(config, plan, world.local_rank)
+    node = dataclasses.replace(node, placement=placement)
     agreed = AgreedProgress(**vars(progress), agreed=lambda: rank.ended)
     return Graph(
         name="ddppo",
