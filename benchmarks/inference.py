@@ -24,7 +24,7 @@ ROWS = (1, 8, 32, 128, 512)
 
 
 def measure(case: str, rows: int, precision: str, device: str, seconds: float) -> list[str]:
-    """Microseconds per env step: the call, the forward pass, and what the call adds to it."""
+    """Microseconds per env step: the call, the forward pass, and its share of the call."""
     config, spec = prepared(case)
     slots, where = filled_slots(config, spec, rows, 1), torch.device(device)
     new_model = model_maker(config, spec, 0)
@@ -40,15 +40,14 @@ def measure(case: str, rows: int, precision: str, device: str, seconds: float) -
         with autocast(where, precision):
             model.step(obs, state, first)
 
-    found = []
-    if where.type == "cpu":  # an actor's own; policy workers have a call of their own for a GPU
-        inference = InlineInference(make, slots, 1, 0)
-        inference.start()
-        found.append(seconds_of(lambda: inference.ask(0, 0, 0), seconds) / rows)
-    found.append(seconds_of(forward, seconds, where) / rows)
-    call, floor = (found[0], found[-1])
-    shown = [f"{call * 1e6:,.2f}" if len(found) == 2 else "", f"{floor * 1e6:,.2f}"]
-    return [case, precision, str(rows), *shown, f"{floor / call:.0%}" if len(found) == 2 else ""]
+    network = seconds_of(forward, seconds, where) / rows
+    shown = [case, precision, str(rows)]
+    if where.type != "cpu":  # policy workers have a call of their own for a GPU
+        return [*shown, "", f"{network * 1e6:,.2f}", ""]
+    inference = InlineInference(make, slots, 1, 0)
+    inference.start()
+    call = seconds_of(lambda: inference.ask(0, 0, 0), seconds) / rows
+    return [*shown, f"{call * 1e6:,.2f}", f"{network * 1e6:,.2f}", f"{network / call:.0%}"]
 
 
 def main() -> None:

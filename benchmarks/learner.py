@@ -11,6 +11,7 @@ to take them up. Batches as the default flags make them, one epoch.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
@@ -25,8 +26,7 @@ from sampleforge.topologies.plan import plan_appo
 def measure(case: str, precision: str, device: str, seconds: float) -> list[str]:
     """Microseconds per env step of update and bare passes; microseconds of one publication."""
     config, spec = prepared(case)
-    plan = plan_appo(config, spec, device)
-    plan = type(plan)(**{**plan.__dict__, "precision": precision})
+    plan = plan_appo(replace(config, precision=precision), spec, device)
     slots, where = filled_slots(config, spec, plan.rows, plan.slots_per_batch), torch.device(device)
     builder = BatchBuilder(slots, plan.slots_per_batch, where)
     for slot in range(plan.slots_per_batch):
