@@ -2,7 +2,7 @@
 ranks, what pre-emption recovers where some rank is slow, and what is learned meanwhile.
 
     taskset -c 0,1 python benchmarks/ranks.py scaling --out benchmarks/results
-    taskset -c 0,1 python benchmarks/ranks.py stragglers --step-ms 2 --rollout 128 --seconds 60 \\
+    taskset -c 0,1 python benchmarks/ranks.py stragglers --step-ms 2 --rollout 128 --seconds 40 \\
         --out benchmarks/results
     taskset -c 0,1 python benchmarks/ranks.py learning --out benchmarks/results
 """
@@ -28,12 +28,18 @@ from gymnasium import spaces
 HERE = Path(__file__).resolve().parent
 ROWS = 4
 RANKS = (1, 2, 4, 8, 16)
-FRACTIONS = (1.0, 0.6, 0.25)
-"""Of ``--sync-fraction``: 1 is waiting, 0.6 the default; 0.25 is the first of 4 ranks."""
+WAITING, PREEMPTING = "waiting", "pre-empting"
+WAYS: dict[str, dict[str, float]] = {
+    WAITING: {"sync_fraction": 1.0, "max_rollout_fraction": 1.0},
+    "pre-empting, early ranks wait": {"max_rollout_fraction": 1.0},
+    PREEMPTING: {},
+}
+"""Flags. The second is the paper's pre-emption, the third the default: early ranks go on."""
 CASES: dict[str, dict[str, float]] = {
     "even": {},
     "one of 4 ranks 4x slower": {"slow": 4.0},
     "Pareto step times, shape 2.5": {"tail": 2.5},
+    "Pareto step times, shape 1.5": {"tail": 1.5},
 }
 """Settings of the environment for 4 ranks."""
 STAGES = ("env", "infer", "batch", "learn", "publish")
@@ -129,9 +135,7 @@ def measured(first: Mapping[str, float], last: Mapping[str, float], ranks: int) 
     )
 
 
-def measure(
-    ranks: int, seconds: float, rollout: int, sync_fraction: float, **env_kwargs: Any
-) -> Measured:
+def measure(ranks: int, seconds: float, rollout: int, way: str, **env_kwargs: Any) -> Measured:
     """A run of so many ``seconds``, and until its next update."""
     from sampleforge.api import Trainer
     from sampleforge.topologies.config import DdppoConfig
@@ -152,7 +156,7 @@ def measure(
             run_dir=folder,
             seed=1,
             quiet=True,
-            sync_fraction=sync_fraction,
+            **WAYS[way],  # type: ignore[arg-type]
         )
         first: dict[str, float] | None = None
         updates = 2.0
@@ -176,30 +180,35 @@ def processor_seconds() -> float:
 
 def scaling(
     seconds: float, rollout: int, step_ms: float, repeats: int
-) -> dict[float, dict[int, Measured]]:
-    """By ``--sync-fraction`` and number of ranks."""
-    runs: dict[tuple[float, int], list[Measured]] = {}
+) -> dict[str, dict[int, Measured]]:
+    """By way and number of ranks."""
+    ways = (WAITING, PREEMPTING)
+    runs: dict[tuple[str, int], list[Measured]] = {}
     for _ in range(repeats):  # in turns: the machine's moods are shared out
-        for fraction in (1.0, 0.6):
+        for way in ways:
             for ranks in RANKS:
-                found = measure(ranks, seconds, rollout, fraction, sleep=step_ms / 1e3)
-                runs.setdefault((fraction, ranks), []).append(found)
-    return {f: {ranks: median(runs[f, ranks]) for ranks in RANKS} for f in (1.0, 0.6)}
+                found = measure(ranks, seconds, rollout, way, sleep=step_ms / 1e3)
+                runs.setdefault((way, ranks), []).append(found)
+    return {way: {ranks: median(runs[way, ranks]) for ranks in RANKS} for way in ways}
 
 
 def median(runs: list[Measured]) -> Measured:
-    """The run with the median rate."""
-    return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
+    """The run with the median part lost."""
+    return sorted(runs, key=lambda run: run.lost)[len(runs) // 2]
 
 
-def stragglers(seconds: float, rollout: int, step_ms: float) -> dict[str, dict[float, Measured]]:
-    """For each of `CASES` a run per ``--sync-fraction``. Environments' seeds are the same, so that
-    all runs of a case draw the same step times."""
-    sleep = step_ms / 1e3
-    return {
-        case: {f: measure(4, seconds, rollout, f, sleep=sleep, **kwargs) for f in FRACTIONS}
-        for case, kwargs in CASES.items()
-    }
+def stragglers(
+    seconds: float, rollout: int, step_ms: float, repeats: int
+) -> dict[str, dict[str, Measured]]:
+    """For each of `CASES` and `WAYS`. Environments' seeds are the same, so that all runs of a case
+    draw the same step times."""
+    runs: dict[tuple[str, str], list[Measured]] = {}
+    for _ in range(repeats):
+        for case, kwargs in CASES.items():
+            for way in WAYS:
+                found = measure(4, seconds, rollout, way, sleep=step_ms / 1e3, **kwargs)
+                runs.setdefault((case, way), []).append(found)
+    return {case: {way: median(runs[case, way]) for way in WAYS} for case in CASES}
 
 
 def main() -> None:
@@ -208,7 +217,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--step-ms", type=float, default=10.0, help="of sleep; not of learning")
     parser.add_argument("--rollout", type=int, default=32, help="not of learning")
-    parser.add_argument("--repeats", type=int, default=3, help="of scaling, of which the median")
+    parser.add_argument("--repeats", type=int, default=3, help="of each, of which the median")
     parser.add_argument("--seeds", type=int, default=2, help="of learning")
     parser.add_argument("--out", type=Path, metavar="DIR", help="draw PNGs here (matplotlib)")
     args = parser.parse_args()
@@ -222,7 +231,7 @@ def main() -> None:
         found = scaling(args.seconds, args.rollout, args.step_ms, args.repeats)
         report.scaling(found, args.step_ms, args.out)
     elif args.what == "stragglers":
-        runs = stragglers(args.seconds, args.rollout, args.step_ms)
+        runs = stragglers(args.seconds, args.rollout, args.step_ms, args.repeats)
         report.stragglers(runs, f"sleep {args.step_ms:g} ms per step on average", args.out)
     else:
         report.learning(ranks_learning.learning(args.seeds), args.out)

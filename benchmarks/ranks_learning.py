@@ -1,4 +1,4 @@
-"""What DD-PPO learns while one of its ranks is slow, with and without pre-emption."""
+"""What DD-PPO learns beside stragglers, with and without pre-emption."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-STEP_S, SLOW = 0.0005, 4.0
-"""Sleep per env step, and how many times as long it is in rank 0."""
+CASES = {
+    "one of 4 ranks 4x slower": "sleep=0.0005 slow=4",
+    "Pareto step times, shape 1.5": "sleep=0.001 tail=1.5",
+}
+"""What the environment is told: seconds of sleep per env step, how many times as long rank 0 needs,
+and the heavy tail of their distribution."""
+WAYS = {
+    "waiting": "--sync-fraction 1 --max-rollout-fraction 1",
+    "pre-empting": "",
+}
 
 
 @dataclass(frozen=True)
@@ -20,16 +28,17 @@ class Learned:
     share: float
 
 
-def learning(seeds: int) -> dict[float, list[Learned]]:
-    """By ``--sync-fraction``: 1 is without pre-emption."""
-    found: dict[float, list[Learned]] = {fraction: [] for fraction in (1.0, 0.6)}
+def learning(seeds: int) -> dict[str, dict[str, list[Learned]]]:
+    """By case and way."""
+    found: dict[str, dict[str, list[Learned]]] = {c: {way: [] for way in WAYS} for c in CASES}
     for seed in range(1, seeds + 1):  # in turns: the machine's moods are shared out
-        for fraction, runs in found.items():
-            runs.append(learn(fraction, seed))
+        for case, ways in found.items():
+            for way, runs in ways.items():
+                runs.append(learn(CASES[case], WAYS[way], seed))
     return found
 
 
-def learn(sync_fraction: float, seed: int) -> Learned:
+def learn(env_kwargs: str, way: str, seed: int) -> Learned:
     """The preset ``cartpole`` with four ranks in place of two: the same batch, minibatch and number
     of env steps over all of them."""
     from sampleforge.api import train
@@ -39,9 +48,9 @@ def learn(sync_fraction: float, seed: int) -> Learned:
 
     with tempfile.TemporaryDirectory() as folder:
         flags = (
-            f"--preset cartpole --env ranks:SlowCartPole --env-kwargs sleep={STEP_S} slow={SLOW} "
+            f"--preset cartpole --env ranks:SlowCartPole --env-kwargs {env_kwargs} {way} "
             "--num-ranks 4 --num-envs-per-worker 4 --minibatch-size 32 --device cpu --quiet "
-            f"--sync-fraction {sync_fraction} --seed {seed} --report-interval 0.5 "
+            f"--seed {seed} --report-interval 0.5 "
             f"--run-dir {folder}"
         )
         train(parse_config("ddppo", flags.split()))

@@ -34,13 +34,14 @@ CASES: dict[str, dict[str, float]] = {
     "Pareto step times, shape 2.5": {"tail": 2.5},
     "a speed per episode, log-normal, sigma 1": {"sigma": 1.0},
 }
+WAITING = {"sync_fraction": 1.0, "max_rollout_fraction": 1.0}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fixed": ("UnevenRows", {"sync_fraction": 1.0}),
-    "fixed, pre-empting": ("UnevenRows", {"sync_fraction": 0.6}),
-    "variable": ("UnevenEnv", {"variable_experience": True, "sync_fraction": 1.0}),
-    "variable, pre-empting": ("UnevenEnv", {"variable_experience": True, "sync_fraction": 0.6}),
+    "fixed": ("UnevenRows", WAITING),
+    "fixed, pre-empting": ("UnevenRows", {}),
+    "variable": ("UnevenEnv", {"variable_experience": True, **WAITING}),
+    "variable, pre-empting": ("UnevenEnv", {"variable_experience": True}),
 }
-"""The environment that suits each, and its flags. 0.6 is the default."""
+"""The environment that suits each, and its flags. Pre-empting is the default."""
 COLOURS = ("#9aa5b1", "#52606d", "#6fa8dc", "#1f5fa8")
 
 

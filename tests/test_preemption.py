@@ -1,4 +1,5 @@
-"""Rollouts that end early: whole, continued where they ended, and worth what they are."""
+"""Rollouts that end early, or go on while others are late: whole, continued where they ended, and
+worth what they are."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 
 from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.experience import experience_of
+from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.api import train
 from sampleforge.data.batch import Batch, BatchBuilder
 from sampleforge.data.rollout_board import RolloutBoard
-from sampleforge.data.short_rollouts import NOT_TAKEN
+from sampleforge.data.short_rollouts import NOT_TAKEN, end_rollout
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
@@ -60,12 +61,16 @@ class Endings:
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(0)
+        self.ended = 0
 
     def __call__(self, t: int) -> bool:
-        return t >= 2 and bool(self.random.random() < 0.3)
+        ends = t >= 2 and bool(self.random.random() < 0.3)
+        self.ended += ends
+        return ends
 
 
 def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
+    """Each as if it lay beside a complete one: a batch ends with its longest rollout."""
     graph, _ = build(chosen)
     actor = graph.nodes[0].worker
     assert isinstance(actor, ActorWorker)
@@ -77,6 +82,7 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
             actor.step()
             while (slot := graph.exchange.take_ready()) is not None:
                 builder.add(slot)
+                builder._longest = ROLLOUT
                 found.append(_copy(builder.take()))
                 graph.exchange.give_back(slot)
     finally:
@@ -105,6 +111,56 @@ def test_every_step_is_there_once_and_the_next_rollout_goes_on() -> None:
             if env in last:
                 assert torch.equal(last[env], obs[0, row])
             last[env] = obs[steps, row]
+
+
+def test_a_batch_ends_with_its_longest_rollout() -> None:
+    """Two slots of other lengths: nothing after them is in the batch, and the next one is whole."""
+    graph, _ = build(config())
+    slots = graph.exchange.slots
+    for column in slots.columns().values():
+        column.copy_(torch.randint(0, 2, column.shape))
+    whole = BatchBuilder(slots, 2)
+    cut = BatchBuilder(slots, 2)
+    for slot in (0, 1):
+        whole.add(slot)
+    complete = _copy(whole.take())
+    assert complete.steps == (ROLLOUT, 6)
+    end_rollout(slots, 0, 3)
+    end_rollout(slots, 1, 5)
+    for slot in (0, 1):
+        cut.add(slot)
+    batch = cut.take()
+    assert batch.steps == (5, 6) and len(batch.obs["obs"]) == len(batch.first) == 6
+    taken = (batch.version != NOT_TAKEN)[:, [0, 3]].sum(0)
+    assert taken.tolist() == [3, 5]
+    for field in ("log_prob", "version", "first"):
+        ours, theirs = getattr(batch, field), getattr(complete, field)
+        assert torch.equal(ours[:3], theirs[:3]) and torch.equal(ours[:5, 3:], theirs[:5, 3:])
+    assert torch.equal(batch.obs["obs"][:6, 3:], complete.obs["obs"][:6, 3:])
+    assert torch.equal(batch.state, complete.state)
+    slots.version[:2] = 1
+    for slot in (0, 1):
+        cut.add(slot)
+    assert cut.take().steps == (ROLLOUT, 6)
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+@pytest.mark.parametrize("steps", [3, 6, ROLLOUT])
+def test_minibatches_are_as_many_as_are_due(steps: int, whole_rows: bool) -> None:
+    """Of a batch that was to have 6 steps: every step is in one of the three, none is empty, and
+    the generator has moved as far as any other rank's."""
+    chosen = config()
+    batch = next(b for b in short_rollouts(chosen, 20) if taken(b) == ROLLOUT)
+    experience = experience_of(shortened(batch, steps), chosen, 0)
+    generator = torch.Generator().manual_seed(1)
+    parts = list(minibatches(experience, 6, whole_rows=whole_rows, generator=generator, due=6 * 3))
+    assert len(parts) == 3 and all(part.reward.numel() == steps for part in parts)
+    rewards = torch.cat([part.reward.flatten() for part in parts])
+    assert torch.equal(rewards.sort().values, batch.reward[:steps].flatten().sort().values)
+    other = torch.Generator().manual_seed(1)
+    short = experience_of(shortened(batch, 2), chosen, 0)
+    assert len(list(minibatches(short, 6, whole_rows=whole_rows, generator=other, due=6 * 3))) == 3
+    assert torch.equal(generator.get_state(), other.get_state())
 
 
 def shortened(batch: Batch, steps: int) -> Batch:
@@ -150,7 +206,7 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
     graph, _ = build(config(core, learning_rate=1e-2))
     actor = graph.nodes[0].worker
     assert isinstance(actor, ActorWorker)
-    actor._ends_early = Endings()
+    actor._ends_early = endings = Endings()
     runner = SerialRunner(graph)
     runner.start()
     try:
@@ -162,7 +218,7 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
         model = seeded_model(config(core).model, spec_of(config()), seed=1)
         graph.weights.read(model.state_dict())
         counters = graph.counters
-        assert counters.total("preempted") > 4
+        assert endings.ended > 4
         state = model.state_dict()
         seen = state[next(n for n in state if n.endswith("count"))]
         steps = counters.total("split_steps") * 3  # rows of a split
@@ -185,6 +241,56 @@ def test_preemption_waits_for_enough_ranks_and_enough_steps() -> None:
     assert not last.ends(15) and last.missing() == [0, 1, 2, 3, 4], "another iteration, anew"
 
 
+def test_an_early_rank_goes_on_until_enough_are_there() -> None:
+    """... and is not said to have been cut short."""
+    board = RolloutBoard(3)
+    early, other, late = (Preemption(board, rank, 3, 16, 0.6, 0.25) for rank in range(3))
+    assert not early.ends(16) and early.missing() == [1, 2], "the others know that it has its steps"
+    assert not early.ends(17) and not late.ends(15)
+    assert other.ends(16) and early.ends(18) and late.ends(9)
+    assert [rank.take_short() for rank in (early, other, late)] == [0, 0, 1]
+    assert late.take_short() == 0, "it is counted once"
+
+
+class UnevenRanksEnv(CodeEnv):
+    """CodeEnv whose steps take 3 ms, in rank 0 1.3 times as long."""
+
+    def __init__(self) -> None:
+        import setproctitle
+
+        slow = setproctitle.getproctitle().endswith("rank 0")
+        super().__init__(sleep=0.003 * (1.3 if slow else 1))
+
+
+@pytest.mark.multiprocess(timeout=180)
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_nobody_waits_for_a_rank_that_is_somewhat_slower(tmp_path: Path, core: str) -> None:
+    """Two ranks, both of which must finish: the faster one gives more than --rollout steps."""
+    model = ModelConfig(hidden_sizes=(8,), core=core, core_size=8)  # type: ignore[arg-type]
+    chosen = DdppoConfig(
+        env="tests.test_preemption:UnevenRanksEnv",
+        device="cpu",
+        num_ranks=2,
+        num_envs_per_worker=2,
+        rollout=32,
+        minibatch_size=32,
+        num_epochs=2,
+        model=model,
+        train_for_env_steps=1200,
+        report_interval=1,
+        quiet=True,
+        debug=True,
+        run_dir=str(tmp_path / "run"),
+    )
+    train(chosen)
+    reports = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["updates"]]
+    last = reports[-1]
+    assert last["rank0_preempted"] == last["rank1_preempted"] == 0
+    assert last["rank1_steps"] > 1.1 * last["rank0_steps"]
+    assert last["checksums_compared"] * 4 == last["updates"], "two epochs of two minibatches each"
+    assert all(r["ratio_deviation_first"] < 1e-5 for r in reports if "ratio_deviation_first" in r)
+
+
 @pytest.mark.multiprocess(timeout=180)
 def test_a_slow_rank_is_cut_short_and_the_others_wait_less(tmp_path: Path) -> None:
     """Rank 0 needs 8 times as long for a step. Without pre-emption all others wait for it."""
@@ -200,6 +306,7 @@ def test_a_slow_rank_is_cut_short_and_the_others_wait_less(tmp_path: Path) -> No
             train_for_env_steps=600,
             report_interval=1,
             sync_fraction=fraction,
+            max_rollout_fraction=1.0,
             quiet=True,
             debug=True,
             run_dir=str(folder),

@@ -247,7 +247,11 @@ def test_every_batch_makes_the_same_number_of_minibatches(
     chosen, generator, sizes = config(), torch.Generator().manual_seed(1), set()
     for batch in rounds(chosen, 20):
         marked = experience_of(batch, chosen, 0)
-        found = list(minibatches(marked, ROLLOUT, whole_rows=whole_rows, generator=generator))
+        found = list(
+            minibatches(
+                marked, ROLLOUT, whole_rows=whole_rows, generator=generator, due=ROWS * ROLLOUT
+            )
+        )
         assert len(found) == ROWS
         each = [int((part.share > 0).sum()) for part in found if part.share is not None]
         assert sum(each) == int(taken(batch).sum())
@@ -263,11 +267,11 @@ def test_an_env_counts_for_at_most_an_equal_share() -> None:
     assert torch.equal(share > 0, steps)
     assert share[0].tolist() == pytest.approx([8 / 18, 8 / 18, 1.0, 0.0])
     assert share.sum(0).tolist() == pytest.approx([4 * 8 / 18, 2 * 8 / 18, 2.0, 0.0])
-    positions = torch.cat(parts(share, 3, whole_rows=False, generator=torch.Generator()))
+    positions = torch.cat(parts(share > 0, 3, whole_rows=False, generator=torch.Generator()))
     assert sorted(positions.tolist()) == steps.flatten().nonzero().flatten().tolist()
     complete = env_share(torch.ones(4, 3).bool(), torch.tensor([0, 0, 2]))  # row 1 gave none
     assert complete[0].tolist() == pytest.approx([4 / 8, 4 / 8, 1.0])
-    few = parts(share[:1, 3:], 3, whole_rows=False, generator=torch.Generator())
+    few = parts(share[:1, 3:] > 0, 3, whole_rows=False, generator=torch.Generator())
     assert len(few) == 3 and all(len(part) <= 1 for part in few)
 
 

@@ -34,12 +34,12 @@ class Experience:
     terminated: torch.Tensor  # bool [T, B]
     truncated: torch.Tensor  # bool [T, B]
     cut: torch.Tensor  # bool [T, B]: nothing flows from t+1 back to t
-    mask: torch.Tensor  # bool [T, B]: counts in the loss
+    taken: torch.Tensor  # bool [T, B]: rollouts may be shorter than T
+    mask: torch.Tensor  # bool [T, B]: of these, what counts in the loss
     final_value: torch.Tensor | None = None  # [T, B]
     advantages: torch.Tensor | None = None  # [T, B]
     targets: torch.Tensor | None = None  # [T, B]
     share: torch.Tensor | None = None  # [T, B]: how much a step counts; 0 where none was taken
-    env_rows: int = 0  # of the batch, where there is a share
 
     @property
     def counts(self) -> torch.Tensor:
@@ -90,6 +90,7 @@ _COLUMNS = (
     "terminated",
     "truncated",
     "cut",
+    "taken",
     "mask",
     "final_value",
     "advantages",
@@ -114,6 +115,7 @@ def experience_of(
     valid_next = torch.ones_like(batch.valid)
     valid_next[:-1] = batch.valid[1:]
     own = batch.env_row
+    taken = batch.version != NOT_TAKEN
     return Experience(
         obs=batch.obs,
         first=batch.first,
@@ -125,30 +127,36 @@ def experience_of(
         terminated=batch.terminated,
         truncated=batch.truncated,
         cut=batch.terminated | batch.truncated | ~valid_next,
+        taken=taken,
         mask=batch.valid & (version - batch.version <= config.max_policy_lag),
         final_value=batch.final_value,
-        share=None if own is None else env_share(batch.version != NOT_TAKEN, own, gather),
-        env_rows=0 if own is None else int(own.max()) + 1,
+        share=None if own is None else env_share(taken, own, gather),
     )
 
 
 def minibatches(
-    experience: Experience, size: int, *, whole_rows: bool, generator: torch.Generator
+    experience: Experience,
+    size: int,
+    *,
+    whole_rows: bool,
+    generator: torch.Generator,
+    due: int | None = None,
 ) -> Iterator[Experience]:
     """One pass over the experience in random minibatches of ``size`` env steps.
 
     With ``whole_rows`` each minibatch holds rows over all of their time (for losses and cores that
-    look along time), else single steps. A single minibatch is the experience itself. Where there is
-    a share, there are as many minibatches as a rollout of every env row would make.
+    look along time), else single steps. A single minibatch is the experience itself. Where batches
+    have more or fewer env steps than they are ``due`` to have, the minibatches are of another size,
+    but as many.
     """
     rollout, rows = experience.reward.shape
-    if experience.share is not None:
-        count = max(1, experience.env_rows * rollout // size)
-        for index in parts(experience.share, count, whole_rows=whole_rows, generator=generator):
-            yield experience.rows(index) if whole_rows else experience.steps(index)
-        return
-    if size >= rollout * rows and whole_rows:
+    if size >= (due or rollout * rows) and whole_rows:
         yield experience
+        return
+    if due is not None:
+        count = max(1, due // size)
+        for index in parts(experience.taken, count, whole_rows=whole_rows, generator=generator):
+            yield experience.rows(index) if whole_rows else experience.steps(index)
         return
     device = experience.reward.device
     count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)

@@ -40,7 +40,8 @@ class Learner:
 
     ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
     ``averaging`` joins it with the learners of the same policy in other processes (none: alone).
-    They begin with one `state` and have one `state` after each update.
+    They begin with one `state` and have one `state` after each update. ``batch_size``: the env
+    steps of a batch, where it may have more or fewer; gradient steps are as many as these make.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Learner:
         precision: str,
         seed: int,
         averaging: Averaging | None = None,
+        batch_size: int | None = None,
     ) -> None:
         self.model = model.to(device)
         self.version = 0
@@ -61,6 +63,7 @@ class Learner:
         self._device = device
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._batch_size = batch_size
         self._averaging = averaging or Alone()
         self._averaging.follow(self._parameters)
         self._optimiser = torch.optim.Adam(
@@ -76,8 +79,8 @@ class Learner:
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; returns what to report. The device is waited for once, at
-        the end, for that: the weights are to be published then anyway. (And where envs give
-        different numbers of steps, for how many they are.)
+        the end, for that: the weights are to be published then anyway. (And where a batch varies
+        in size, for how many steps it has.)
 
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
         gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
@@ -132,12 +135,15 @@ class Learner:
         }
 
     def _minibatches(self, experience: Experience) -> Iterator[Experience]:
-        rollout, rows = experience.reward.shape
-        size = self._config.minibatch_size or rollout * rows
+        size = self._config.minibatch_size or self._batch_size or experience.reward.numel()
         whole_rows = self._loss.looks_along_time or self.model.state_size > 0
         for _ in range(self._config.num_epochs):
             yield from minibatches(
-                experience, size, whole_rows=whole_rows, generator=self._generator
+                experience,
+                size,
+                whole_rows=whole_rows,
+                generator=self._generator,
+                due=self._batch_size,
             )
 
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:

@@ -1,5 +1,5 @@
-"""Batches to which each env gives as many steps as it happens to take in the time: variable
-experience rollout (Wijmans et al. 2022, arXiv 2210.05064).
+"""Batches of as many steps as happened to be taken, and those to which each env gives a number of
+its own: variable experience rollout (Wijmans et al. 2022, arXiv 2210.05064).
 
 Fast envs give more steps than slow ones, so their states would be over-represented: a sample comes
 from env e with the probability n_e / sum(n), where with equal shares it would be 1 / envs. The
@@ -37,19 +37,18 @@ def env_share(taken: Tensor, env_row: Tensor, gather: Gather = alone) -> Tensor:
 
 
 def parts(
-    share: Tensor, count: int, *, whole_rows: bool, generator: torch.Generator
+    taken: Tensor, count: int, *, whole_rows: bool, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
-    """The steps that were taken, in ``count`` random parts of equal size (to one): positions in the
-    flattened [T * B], or, with ``whole_rows``, columns. ``share``: [T, B], 0 where none was.
+    """The steps that were ``taken``, bool [T, B], in ``count`` random parts of equal size (to one):
+    positions in the flattened [T * B], or, with ``whole_rows``, columns.
 
     Ranks wait for each other at every part, so none may have fewer, and none is empty: where there
     are not enough, those that count for nothing are dealt out as well.
     """
-    taken = share > 0
     wanted = taken.any(0) if whole_rows else taken.flatten()
     found = wanted.nonzero().squeeze(1)
     if len(found) < count:
-        found = torch.arange(len(wanted), device=share.device)
+        found = torch.arange(len(wanted), device=taken.device)
     # Ranks compare their generators: each draws as much, however many steps it shuffles.
     seed = int(torch.randint(2**62, (), generator=generator))
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))

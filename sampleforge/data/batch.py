@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sampleforge.data.short_rollouts import length
 from sampleforge.data.slots import PER_ROLLOUT, TrajectorySlots
 from sampleforge.data.staging import page_lock, wait_for_copies
 
@@ -55,7 +56,7 @@ class Batch:
 
 class BatchBuilder:
     """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch; fewer
-    where one is marked as the batch's last.
+    where one is marked as the batch's last. It ends with the longest rollout in it.
 
     It lies on ``device``. A CUDA device fetches the columns by itself, out of page-locked slots.
     """
@@ -63,13 +64,14 @@ class BatchBuilder:
     def __init__(
         self, slots: TrajectorySlots, slots_per_batch: int, device: torch.device = CPU
     ) -> None:
+        self._slots = slots
         self._columns = slots.columns()
-        self._ends_batch = slots.ends_batch
         self._device = device
         if device.type == "cuda":
             page_lock(slots.arrays.buffer)
         self._wanted = slots_per_batch
         self._filled = 0
+        self._longest = 0
         self._complete = False
         # [T, slots, rows, ...]; those once per rollout: [slots, rows, ...]
         self._buffers: dict[str, torch.Tensor] = {}
@@ -78,7 +80,7 @@ class BatchBuilder:
             inner = column.shape[2 if time else 1 :]
             shape = (*time, slots_per_batch, *inner)
             self._buffers[name] = torch.empty(shape, dtype=column.dtype, device=device)
-        self._batch = self._as_batch(slots_per_batch)
+        self._batch = self._as_batch(slots_per_batch, slots.shape.rollout)
 
     def add(self, slot: int) -> bool:
         """Copy one slot in, which may be written anew then; True if the batch is complete now."""
@@ -89,27 +91,33 @@ class BatchBuilder:
             place.copy_(column[slot], non_blocking=True)
         wait_for_copies(self._device)
         self._filled += 1
-        last = self._ends_batch is not None and bool(self._ends_batch[slot])
+        self._longest = max(self._longest, length(self._slots, slot))
+        ends_batch = self._slots.ends_batch
+        last = ends_batch is not None and bool(ends_batch[slot])
         self._complete = last or self._filled == self._wanted
         return self._complete
 
     def clear(self) -> None:
         """Forget the slots that are in."""
-        self._filled, self._complete = 0, False
+        self._filled, self._longest, self._complete = 0, 0, False
 
     def take(self) -> Batch:
         """The complete batch; valid until the next `add`."""
         assert self._complete, f"only {self._filled} of {self._wanted} slots are in"
-        filled = self._filled
+        filled, longest = self._filled, self._longest
         self.clear()
-        return self._batch if filled == self._wanted else self._as_batch(filled)
+        whole = filled == self._wanted and longest == self._slots.shape.rollout
+        return self._batch if whole else self._as_batch(filled, longest)
 
-    def _as_batch(self, slots: int) -> Batch:
-        """The first so many slots: views if these are all, else a copy."""
+    def _as_batch(self, slots: int, rollout: int) -> Batch:
+        """The first so many slots and steps: views if these are all slots, else a copy."""
         flat: dict[str, Any] = {}
+        left_out = self._slots.shape.rollout - rollout
         for name, buffer in self._buffers.items():
-            once = name in PER_ROLLOUT
-            flat[name] = buffer[:slots].flatten(0, 1) if once else buffer[:, :slots].flatten(1, 2)
+            if name in PER_ROLLOUT:
+                flat[name] = buffer[:slots].flatten(0, 1)
+            else:
+                flat[name] = buffer[: len(buffer) - left_out, :slots].flatten(1, 2)
         leaves: dict[str, dict[str, torch.Tensor]] = {"obs": {}, "action": {}}
         for name in [n for n in flat if "/" in n]:
             kind, leaf = name.split("/", 1)

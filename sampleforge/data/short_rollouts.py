@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from sampleforge.data.slots import PER_ROLLOUT, TrajectorySlots
 
 NOT_TAKEN = -1
@@ -25,3 +27,8 @@ def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
     slots.version[slot, t:] = NOT_TAKEN
     if slots.final_value is not None:
         slots.final_value[slot, t:] = 0.0
+
+
+def length(slots: TrajectorySlots, slot: int) -> int:
+    """Steps that the rollout in ``slot`` has."""
+    return int(np.count_nonzero(slots.version[slot, :, 0] != NOT_TAKEN))

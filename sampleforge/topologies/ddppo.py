@@ -78,8 +78,9 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     envs = _envs_per_rank(config, splits, 8 if image else 16)
     if config.variable_experience and config.num_splits is None:
         splits = envs
-    slots = splits * (2 if config.variable_experience else 1)  # see `VariableActor`
-    shape = slot_shape(config, spec, envs // splits)
+    # See `VariableActor`: as many as are filled, and one that each split may have open.
+    slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
+    shape = slot_shape(config, spec, envs // splits, ranks)
     precision, why_precision = choose_precision(config, device, image)
     plan = Plan(
         num_workers=ranks,
@@ -118,9 +119,15 @@ def check_lag(config: DdppoConfig, plan: Plan) -> None:
         )
 
 
-def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int) -> SlotShape:
-    state = config.model.state_size
-    return SlotShape(config.rollout, rows, spec, state, variable=config.variable_experience)
+def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
+    state, variable = config.model.state_size, config.variable_experience
+    rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
+    return SlotShape(rollout, rows, spec, state, variable=variable)
+
+
+def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
+    """``count``, and what a rank that is early may add to it while it waits for others."""
+    return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
 
 
 def _envs_per_rank(config: DdppoConfig, splits: int, default: int) -> int:
@@ -244,7 +251,7 @@ def wire_rank(
     rank, wakeup = meet.rank, Wakeup()
     plan = dataclasses.replace(plan, device=meet.device)
     new_model: NewModel = partial(seeded_model, config.model, spec, start.seed)
-    shape = slot_shape(config, spec, plan.rows)
+    shape = slot_shape(config, spec, plan.rows, meet.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
@@ -257,8 +264,17 @@ def wire_rank(
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
     parts = (episodes, wakeup, endless, rank)
     ends = preemption.ends if meet.size > 1 else never
+    steps = plan.num_splits * plan.rollout
     actor = (
-        VariableActor(0, envs, exchange, GatheredInference(*policy), *parts, round_ends=ends)
+        VariableActor(
+            0,
+            envs,
+            exchange,
+            GatheredInference(*policy),
+            *parts,
+            round_steps=with_room(config, steps, meet.size),
+            round_ends=ends,
+        )
         if config.variable_experience
         else ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
     )
@@ -266,7 +282,7 @@ def wire_rank(
         rank,
         meet.join,
         actor,
-        partial(make_learner, new_model, config, plan, start),
+        partial(make_learner, new_model, config, plan, start, varies=True),
         _learner_maker(exchange, weights, progress, save, wakeup, plan, rank),
         exchange,
         weights,

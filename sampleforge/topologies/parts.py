@@ -92,8 +92,10 @@ def make_learner(
     averaging: Averaging | None = None,
     *,
     compiled: bool = False,
+    varies: bool = False,
 ) -> Learner:
-    """The learner as it begins: initial weights, or those of the checkpoint."""
+    """The learner as it begins: initial weights, or those of the checkpoint. ``varies``: batches
+    have more or fewer env steps than was planned."""
     learner = Learner(
         new_model(),
         AppoLoss(config, config.gamma),
@@ -102,6 +104,7 @@ def make_learner(
         precision=plan.precision,
         seed=start.seed,
         averaging=averaging,
+        batch_size=plan.batch_size if varies else None,
     )
     if start.resume is not None:
         start.resume.learner(learner)

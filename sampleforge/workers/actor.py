@@ -239,10 +239,10 @@ class ActorWorker(Woken):
         slots, slot = self._exchange.slots, split.slot
         assert slot is not None
         if split.t < slots.shape.rollout:
-            if not self._ends_early(split.t):
+            if not self._ends_early(min(split.t for split in self._splits)):
                 self._ask(split)
                 return True
-            self._cut_short(split)
+            self._end_early(split)
         self._hand_over(split)
         self._begin(split)
         return True
@@ -260,7 +260,7 @@ class ActorWorker(Woken):
         self._count["rollouts"] += 1
         split.slot = None
 
-    def _cut_short(self, split: Split) -> None:
+    def _end_early(self, split: Split) -> None:
         """End the rollout before step t, whose value the learner bootstraps from. The recurrent
         state stays that of before: the next rollout begins with the same observation. Only where
         inference answers at once."""
@@ -269,4 +269,3 @@ class ActorWorker(Woken):
         self._ask(split)
         self._inference.state[split.index] = state
         end_rollout(self._exchange.slots, split.slot, split.t)
-        self._count["preempted"] += 1

@@ -23,6 +23,9 @@ class RanksConfig(Checked):
     """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
     min_rollout_fraction: float = 0.25
     """... but not before this part of --rollout."""
+    max_rollout_fraction: float = 1.5
+    """Until then a rank that is early goes on sampling, up to so many times --rollout, rather than
+    wait (1: it waits)."""
     keep_driver_weights_in_sync: bool = True
     """The driver has rank 0's weights after every update, for evaluation during training. They are
     in shared memory anyway and it costs nothing, so that it cannot be switched off."""
@@ -37,6 +40,7 @@ class RanksConfig(Checked):
         check_range(self, "max_rank_restarts", low=0)
         check_range(self, "rank_timeout", low=0, above=True)
         check_range(self, "sync_fraction min_rollout_fraction", low=0, high=1, above=True)
+        check_range(self, "max_rollout_fraction", low=1)
         if not self.keep_driver_weights_in_sync:
             raise ConfigError(
                 "keep_driver_weights_in_sync is False, but rank 0 publishes its weights in shared "

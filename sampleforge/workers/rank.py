@@ -193,6 +193,7 @@ class RankWorker:
     def _finish_rollouts(self) -> None:
         """All rollouts are complete: the update may begin, and others need not wait."""
         self._preemption.finish()
+        self._count["preempted"] += self._preemption.take_short()
         self._sampling = False
         self._count["rollout_s"] += perf_counter() - self._began
 

@@ -16,8 +16,9 @@ from sampleforge.workers.gathered import GatheredInference
 
 
 class VariableActor(ActorWorker):
-    """A round: n * T steps, for n splits, of whichever are ready for one. Then all rollouts are
-    handed over, and the next round begins when all slots are free again, after the update.
+    """A round: ``round_steps`` of whichever splits are ready for one, unless ``round_ends`` says so
+    before, after so many. Then all rollouts are handed over, and the next round begins when all
+    slots are free again, after the update.
 
     A fast split fills several slots in a round, a slow one a part of one; each hands over at least
     one, if only an empty one. A step that is under way when the round ends goes on through the
@@ -26,14 +27,16 @@ class VariableActor(ActorWorker):
     (Were it dropped, then the slowest steps would be, again and again.)
 
     ``parts`` are those of `ActorWorker`, with `ThreadedVector`, `GatheredInference` and slots that
-    are ``variable`` and twice as many as splits: n * T steps fill at most n, and each split may
-    have another one open. ``round_ends``: whether a round of so many steps ends early here.
+    are ``variable``: those that ``round_steps`` fill, and one per split, which it may have open.
     """
 
     _inference: GatheredInference
 
-    def __init__(self, *parts: Any, round_ends: Callable[[int], bool] = never) -> None:
+    def __init__(
+        self, *parts: Any, round_steps: int, round_ends: Callable[[int], bool] = never
+    ) -> None:
         super().__init__(*parts)
+        self._round_steps = round_steps
         self._round_ends = round_ends
 
     def start(self) -> None:
@@ -42,13 +45,11 @@ class VariableActor(ActorWorker):
         self._under_way: dict[int, dict[str, npt.NDArray[Any]]] = {}
         self._sent: dict[int, float] = {}
         super().start()
-        self._steps = len(self._splits) * self._exchange.slots.shape.rollout
 
     def step(self) -> bool:
         self._answer()
         moved = super().step()
         if self._sampling and self._round_ends(self._taken):
-            self._count["preempted"] += 1
             self._end_round()
             moved = True
         return moved
@@ -104,7 +105,7 @@ class VariableActor(ActorWorker):
 
     def _next(self, split: Split) -> bool:
         self._taken += 1
-        if self._taken < self._steps:
+        if self._taken < self._round_steps:
             return super()._next(split)
         split.valuing = False
         split.t += 1
