@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import sys
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +20,7 @@ from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AnyConfig
 
 if TYPE_CHECKING:
-    from sampleforge.folder.checkpoint import CheckpointStore
+    from sampleforge.folder.opening import Opened
     from sampleforge.folder.run_folder import RunFolder
     from sampleforge.reporting.reporter import Reporter
     from sampleforge.spec import EnvSpec
@@ -104,7 +102,7 @@ class Run:
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self._asked)
             imported.result()
-        self._prepare_folder()
+        self._open_folder()
         self.interrupts.defer()
         self._wire(self.spec)
         if self.config.benchmark:
@@ -112,39 +110,14 @@ class Run:
         assert self._runner is not None
         self._runner.start()
 
-    def _prepare_folder(self) -> None:
-        from sampleforge.folder.checkpoint import CheckpointStore
-        from sampleforge.folder.replays import Replays
-        from sampleforge.folder.run_folder import RunFolder, default_run_dir
+    def _open_folder(self) -> None:
+        from sampleforge.folder.opening import open_folder
 
-        path = Path(self._asked.run_dir) if self._asked.run_dir else default_run_dir(self._asked)
-        self.folder: RunFolder = RunFolder(path.absolute())
-        self.folder.create()
-        self._resources.callback(self.folder.close)
-        config = self._asked
-        self._store: CheckpointStore = CheckpointStore(
-            self.folder.checkpoints, config.keep_checkpoints
+        self._opened: Opened = open_folder(
+            self._asked, self._resources, self._is_interrupted, _complain
         )
-        self._replays = Replays(self.folder.checkpoints, self._is_interrupted)
-        self._earlier: dict[str, Any] = {}
-        resuming = self.folder.resumes(config)
-        if resuming:
-            config = self.folder.check_resume(config)
-            found = self._store.load(log=_complain)
-            assert found is not None
-            self._earlier = found[0].state
-        self._stored_replay = self._replays.find(self._earlier.get("replay"), _complain)
-        self._resources.callback(self._replays.remove_unfinished)
-        if config.seed is None:
-            config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
-        if resuming and config.benchmark:
-            raise ConfigError(
-                f"run folder {path} holds a training run, whose config and summary --benchmark "
-                "would overwrite; give another --run-dir"
-            )
-        if config.benchmark:  # it has a length of its own
-            config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
-        self.config: AnyConfig = config
+        self.config: AnyConfig = self._opened.config
+        self.folder: RunFolder = self._opened.folder
 
     def _wire(self, spec: EnvSpec) -> None:
         from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
@@ -154,7 +127,7 @@ class Run:
         from sampleforge.topologies.evaluating import beside, with_evaluator
         from sampleforge.topologies.parts import Start
 
-        config, chosen = self.config, self._topology()
+        config, chosen, opened = self.config, self._topology(), self._opened
         model = resolve_encoder(config.model, spec.observations)
         config = chosen.fit(config, spec)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
@@ -165,12 +138,12 @@ class Run:
         self.new_model = chosen.model_maker(config, spec, config.seed)
         start = Start(
             seed=config.seed,
-            resumes=self._earlier.get("resumes", -1) + 1,
-            env_steps=self._earlier.get("env_steps", 0),
-            wall_s=self._earlier.get("wall_s", 0.0),
+            resumes=opened.earlier.get("resumes", -1) + 1,
+            env_steps=opened.earlier.get("env_steps", 0),
+            wall_s=opened.earlier.get("wall_s", 0.0),
             started=time(),
-            resume=ResumeCheckpoint(self._store) if self._earlier else None,
-            replays=self._stored_replay,
+            resume=ResumeCheckpoint(opened.store) if opened.earlier else None,
+            replays=opened.stored_replay,
         )
         self._start = start
         ours, theirs = process_context().Pipe()
@@ -178,12 +151,12 @@ class Run:
         self._resources.callback(ours.close)
         self._resources.callback(theirs.close)
         control = None if self._in_process else theirs
-        wired = chosen.wire(config, plan, spec, start, SaveCheckpoint(self._store), control)
+        wired = chosen.wire(config, plan, spec, start, SaveCheckpoint(opened.store), control)
         self.graph: Graph = with_evaluator(wired, config, self.new_model, start)
-        self.statistics = RunStatistics(self.graph, self._earlier.get("statistics", {}))
+        self.statistics = RunStatistics(self.graph, opened.earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
         self._saving = Saving(
-            self._replays,
+            opened.replays,
             self.graph.archive,
             config.milestone_interval,
             lambda: self.graph.progress.env_steps,
@@ -224,7 +197,7 @@ class Run:
         )
         self._resources.callback(reporter.close)
         reporter.log(self.graph.describe())
-        if self._earlier:
+        if self._opened.earlier:
             reporter.log(f"resumes at {self._start.env_steps:,} env steps, from its checkpoint")
         return reporter
 

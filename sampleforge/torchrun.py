@@ -57,18 +57,19 @@ class LeadingRun(Run):
         self._in_process = True
         self._world = world
 
-    def _prepare_folder(self) -> None:
-        super()._prepare_folder()
+    def _open_folder(self) -> None:
+        super()._open_folder()
         from sampleforge.env.probe import spec_to_plain
 
         assert isinstance(self.config, DdppoConfig)
+        earlier = self._opened.earlier
         message = {
             "asked": to_plain(self._asked),
             "config": to_plain(self.config),
             "spec": spec_to_plain(self.spec),
-            "resumes": self._earlier.get("resumes", -1) + 1,
-            "env_steps": self._earlier.get("env_steps", 0),
-            "wall_s": self._earlier.get("wall_s", 0.0),
+            "resumes": earlier.get("resumes", -1) + 1,
+            "env_steps": earlier.get("env_steps", 0),
+            "wall_s": earlier.get("wall_s", 0.0),
         }
         self._encounter = encounter_of(self.config, self._world)
         self._encounter.lead(message, about(self.config, self._world, self._encounter))
@@ -80,7 +81,7 @@ class LeadingRun(Run):
         reporter, world = super()._make_reporter(), self._world
         if world.attempt:
             where = f"it goes on from {self._start.env_steps:,} env steps"
-            if not self._earlier:
+            if not self._opened.earlier:
                 where = "no checkpoint had been written (--checkpoint-interval): it begins anew"
             times = f"{world.attempt} of {world.max_attempts} times"
             reporter.log(f"torchrun has started all ranks again ({times}); {where}", "warning")
