@@ -99,18 +99,27 @@ def test_with_policy_workers_asking_is_part_of_the_hand_over() -> None:
     assert "learn" not in us or us["learn"] == 0
 
 
-def test_a_process_that_steps_and_learns_has_its_learning_taken_off_its_bookkeeping() -> None:
-    table = table_of(
-        Crew([0, 1], [], []),
-        env_steps=[500_000, 500_000],
-        step_s=[10.0, 10.0],
-        env_s=[3.0, 3.0],
-        infer_s=[2.0, 2.0],
-        batch_s=[0.5, 0.5],
-        learn_s=[4.0, 4.0],
-    )
+RANKS = {
+    "env_steps": [500_000, 500_000],
+    "step_s": [5.5, 4.5],
+    "env_s": [3.0, 2.0],
+    "infer_s": [2.0, 2.0],
+    "batch_s": [0.5, 0.5],
+    "learn_s": [3.5, 4.5],
+    "wait_s": [0.5, 1.5],
+    "publish_s": [0.5, 0.5],
+}
+"""Ranks step, learn, and wait for each other while they learn."""
+ALL_RANKS = Crew([0, 1], [], [], ranks=True)
+
+
+def test_what_ranks_wait_for_each_other_is_no_learning() -> None:
+    table = table_of(ALL_RANKS, **RANKS)
     assert table["bookkeeping"].us == pytest.approx(1.0)
-    assert table["learn"].role == "actor" and table["learn"].share == pytest.approx(0.4)
+    assert table["learn"].role == "actor" and table["learn"].share == pytest.approx(0.3)
+    assert table["hand-over"].share == pytest.approx(0.1)
+    assert "each other" in table["hand-over"].means
+    assert sum(stage.share for stage in table.values()) == pytest.approx(1)
 
 
 # ---- verdict ----
@@ -201,8 +210,19 @@ def test_in_synchronous_mode_the_two_take_turns() -> None:
 
 def test_ranks_are_advised_of_what_they_accept() -> None:
     """They learn from the rollouts of their own envs, synchronously."""
-    found = judge(columns=BEHIND, synchronous=True, ranks=True)
-    assert found.flags == ("--num-envs-per-worker 64",)
+
+    def judged(idle: float = 0.0, **columns: list[float]):
+        found = stages(counted(**{**RANKS, **columns}), ALL_RANKS, 10.0)
+        setting = dataclasses.replace(SETTING, synchronous=True, ranks=True, sync_fraction=0.6)
+        return verdict(found, 0.0, idle, setting)
+
+    learning = judged()
+    assert learning.bottleneck == "learn" and learning.flags == ("--num-envs-per-worker 64",)
+    simulating = judged(idle=1.0, env_s=[4.0, 4.0])
+    assert simulating.bottleneck == "emulate" and "40%" in simulating.reason
+    assert simulating.flags == ("--num-ranks 3",)
+    waiting = judged(wait_s=[3.4, 3.4], env_s=[1.0, 1.0])
+    assert waiting.bottleneck == "hand-over" and waiting.flags[0] == "--sync-fraction 0.3"
 
 
 # ---- random actions ----

@@ -159,9 +159,10 @@ class Benchmark:
 
 
 def _crew(graph: Graph) -> Crew:
-    """Who steps environments, who only infers, who only learns."""
+    """Who steps environments, who only infers, who only learns, or who does all of it."""
     actors = [row for row, node in enumerate(graph.nodes) if node.envs]
     learners = [r for r, node in enumerate(graph.nodes) if node is graph.learner and not node.envs]
     others = set(range(len(graph.nodes))) - {*actors, *learners}
     policies = [r for r in sorted(others) if graph.nodes[r].worker.name.startswith("policy")]
-    return Crew(actors, policies, learners)
+    ranks = graph.learner in graph.nodes and bool(graph.learner.envs)
+    return Crew(actors, policies, learners, ranks)

@@ -38,16 +38,22 @@ MEANING = {
     "publish": "publishing the weights",
     "learner idle": "learner waiting for experience",
 }
+OF_RANKS = {
+    "hand-over": "ranks waiting for each other",
+    "bookkeeping": "the rest of the sampling loop",
+}
 
 
 @dataclass(frozen=True)
 class Crew:
     """Which counter rows are whose: ``actors`` step environments (and may do more), ``policies``
-    only infer, ``learners`` only learn."""
+    only infer, ``learners`` only learn. ``ranks``: the actors learn as well, and what they wait
+    for, while they learn, is each other."""
 
     actors: Sequence[int]
     policies: Sequence[int]
     learners: Sequence[int]
+    ranks: bool = False
 
 
 def stages(counted: dict[str, Floats], crew: Crew, seconds: float) -> list[Stage]:
@@ -65,9 +71,10 @@ def stages(counted: dict[str, Floats], crew: Crew, seconds: float) -> list[Stage
 
     learning: Role = "learner" if crew.learners else "actor"
     inferring: Role = "policy" if remote else "actor"
-    also = sum(spent(name, "actor") for name in ("batch_s", "learn_s", "publish_s"))
-    own = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor") - also
+    own = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor")
     asking = spent("infer_s", "actor") if remote else 0.0
+    meanwhile = spent("wait_s", "actor") if crew.ranks else 0.0
+    meaning = MEANING | (OF_RANKS if crew.ranks else {})
     found: list[tuple[str, Role, float]] = [
         ("emulate", "actor", spent("env_s", "actor")),
         ("gather", inferring, everywhere("gather_s")),
@@ -76,12 +83,12 @@ def stages(counted: dict[str, Floats], crew: Crew, seconds: float) -> list[Stage
         ("bookkeeping", "actor", max(0.0, own)),
         ("policy idle", "policy", spent("wait_s", "policy")),
         ("batch", learning, everywhere("batch_s")),
-        ("learn", learning, everywhere("learn_s")),
+        ("learn", learning, max(0.0, everywhere("learn_s") - meanwhile)),
         ("publish", learning, everywhere("publish_s")),
         ("learner idle", "learner", spent("wait_s", "learner")),
     ]
     return [
-        Stage(name, role, s / steps * 1e6, s / (len(rows[role]) * seconds), MEANING[name])
+        Stage(name, role, s / steps * 1e6, s / (len(rows[role]) * seconds), meaning[name])
         for name, role, s in found
         if rows[role]
     ]

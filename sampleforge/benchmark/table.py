@@ -87,11 +87,13 @@ def _stages(result: dict[str, Any]) -> Table:
 def _lines(result: dict[str, Any]) -> Iterable[str]:
     """What is no table."""
     fill, lag, setting = result["queue_fill"], result["policy_lag"], result["setting"]
-    yield (
-        f"slots      {fill['free']:.0%} free, {fill['ready']:.0%} waiting for the learner "
-        "(means over time)"
-    )
-    if lag["mean"] is not None:
+    apart = not setting["ranks"]  # nothing is queued between a rank's actor and its learner
+    if apart:
+        yield (
+            f"slots      {fill['free']:.0%} free, {fill['ready']:.0%} waiting for the learner "
+            "(means over time)"
+        )
+    if apart and lag["mean"] is not None:
         yield f"policy lag {lag['mean']:.1f} updates on the average, {lag['max']:.0f} at most"
     busy = ", ".join(f"{name} {cores:.2f}" for name, cores in result["busy_cores"].items())
     total, others = sum(result["busy_cores"].values()), result["others_cores"]

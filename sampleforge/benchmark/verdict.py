@@ -21,7 +21,10 @@ BUSY = 0.7
 IDLE_CORES = 0.25
 """Share of all cores' time that must be unused for more processes to pay."""
 
-CHANGES_LEARNING = ("--precision", "--batch-size", "--num-epochs", "--num-envs-per-worker")
+CHANGES_LEARNING = (
+    *("--precision", "--batch-size", "--num-epochs", "--num-envs-per-worker"),
+    *("--num-ranks", "--sync-fraction"),
+)
 """Flags that may change what is learned as well."""
 SAMPLER = ("emulate", "gather", "forward", "bookkeeping")
 LEARNER = ("batch", "learn", "publish")
@@ -31,7 +34,8 @@ LEARNER = ("batch", "learn", "publish")
 class Setting:
     """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
     all splits; ``cores`` are those that the run may use; ``ranks``: each worker learns as well,
-    from the rollouts of its own envs."""
+    from the rollouts of its own envs, together with the others, for which it waits as
+    ``sync_fraction`` says."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -48,6 +52,7 @@ class Setting:
     images: bool
     cores: int
     ranks: bool = False
+    sync_fraction: float = 1.0
 
     @classmethod
     def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> Setting:
@@ -68,6 +73,7 @@ class Setting:
             images=any(leaf.is_image for leaf in spec.observations.values()),
             cores=len(available_cores()),
             ranks=isinstance(config, DdppoConfig),
+            sync_fraction=config.sync_fraction if isinstance(config, DdppoConfig) else 1.0,
         )
 
 
@@ -97,6 +103,9 @@ def _limit(
     if setting.sampler_only:
         stage, why = _sampler_limit(share, us)
         return stage, f"no learner: {why}"
+    if setting.ranks:
+        stage = _largest(us, (*SAMPLER, "hand-over", *LEARNER))
+        return stage, f"ranks sample, then learn: {stage} takes {share[stage]:.0%} of their time"
     if setting.synchronous:
         stage, why = _sampler_limit(share, us)
         if actors_wait > learner_waits:
@@ -138,13 +147,15 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
     spare = idle_cores > IDLE_CORES * setting.cores
     cpu = setting.device == "cpu"
     more_envs = f"--num-envs-per-worker {2 * setting.num_envs_per_worker}"
-    more_workers = f"--num-workers {setting.num_workers + max(1, int(idle_cores))}"
+    workers = setting.num_workers + max(1, int(idle_cores))
+    more_workers = f"--num-ranks {workers}" if setting.ranks else f"--num-workers {workers}"
     more_rows = more_envs if setting.ranks else f"--batch-size {2 * setting.batch_size}"
     bf16 = setting.images and setting.precision == "fp32"
     inline = setting.inference == "inline"
+    to_inline = cpu and not setting.ranks
     rules = {
         "emulate": [(spare, more_workers)],
-        "gather": [(cpu, "--inference inline"), (True, more_envs)],
+        "gather": [(to_inline, "--inference inline"), (True, more_envs)],
         "forward": [
             (bf16, "--precision bf16"),
             (not inline and not cpu, f"--num-policy-workers {setting.num_policy_workers + 1}"),
@@ -154,8 +165,9 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
         ],
         "bookkeeping": [(True, more_envs), (inline and setting.num_splits > 1, "--num-splits 1")],
         "hand-over": [
-            (setting.num_splits == 1, "--num-splits 2"),
-            (cpu, "--inference inline"),
+            (setting.ranks, f"--sync-fraction {setting.sync_fraction / 2:g}"),
+            (setting.num_splits == 1 and not setting.ranks, "--num-splits 2"),
+            (to_inline, "--inference inline"),
             (True, more_envs),
         ],
         "batch": [(True, more_envs)],
