@@ -10,6 +10,8 @@ ranks, what pre-emption recovers where some rank is slow, and what is learned me
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -160,7 +162,8 @@ def measure(ranks: int, seconds: float, rollout: int, way: str, **env_kwargs: An
         )
         first: dict[str, float] | None = None
         updates = 2.0
-        with Trainer(config) as trainer:
+        # It says on standard output that it is finished, and where: of no interest here.
+        with contextlib.redirect_stdout(io.StringIO()), Trainer(config) as trainer:
             for report in trainer:
                 if report["updates"] <= updates:  # of two ends, both are just after an update
                     continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ and the heavy tail of their distribution."""
 WAYS = {
     "waiting": "--sync-fraction 1 --max-rollout-fraction 1",
     "pre-empting": "",
+    "pre-empting, variable experience": "--variable-experience",
 }
 
 
@@ -53,7 +56,8 @@ def learn(env_kwargs: str, way: str, seed: int) -> Learned:
             f"--seed {seed} --report-interval 0.5 "
             f"--run-dir {folder}"
         )
-        train(parse_config("ddppo", flags.split()))
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(parse_config("ddppo", flags.split()))
         reports = read_metrics(Path(folder) / "metrics.jsonl")
         evaluated = evaluate(Path(folder), episodes=100)["return_mean"]
     curve = [(r["env_steps"], r["wall_s"], r["return_mean"]) for r in reports if "return_mean" in r]

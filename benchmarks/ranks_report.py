@@ -133,7 +133,7 @@ def _draw_learning(found: Mapping[str, Mapping[str, list[Learned]]], out: Path) 
     grid = figure.subplots(len(found), 2, sharey=True, squeeze=False)
     for (case, ways), line in zip(found.items(), grid, strict=True):
         for column, (axes, x_label) in enumerate(zip(line, ("env steps", "seconds"), strict=True)):
-            for color, (way, runs) in zip(("C0", "C1"), ways.items(), strict=True):
+            for color, (way, runs) in zip(("C0", "C1", "C2"), ways.items(), strict=True):
                 for seed, run in enumerate(runs):
                     x, y = [point[column] for point in run.curve], [p[2] for p in run.curve]
                     label = None if seed else way

@@ -43,7 +43,9 @@ def config(**kwargs: object) -> AppoConfig:
     )
 
 
-def learner_of(config: AppoConfig, averaging: OverRanks | None = None) -> Learner:
+def learner_of(
+    config: AppoConfig, averaging: OverRanks | None = None, batch_size: int | None = None
+) -> Learner:
     with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
         model = seeded_model(config.model, spec_of(config), seed=1)
     return Learner(
@@ -54,6 +56,7 @@ def learner_of(config: AppoConfig, averaging: OverRanks | None = None) -> Learne
         precision="fp32",
         seed=1,
         averaging=averaging,
+        batch_size=batch_size,
     )
 
 

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.averaging import OverRanks
 from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.api import train
 from sampleforge.data.batch import Batch, BatchBuilder
+from sampleforge.data.ranks import RankGroup
 from sampleforge.data.rollout_board import RolloutBoard
-from sampleforge.data.short_rollouts import NOT_TAKEN, end_rollout
+from sampleforge.data.short_rollouts import NOT_TAKEN, end_rollout, length
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
@@ -23,8 +25,10 @@ from sampleforge.topologies.parts import seeded_model
 from sampleforge.topologies.serial import SerialRunner
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.preemption import Preemption
+from tests import test_averaging as averaging
 from tests.fakes.envs import CodeEnv
 from tests.harness import _copy, build, spec_of
+from tests.rank_threads import on_ranks
 
 ROLLOUT = 8
 
@@ -145,10 +149,10 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
 
 
 @pytest.mark.parametrize("whole_rows", [False, True])
-@pytest.mark.parametrize("steps", [3, 6, ROLLOUT])
+@pytest.mark.parametrize("steps", [1, 3, 6, ROLLOUT])
 def test_minibatches_are_as_many_as_are_due(steps: int, whole_rows: bool) -> None:
     """Of a batch that was to have 6 steps: every step is in one of the three, none is empty, and
-    the generator has moved as far as any other rank's."""
+    the generator has moved as far as any other rank's. (Of too few, some twice.)"""
     chosen = config()
     batch = next(b for b in short_rollouts(chosen, 20) if taken(b) == ROLLOUT)
     experience = experience_of(shortened(batch, steps), chosen, 0)
@@ -161,6 +165,8 @@ def test_minibatches_are_as_many_as_are_due(steps: int, whole_rows: bool) -> Non
     short = experience_of(shortened(batch, 2), chosen, 0)
     assert len(list(minibatches(short, 6, whole_rows=whole_rows, generator=other, due=6 * 3))) == 3
     assert torch.equal(generator.get_state(), other.get_state())
+    many = list(minibatches(short, 1, whole_rows=False, generator=other, due=6 * 3))
+    assert len(many) == 18 and all(part.reward.numel() == 1 for part in many)
 
 
 def shortened(batch: Batch, steps: int) -> Batch:
@@ -227,29 +233,113 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
         runner.close()
 
 
+@pytest.mark.parametrize(
+    ("advantage", "core"), [("gae", "none"), ("vtrace", "none"), ("vtrace", "gru")]
+)
+def test_ranks_with_rollouts_of_other_lengths_learn_what_one_with_all_of_them_learns(
+    advantage: str, core: str
+) -> None:
+    """20 updates. The rows of one rank end after 3 to 7 steps, those of the other are complete; a
+    third of them was due."""
+    model = averaging.model_of(core)
+    chosen = averaging.config(advantage=advantage, model=model)
+    whole, cut, complete = [], [], []
+    for number, batch in enumerate(averaging.batches(core)):
+        batch, steps = _copy(batch), 3 + number % 5
+        batch.version[steps:, :4] = NOT_TAKEN
+        for flags in (batch.valid, batch.terminated, batch.truncated):
+            flags[steps:, :4] = False
+        batch.obs["obs"][steps + 1 :, :4] = batch.obs["obs"][steps, :4]
+        batch.first[steps + 1 :, :4] = batch.first[steps, :4]
+        batch.reward[steps:, :4] = 0.0
+        whole.append(batch)
+        part = averaging.rows(batch, 0, 4)
+        # The bootstrap of GAE is the learner's value after the batch's last step; before it, the
+        # sampler's, which these old rollouts have of other weights.
+        cut.append(shortened(part, steps) if advantage == "vtrace" else part)
+        complete.append(averaging.rows(batch, 4, 8))
+    state, _ = averaging.learned(averaging.learner_of(chosen), whole)
+
+    def work(group: RankGroup) -> averaging.Learned:
+        learner = averaging.learner_of(chosen, OverRanks(group), batch_size=4 * 5)
+        return averaging.learned(learner, (cut, complete)[group.rank])
+
+    found = on_ranks(2, work)
+    assert torch.equal(*(tensors["rng/minibatches"] for tensors, _ in found))
+    del state["rng/minibatches"]
+    for tensors, _ in found:
+        for name, expected in state.items():
+            torch.testing.assert_close(tensors[name], expected, atol=1e-5, rtol=1e-5)
+
+
 def test_preemption_waits_for_enough_ranks_and_enough_steps() -> None:
     board = RolloutBoard(5)
     last = Preemption(board, 4, 5, rollout=16, sync_fraction=0.6, min_rollout_fraction=0.25)
     ranks = [Preemption(board, rank, 5, 16, 0.6, 0.25) for rank in range(4)]
     for rank in ranks[:2]:
-        rank.finish()
+        assert not rank.finish()
     assert not last.ends(15)
     ranks[2].finish()
-    assert last.ends(4) and not last.ends(3) and last.missing() == [3, 4]
-    last.finish()
+    assert not last.ends(3) and last.ends(4) and last.missing() == [3, 4]
+    assert last.finish(), "it was cut short"
     last.iteration = 2
+    last.begin()
     assert not last.ends(15) and last.missing() == [0, 1, 2, 3, 4], "another iteration, anew"
+    assert not last.finish()
 
 
 def test_an_early_rank_goes_on_until_enough_are_there() -> None:
-    """... and is not said to have been cut short."""
+    """... and is not said to have been cut short. Until then it may be the one that is missed."""
     board = RolloutBoard(3)
     early, other, late = (Preemption(board, rank, 3, 16, 0.6, 0.25) for rank in range(3))
-    assert not early.ends(16) and early.missing() == [1, 2], "the others know that it has its steps"
-    assert not early.ends(17) and not late.ends(15)
-    assert other.ends(16) and early.ends(18) and late.ends(9)
-    assert [rank.take_short() for rank in (early, other, late)] == [0, 0, 1]
-    assert late.take_short() == 0, "it is counted once"
+    assert not early.ends(16) and not early.ends(17) and not late.ends(15)
+    assert other.ends(16) and late.missing() == [0, 1, 2]
+    assert early.ends(18) and late.ends(9)
+    assert [rank.finish() for rank in (early, other, late)] == [False, False, True]
+    assert late.missing() == []
+
+
+def test_rollouts_that_begin_anew_after_a_loss_are_not_taken_for_complete() -> None:
+    """Whoever had its steps, and whoever is replaced, samples again."""
+    board = RolloutBoard(2)
+    here, lost = (Preemption(board, rank, 2, 16, 1.0, 0.25) for rank in range(2))
+    for rank in (here, lost):
+        rank.iteration = 3
+        rank.begin()
+    assert not lost.ends(16) and here.ends(16)
+    here.finish()
+    successor = Preemption(board, 1, 2, 16, 1.0, 0.25)
+    successor.iteration = 3
+    for rank in (here, successor):
+        rank.begin()
+    assert not here.ends(16) and not successor.ends(8) and here.missing() == [0, 1]
+    assert successor.ends(16)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3])
+def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
+    graph, _ = build(config(num_splits=splits))
+    actor, slots = graph.nodes[0].worker, graph.exchange.slots
+    assert isinstance(actor, ActorWorker)
+    asked: list[int] = []
+
+    def ends(t: int) -> bool:
+        asked.append(t)
+        return t >= 5
+
+    actor._ends_early = ends
+    actor.start()
+    lengths: list[int] = []
+    try:
+        while len(lengths) < 4 * splits:
+            actor.step()
+            while (slot := graph.exchange.take_ready()) is not None:
+                lengths.append(length(slots, slot))
+                graph.exchange.give_back(slot)
+    finally:
+        actor.close()
+    assert lengths == [5] * 4 * splits
+    assert asked[:6] == [1, 2, 3, 4, 5, 0], "once for each round of steps"
 
 
 class UnevenRanksEnv(CodeEnv):

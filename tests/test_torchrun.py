@@ -256,18 +256,18 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_board_in_the_store_says_who_has_finished(port: int) -> None:
+def test_the_board_in_the_store_says_how_far_everybody_is(port: int) -> None:
     def store() -> Any:
         return PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
 
     boards = [StoreBoard(store(), rank, 2) for rank in range(2)]
     try:
-        assert boards[0].missing(1) == [0, 1] and boards[0].finished(1) == 0
-        boards[1].finish(1, 3)
-        until(lambda: boards[0].finished(3) == 1)
-        assert boards[0].finished(4) == 0 and boards[0].missing(3) == [0]
-        boards[0].finish(0, 3)
-        until(lambda: boards[1].finished(3) == 2)
+        assert boards[0].missing(1) == [0, 1] and boards[0].reached(1) == 0
+        boards[1].mark(1, 3)
+        until(lambda: boards[0].reached(3) == 1)
+        assert boards[0].reached(4) == 0 and boards[0].missing(3) == [0]
+        boards[0].mark(0, 3)
+        until(lambda: boards[1].reached(3) == 2)
         assert boards[1].missing(3) == []
     finally:
         for board in boards:
@@ -281,8 +281,8 @@ def test_a_board_whose_store_has_gone_holds_nobody_up() -> None:
         assert board.missing(1) == [0]
         del server
         until(lambda: board.missing(1) is None)
-        board.finish(0, 1)
-        assert board.finished(1) == 1
+        board.mark(0, 1)
+        assert board.reached(1) == 1
     finally:
         board.close()
 

@@ -6,7 +6,8 @@ from env e with the probability n_e / sum(n), where with equal shares it would b
 importance weight of its steps is m / n_e, m = sum(n) / envs being the equal share, truncated at 1
 (the steps of a slow env are few: weights above 1 would only add variance). Together an env's steps
 thus count for at most m, however many they are. In a complete round m is the rollout T, as the
-paper has it; where rounds are cut short, it is less.
+paper has it; where rounds are cut short, it is less, and where they go on for ranks that are late,
+more.
 
 Means are divided by the sum of the weights. (The paper's own code divides by the number of steps,
 which makes gradients the smaller, the more uneven the envs are.)
@@ -43,12 +44,12 @@ def parts(
     positions in the flattened [T * B], or, with ``whole_rows``, columns.
 
     Ranks wait for each other at every part, so none may have fewer, and none is empty: where there
-    are not enough, those that count for nothing are dealt out as well.
+    are not enough, those that count for nothing are dealt out as well, and at last some twice.
     """
     wanted = taken.any(0) if whole_rows else taken.flatten()
     found = wanted.nonzero().squeeze(1)
     if len(found) < count:
-        found = torch.arange(len(wanted), device=taken.device)
+        found = torch.arange(max(count, len(wanted)), device=taken.device) % len(wanted)
     # Ranks compare their generators: each draws as much, however many steps it shuffles.
     seed = int(torch.randint(2**62, (), generator=generator))
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from sampleforge.benchmark.stages import Stage
 from sampleforge.runtime.processes import available_cores
@@ -53,6 +54,14 @@ class Setting:
     cores: int
     ranks: bool = False
     sync_fraction: float = 1.0
+
+    @property
+    def waits_for_more(self) -> bool:
+        """Whether ranks would wait for fewer others with half the ``sync_fraction``."""
+        wait_for = [
+            ceil(f * self.num_workers) for f in (self.sync_fraction, self.sync_fraction / 2)
+        ]
+        return self.ranks and wait_for[0] > wait_for[1]
 
     @classmethod
     def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> Setting:
@@ -165,7 +174,7 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
         ],
         "bookkeeping": [(True, more_envs), (inline and setting.num_splits > 1, "--num-splits 1")],
         "hand-over": [
-            (setting.ranks, f"--sync-fraction {setting.sync_fraction / 2:g}"),
+            (setting.waits_for_more, f"--sync-fraction {setting.sync_fraction / 2:g}"),
             (setting.num_splits == 1 and not setting.ranks, "--num-splits 2"),
             (to_inline, "--inference inline"),
             (True, more_envs),

@@ -71,7 +71,7 @@ class BatchBuilder:
             page_lock(slots.arrays.buffer)
         self._wanted = slots_per_batch
         self._filled = 0
-        self._longest = 0
+        self._longest = 1
         self._complete = False
         # [T, slots, rows, ...]; those once per rollout: [slots, rows, ...]
         self._buffers: dict[str, torch.Tensor] = {}
@@ -99,7 +99,7 @@ class BatchBuilder:
 
     def clear(self) -> None:
         """Forget the slots that are in."""
-        self._filled, self._longest, self._complete = 0, 0, False
+        self._filled, self._longest, self._complete = 0, 1, False
 
     def take(self) -> Batch:
         """The complete batch; valid until the next `add`."""

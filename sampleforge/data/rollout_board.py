@@ -1,4 +1,4 @@
-"""Who has finished sampling: what ranks of one machine tell each other without waiting."""
+"""How far everybody is with sampling: what ranks of one machine tell each other without waiting."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from sampleforge.data.shared import SharedArrays
 
 
 class Board(Protocol):
-    """Who has finished sampling, asked without waiting."""
+    """A mark for every rank, which only that rank moves; read without waiting. What the marks mean
+    is for those to say who use it: see `sampleforge.workers.preemption`."""
 
-    def finish(self, rank: int, iteration: int) -> None: ...
+    def mark(self, rank: int, mark: int) -> None: ...
 
-    def finished(self, iteration: int) -> int: ...
+    def reached(self, mark: int) -> int:
+        """How many ranks are known to have come so far."""
 
-    def missing(self, iteration: int) -> list[int] | None:
-        """None if that cannot be known now."""
+    def missing(self, mark: int) -> list[int] | None:
+        """The ranks that have not; None if that cannot be known now."""
 
 
 class RolloutBoard:
-    """For every rank the number of its latest iteration whose rollouts are complete, from 1.
-
-    In shared memory, a cache line and a single writer per rank. Keyed by the iteration, so that a
-    rank which is ahead is never taken for one of an earlier or later round.
-    """
+    """In shared memory, a cache line and a single writer per rank. All marks are 0 at first."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._arrays = SharedArrays({"finished": ((ranks, 8), "int64")})
+        self._arrays = SharedArrays({"marks": ((ranks, 8), "int64")})
 
-    def finish(self, rank: int, iteration: int) -> None:
-        self._arrays["finished"][rank, 0] = iteration
+    def mark(self, rank: int, mark: int) -> None:
+        self._arrays["marks"][rank, 0] = mark
 
-    def finished(self, iteration: int) -> int:
-        """How many ranks have complete rollouts of this iteration."""
-        return int((self._arrays["finished"][:, 0] >= iteration).sum())
+    def reached(self, mark: int) -> int:
+        return int((self._arrays["marks"][:, 0] >= mark).sum())
 
-    def missing(self, iteration: int) -> list[int]:
-        """The ranks that have not."""
-        finished = self._arrays["finished"][:, 0] >= iteration
-        return [rank for rank in range(self._ranks) if not finished[rank]]
+    def missing(self, mark: int) -> list[int]:
+        reached = self._arrays["marks"][:, 0] >= mark
+        return [rank for rank in range(self._ranks) if not reached[rank]]

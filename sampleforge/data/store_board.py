@@ -1,4 +1,4 @@
-"""The board of finished rollouts for ranks without common memory: it hangs in their store."""
+"""The board of marks for ranks without common memory: it hangs in their store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoreBoard:
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self._store = store
         self._rank = rank
-        self._keys = [f"finished/{other}" for other in range(ranks)]
+        self._keys = [f"mark/{other}" for other in range(ranks)]
         self._latest = np.zeros(ranks, np.int64)
         self._told = 0
         self._wanted = threading.Event()
@@ -38,17 +38,17 @@ class StoreBoard:
         self._thread = threading.Thread(target=self._talk, name="rollout board", daemon=True)
         self._thread.start()
 
-    def finish(self, rank: int, iteration: int) -> None:
+    def mark(self, rank: int, mark: int) -> None:
         assert rank == self._rank, "everybody for himself"
-        self._latest[rank] = iteration
+        self._latest[rank] = mark
         self._wanted.set()
 
-    def finished(self, iteration: int) -> int:
-        """How many ranks are known to have complete rollouts of this iteration."""
+    def reached(self, mark: int) -> int:
+        """How many ranks are known to have come so far."""
         self._wanted.set()
-        return int((self._latest >= iteration).sum())
+        return int((self._latest >= mark).sum())
 
-    def missing(self, iteration: int) -> list[int] | None:
+    def missing(self, mark: int) -> list[int] | None:
         """The ranks that have not, or None if the store does not answer."""
         give_up_at = monotonic() + FRESH
         with self._looked:
@@ -59,7 +59,7 @@ class StoreBoard:
                     return None
         if self._problem:
             return None
-        return [rank for rank, latest in enumerate(self._latest.tolist()) if latest < iteration]
+        return [rank for rank, latest in enumerate(self._latest.tolist()) if latest < mark]
 
     def close(self) -> None:
         """End the thread, unless it hangs in a store that is cut off."""

@@ -99,7 +99,8 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
     )
-    check_memory(plan)
+    flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
+    check_memory(plan, shape, flags)
     check_minibatch(config, plan)
     check_lag(config, plan)
     return plan

@@ -117,7 +117,7 @@ COUNTERS = (
     "restarts",  # of environments that raised, and of this worker
     "split_steps",
     "rollouts",
-    "preempted",  # of rollouts, cut short
+    "preempted",  # of rounds of rollouts, cut short
     "rollout_s",  # seconds of a rank from an update to its next complete rollouts
     "step_s",  # seconds of an actor in its loop, waiting left out
     "env_s",  # ... in the environments

@@ -82,7 +82,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
         learner_threads=config.learner_threads or cores,
         slot_bytes=shape.nbytes(slots),
     )
-    check_memory(plan)
+    flags = "--num-envs-per-worker, --rollout, --num-workers or --num-batches-to-accumulate"
+    check_memory(plan, shape, flags)
     check_minibatch(config, plan)
     return plan
 
@@ -216,15 +217,14 @@ def _slots(
     return math.ceil(total / sampler.num_workers) * sampler.num_workers
 
 
-def check_memory(plan: Plan) -> None:
-    """Raises ConfigError if the slots do not fit into shared memory."""
+def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
+    """Raises ConfigError, with ``flags`` to lower, if the slots do not fit into shared memory."""
     free = shared_memory_free()
     if free is not None and plan.slot_bytes > 0.9 * free:
         raise ConfigError(
             f"the trajectory slots need {human_bytes(plan.slot_bytes)} of shared memory "
-            f"({plan.slots} slots of {plan.rows} rows x {plan.rollout} steps), but only "
-            f"{human_bytes(free)} are free; lower --num-envs-per-worker, --rollout, --num-workers "
-            "or --num-batches-to-accumulate, or give the machine more (/dev/shm)"
+            f"({plan.slots} slots of {shape.rows} rows x {shape.rollout} steps), but only "
+            f"{human_bytes(free)} are free; lower {flags}, or give the machine more (/dev/shm)"
         )
 
 

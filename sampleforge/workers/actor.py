@@ -30,10 +30,13 @@ class Split:
     ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
     with: the slot that held it belongs to the learner by then. Leaves that the slots keep as single
     frames are written there at every step. ``overlap``: what else it begins with, where sequences
-    are drawn. ``rollouts``: how many it has begun.
+    are drawn. ``before``: the recurrent state that it last asked with. ``rollouts``: how many it
+    has begun.
     """
 
-    def __init__(self, index: int, env: EnvVector, overlap: Overlap | None) -> None:
+    def __init__(
+        self, index: int, env: EnvVector, overlap: Overlap | None, state_size: int
+    ) -> None:
         self.index = index
         self.env = env
         self.overlap = overlap
@@ -48,6 +51,7 @@ class Split:
             for name, leaf in env.spec.observations.items()
         }
         self.carry_first = np.ones(env.num_rows, np.bool_)
+        self.before = np.zeros((env.num_rows, state_size), np.float32)
 
 
 def never(t: int) -> bool:
@@ -93,7 +97,7 @@ class ActorWorker(Woken):
         slots = self._exchange.slots
         for index, make in enumerate(self._make_envs):
             overlap = Overlap(slots) if slots.shape.sequences else None
-            self._splits.append(Split(index, make(), overlap))
+            self._splits.append(Split(index, make(), overlap, slots.shape.state_size))
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()
@@ -105,6 +109,7 @@ class ActorWorker(Woken):
         """Move every split as far as it goes without waiting for anybody else."""
         started = perf_counter()
         self._count["heartbeat"][0] = self.alive_at()
+        self._ending = self._is_ending()
         moved = any([self._advance(split) for split in self._splits])
         self._count["step_s"] += perf_counter() - started
         return moved
@@ -123,6 +128,12 @@ class ActorWorker(Woken):
         an actor that waits for them."""
         return time()
 
+    def _is_ending(self) -> bool:
+        """Whether rollouts end with the steps that they have, or that are under way: asked before
+        each round of steps, so that all of them have as many."""
+        under_way = [split.t for split in self._splits if split.slot is not None]
+        return bool(under_way) and self._ends_early(min(under_way))
+
     def _advance(self, split: Split) -> bool:
         moved = False
         if split.stepping and split.env.spec.asynchronous:
@@ -133,6 +144,8 @@ class ActorWorker(Woken):
             moved = self._begin(split)
         waits = split.slot is not None and not (split.stepping or split.valuing)
         if waits and self._inference.is_answered(split.index):
+            if self._ending and split.t:
+                return self._end_early(split)
             moved = self._act(split)
             if not split.env.spec.asynchronous:
                 self._collect(split)
@@ -169,6 +182,7 @@ class ActorWorker(Woken):
         started = perf_counter()
         if split.overlap is not None:
             split.overlap.keep_state(split.slot, split.t, self._inference.state[split.index])
+        split.before[...] = self._inference.state[split.index]
         self._inference.ask(split.index, split.slot, split.t)
         self._count["infer_s"] += perf_counter() - started
 
@@ -239,10 +253,8 @@ class ActorWorker(Woken):
         slots, slot = self._exchange.slots, split.slot
         assert slot is not None
         if split.t < slots.shape.rollout:
-            if not self._ends_early(min(split.t for split in self._splits)):
-                self._ask(split)
-                return True
-            self._end_early(split)
+            self._ask(split)
+            return True
         self._hand_over(split)
         self._begin(split)
         return True
@@ -260,12 +272,13 @@ class ActorWorker(Woken):
         self._count["rollouts"] += 1
         split.slot = None
 
-    def _end_early(self, split: Split) -> None:
-        """End the rollout before step t, whose value the learner bootstraps from. The recurrent
-        state stays that of before: the next rollout begins with the same observation. Only where
-        inference answers at once."""
-        assert split.slot is not None and self._inference.is_answered(split.index)
-        state = self._inference.state[split.index].copy()
-        self._ask(split)
-        self._inference.state[split.index] = state
+    def _end_early(self, split: Split) -> bool:
+        """End the rollout before step t, of which the policy has said everything: the learner
+        bootstraps from its value. The next rollout begins with the same observation, and asks again
+        with the same recurrent state."""
+        assert split.slot is not None
+        self._inference.state[split.index] = split.before
         end_rollout(self._exchange.slots, split.slot, split.t)
+        self._hand_over(split)
+        self._begin(split)
+        return True

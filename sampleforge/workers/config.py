@@ -24,15 +24,15 @@ class RanksConfig(Checked):
     min_rollout_fraction: float = 0.25
     """... but not before this part of --rollout."""
     max_rollout_fraction: float = 1.5
-    """Until then a rank that is early goes on sampling, up to so many times --rollout, rather than
-    wait (1: it waits)."""
+    """Until enough others have theirs a rank that is early goes on sampling, up to so many times
+    --rollout, rather than wait (1: it waits)."""
     keep_driver_weights_in_sync: bool = True
     """The driver has rank 0's weights after every update, for evaluation during training. They are
     in shared memory anyway and it costs nothing, so that it cannot be switched off."""
     variable_experience: bool = False
-    """The env rows of a rank step independently of each other, in threads, and share num_envs x
-    rollout steps per update: fast ones give more of them (VER, arXiv 2210.05064). Each split is one
-    env row then, unless num_splits says otherwise."""
+    """The env rows of a rank step independently of each other, in threads, and share the steps of
+    an update (num_envs x rollout, more or fewer as above): fast ones give more of them (VER, arXiv
+    2210.05064). Each split is one env row then, unless num_splits says otherwise."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,19 +13,15 @@ from sampleforge.workers.inference import InlineInference
 
 class GatheredInference(InlineInference):
     """Collects what is asked until `answer`: one forward pass for all, however many they are.
-
-    ``before`` float32 [splits, rows, S] is the recurrent state that each split last asked with.
     The slots keep observations whole, as all but a replay's do.
     """
 
     def start(self) -> None:
         super().start()
         self._asked: dict[int, tuple[int, int]] = {}
-        self.before = self.state.copy()
 
     def ask(self, split: int, slot: int, t: int) -> None:
         self._asked[split] = slot, t
-        self.before[split] = self.state[split]
 
     def is_answered(self, split: int) -> bool:
         return split not in self._asked

@@ -12,9 +12,11 @@ class Preemption:
     theirs, of ``rollout`` steps, and t is at least ``min_rollout_fraction`` of those.
 
     A rank that is early goes on sampling until then, where its slots have room for it: the paper
-    lets it wait, and of equal ranks with uneven steps up to half of the waiting is that.
+    lets it wait, and of equal ranks with uneven steps half of the waiting is that.
 
-    ``iteration`` counts rounds of rollouts and an update, from 1.
+    ``iteration`` counts rounds of rollouts and an update, from 1. In each a rank's mark on the
+    board is moved twice: when it has its steps, and when it samples no more. Keyed by the
+    iteration, so that a rank which is ahead is never taken for one of another round.
     """
 
     def __init__(
@@ -31,29 +33,33 @@ class Preemption:
         self._enough = math.ceil(sync_fraction * ranks - 1e-9)
         self._rollout = rollout
         self._least = max(1, math.ceil(min_rollout_fraction * rollout - 1e-9))
-        self._told = 0
-        self._short = 0
+        self._has_steps = self._cut_short = False
         self.iteration = 1
 
+    def begin(self) -> None:
+        """The rollouts of ``iteration`` begin: for the first time, or anew after a loss."""
+        self._has_steps = self._cut_short = False
+        self._board.mark(self._rank, self._done - 2)
+
     def ends(self, t: int) -> bool:
-        """Whether a rollout ends here, if all of this rank have ``t`` steps."""
-        if t >= self._rollout:
-            self.finish()
-        ends = t >= self._least and self._board.finished(self.iteration) >= self._enough
-        self._short += ends and t < self._rollout
+        """Whether the rollouts end here, all of which have ``t`` steps or more."""
+        if t >= self._rollout and not self._has_steps:
+            self._has_steps = True
+            self._board.mark(self._rank, self._done - 1)
+        ends = t >= self._least and self._board.reached(self._done - 1) >= self._enough
+        self._cut_short |= ends and t < self._rollout
         return ends
 
-    def finish(self) -> None:
-        """This rank's rollouts are complete, or need not be."""
-        if self._told < self.iteration:
-            self._told = self.iteration
-            self._board.finish(self._rank, self.iteration)
-
-    def take_short(self) -> int:
-        """How many rollouts were cut short since the last time."""
-        short, self._short = self._short, 0
-        return short
+    def finish(self) -> bool:
+        """This rank samples no more. Whether its rollouts were cut short."""
+        self._board.mark(self._rank, self._done)
+        return self._cut_short
 
     def missing(self) -> list[int] | None:
-        """The ranks whose rollouts are not; None if that cannot be known now."""
-        return self._board.missing(self.iteration)
+        """The ranks that still sample; None if that cannot be known now."""
+        return self._board.missing(self._done)
+
+    @property
+    def _done(self) -> int:
+        """The mark of a rank that samples no more."""
+        return 2 * self.iteration

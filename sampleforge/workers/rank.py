@@ -187,13 +187,13 @@ class RankWorker:
         self._begin_iteration()
 
     def _begin_iteration(self) -> None:
+        self._preemption.begin()
         self._sampling = True
         self._began = perf_counter()
 
     def _finish_rollouts(self) -> None:
         """All rollouts are complete: the update may begin, and others need not wait."""
-        self._preemption.finish()
-        self._count["preempted"] += self._preemption.take_short()
+        self._count["preempted"] += self._preemption.finish()
         self._sampling = False
         self._count["rollout_s"] += perf_counter() - self._began
 

@@ -1,4 +1,4 @@
-"""An actor whose splits step independently of each other and share a fixed number of steps: the
+"""An actor whose splits step independently of each other and share a number of steps: the
 sampling of variable experience rollout (Wijmans et al. 2022, arXiv 2210.05064)."""
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class VariableActor(ActorWorker):
             if t < slots.shape.rollout:
                 if split.stepping:
                     self._under_way[split.index] = self._action_at(slot, t)
-                self._inference.state[split.index] = self._inference.before[split.index]
+                self._inference.state[split.index] = split.before
                 end_rollout(slots, slot, t)
             slots.ends_batch[slot] = split is is_open[-1]
             self._hand_over(split)
