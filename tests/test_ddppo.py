@@ -32,6 +32,7 @@ from tests.harness import spec_of
 from tests.rank_threads import on_ranks
 from tests.test_averaging import batches, learner_of
 from tests.test_averaging import config as learner_config
+from tests.test_resume import newest
 
 SMALL = ModelConfig(hidden_sizes=(8,))
 
@@ -72,6 +73,22 @@ def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
     assert again.summary["env_steps"] >= 2000
     assert again.summary["updates"] > summary["updates"]
     assert load_policy(folder).act([0.0, 0.0, 0.0, 0.0])[0] in range(3)
+
+
+@pytest.mark.multiprocess
+def test_ranks_that_wait_for_each_other_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    """Not on time, of which rank 0 needs much more in the second run."""
+    found = []
+    for number, env in enumerate(
+        ("tests.fakes.envs:CodeEnv", "tests.test_preemption:StragglerEnv")
+    ):
+        folder = tmp_path / str(number)
+        waiting = {"sync_fraction": 1.0, "max_rollout_fraction": 1.0, "lr_schedule": "linear"}
+        train(config(env=env, train_for_env_steps=500, run_dir=str(folder), **waiting))
+        found.append(newest(folder))
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][name]), name
 
 
 def updates_of_one_step(**kwargs: Any) -> DdppoConfig:

@@ -53,7 +53,7 @@ from sampleforge.workers.gathered import GatheredInference
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
-from sampleforge.workers.progress import Progress
+from sampleforge.workers.progress import AgreedProgress, Progress
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement, StopFlag
@@ -186,7 +186,7 @@ def ddppo(
         learner=nodes[0],
         edges=edges(ranks),
         notes=notes(plan, spec, why),
-        progress=progress,
+        progress=AgreedProgress(**vars(progress), ranks=tuple(range(ranks))),
         counters=counters,
         episodes=episodes,
         exchange=exchanges[0],

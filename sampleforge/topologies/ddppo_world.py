@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
@@ -30,20 +29,8 @@ from sampleforge.topologies.parts import Start
 from sampleforge.topologies.plan import Plan
 from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.learner import Save
-from sampleforge.workers.progress import Progress
-from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.progress import AgreedProgress, Progress
 from sampleforge.workers.worker import StopFlag
-
-
-@dataclasses.dataclass(frozen=True)
-class AgreedProgress(Progress):
-    """Done when all ranks have agreed on it: none may leave while another waits for it."""
-
-    agreed: Callable[[], bool] = lambda: False
-
-    @property
-    def done(self) -> bool:
-        return self.agreed()
 
 
 def check_world(config: AnyConfig, world: World) -> DdppoConfig:
@@ -122,11 +109,9 @@ def ddppo_world(
     )
     if world.attempt and world.rank == 0:
         counters.row(0)["restarts"] += 1
-    rank = node.worker
-    assert isinstance(rank, RankWorker)
     placement = rank_placement(config, plan, world.local_rank)
     node = dataclasses.replace(node, placement=placement)
-    agreed = AgreedProgress(**vars(progress), agreed=lambda: rank.ended)
+    agreed = AgreedProgress(**vars(progress), ranks=(world.rank,))
     return Graph(
         name="ddppo",
         nodes=(node,),

@@ -18,7 +18,6 @@ from sampleforge.topologies.parts import Start
 from sampleforge.topologies.registry import NewModel
 from sampleforge.workers.evaluator import EvaluatorWorker
 from sampleforge.workers.playing import evaluation_envs, evaluation_seed
-from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Placement, StopFlag, Worker
 
 NICER = 5
@@ -36,7 +35,7 @@ def with_evaluator(graph: Graph, config: AnyConfig, new_model: NewModel, start: 
         partial(evaluation_envs, config, episodes, seed),
         new_model,
         graph.weights,
-        _as_others_see_it(graph.progress),
+        graph.progress,
         results,
         wakeup,
         counters,
@@ -54,11 +53,6 @@ def with_evaluator(graph: Graph, config: AnyConfig, new_model: NewModel, start: 
         Edge("evaluator", "driver", f"returns of {episodes} episodes with frozen weights"),
     )
     return dataclasses.replace(graph, edges=graph.edges + edges, evaluator=evaluator)
-
-
-def _as_others_see_it(progress: Progress) -> Progress:
-    """Without what a rank of torchrun adds, which only its own process can know."""
-    return Progress(**{f.name: getattr(progress, f.name) for f in dataclasses.fields(Progress)})
 
 
 def alone(graph: Graph) -> Graph:

@@ -118,6 +118,7 @@ COUNTERS = (
     "split_steps",
     "rollouts",
     "preempted",  # of rounds of rollouts, cut short
+    "ended",  # 1 for a rank that has ended, after the same update as all others
     "rollout_s",  # seconds of a rank from an update to its next complete rollouts
     "step_s",  # seconds of an actor in its loop, waiting left out
     "env_s",  # ... in the environments

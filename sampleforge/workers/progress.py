@@ -43,3 +43,15 @@ class Progress:
     @property
     def done(self) -> bool:
         return self.fraction >= 1.0
+
+
+@dataclass(frozen=True)
+class AgreedProgress(Progress):
+    """Done when ``ranks`` say that all have agreed on it: they end together, after an update, so
+    that nothing that was sampled is lost and none leaves while another waits for it."""
+
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        return bool(self.counters.column("ended")[list(self.ranks)].all())

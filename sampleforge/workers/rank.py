@@ -94,7 +94,7 @@ class RankWorker:
         self._worker = self._new_learner_worker(lambda: self._learner)
         self._worker.start()
         self._take_over()
-        self._ended = False
+        self._end(False)
         self._begin_iteration()
 
     def step(self) -> bool:
@@ -138,6 +138,10 @@ class RankWorker:
         answer = self._worker.handle(request)
         return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
 
+    def _end(self, ended: bool) -> None:
+        self._ended = ended
+        self._count["ended"][0] = ended
+
     def _of_each_rank(self) -> dict[str, float]:
         """What every rank has done since the run began."""
         names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
@@ -154,7 +158,7 @@ class RankWorker:
         give_up_at = perf_counter() + self._replaced_within
         while self._regrouping.generation == self._generation and perf_counter() < give_up_at:
             if self._stop.is_set():
-                self._ended = True
+                self._end(True)
                 return True
             sleep(0.02)
         return self._regrouping.generation != self._generation
@@ -213,7 +217,7 @@ class RankWorker:
         self._preemption.iteration += 1
         if self._accounts is not None:
             self._accounts.exchange(self._group)
-        self._ended = bool(self._group.gather(torch.tensor([float(self._progress.done)])).any())
+        self._end(bool(self._group.gather(torch.tensor([float(self._progress.done)])).any()))
         if self._debug:
             check_agreement(self._learner, self._group)
             self._count["checksums_compared"] += self._index == 0  # by all together: one counts
