@@ -22,7 +22,7 @@ from tests.test_short_rollouts import config
 class StragglerEnv(CodeEnv):
     """CodeEnv whose steps take 3 ms, in rank 0 ``factor`` times as long."""
 
-    def __init__(self, factor: int = 8) -> None:
+    def __init__(self, factor: float = 8) -> None:
         import setproctitle
 
         slow = setproctitle.getproctitle().endswith("rank 0")
@@ -99,23 +99,14 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
     assert asked[:6] == [1, 2, 3, 4, 5, 0], "once for each round of steps"
 
 
-class UnevenRanksEnv(CodeEnv):
-    """CodeEnv whose steps take 3 ms, in rank 0 1.3 times as long."""
-
-    def __init__(self) -> None:
-        import setproctitle
-
-        slow = setproctitle.getproctitle().endswith("rank 0")
-        super().__init__(sleep=0.003 * (1.3 if slow else 1))
-
-
 @pytest.mark.multiprocess(timeout=180)
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_nobody_waits_for_a_rank_that_is_somewhat_slower(tmp_path: Path, core: str) -> None:
     """Two ranks, both of which must finish: the faster one gives more than --rollout steps."""
     model = ModelConfig(hidden_sizes=(8,), core=core, core_size=8)  # type: ignore[arg-type]
     chosen = DdppoConfig(
-        env="tests.test_preemption:UnevenRanksEnv",
+        env="tests.test_preemption:StragglerEnv",
+        env_kwargs={"factor": 1.3},
         device="cpu",
         num_ranks=2,
         num_envs_per_worker=2,
