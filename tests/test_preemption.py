@@ -49,11 +49,25 @@ def test_an_early_rank_goes_on_until_enough_are_there() -> None:
     """... and is not said to have been cut short. Until then it may be the one that is missed."""
     board = RolloutBoard(3)
     early, other, late = (Preemption(board, rank, 3, 16, 0.6, 0.25) for rank in range(3))
-    assert not early.ends(16) and not early.ends(17) and not late.ends(15)
+    assert not early.ends(16) and not early.ends(17) and not late.ends(14)
     assert other.ends(16) and late.missing() == [0, 1, 2]
     assert early.ends(18) and late.ends(9)
     assert [rank.finish() for rank in (early, other, late)] == [False, False, True]
     assert late.missing() == []
+
+
+def test_an_early_rank_begins_no_step_while_enough_others_are_in_their_last() -> None:
+    """They would wait for it. But none is cut short by those who are not there yet."""
+    board = RolloutBoard(3)
+    early, other, late = (Preemption(board, rank, 3, 16, 0.6, 0.25) for rank in range(3))
+    assert not early.ends(16) and not other.ends(14) and not early.ends(17)
+    assert not other.ends(15) and early.ends(18)
+    assert not early.finish()
+    assert not late.ends(9) and other.ends(16) and late.ends(9)
+    board = RolloutBoard(2)  # of a variable number, five of which are taken at once
+    early, other = (Preemption(board, rank, 2, 40, 1.0, 0.25, at_once=5) for rank in range(2))
+    assert not early.ends(40) and not other.ends(34) and not early.ends(41)
+    assert not other.ends(36) and early.ends(43) and other.ends(40)
 
 
 def test_rollouts_that_begin_anew_after_a_loss_are_not_taken_for_complete() -> None:

@@ -302,13 +302,15 @@ def wire_rank(
 
 
 def _preemption(config: DdppoConfig, plan: Plan, board: Board, meet: Rendezvous) -> Preemption:
+    at_once = plan.num_splits if config.variable_experience else 1
     return Preemption(
         board,
         meet.rank,
         meet.size,
-        plan.rollout * (plan.num_splits if config.variable_experience else 1),
+        plan.rollout * at_once,
         config.sync_fraction,
         config.min_rollout_fraction,
+        at_once,
     )
 
 

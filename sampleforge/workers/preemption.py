@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
+from enum import IntEnum
 
 from sampleforge.data.rollout_board import Board
+
+
+class Stage(IntEnum):
+    """How far a rank is in an iteration; with its number, the rank's mark on the board."""
+
+    SAMPLING = 0
+    LAST_STEP = 1
+    """The next steps are the last that were asked for."""
+    HAS_STEPS = 2
+    SAMPLES_NO_MORE = 3
 
 
 class Preemption:
     """Ends the rollouts of ``rank`` after ``t`` steps once ``sync_fraction`` of the ranks have
     theirs, of ``rollout`` steps, and t is at least ``min_rollout_fraction`` of those.
 
-    A rank that is early goes on sampling until then, where its slots have room for it: the paper
-    lets it wait, and of equal ranks with uneven steps half of the waiting is that.
+    A rank that is early goes on sampling, where its slots have room for it: the paper lets it wait,
+    and of equal ranks with uneven steps half of the waiting is that. But it begins no step when so
+    many others are in their last one: they would wait for it.
 
-    ``iteration`` counts rounds of rollouts and an update, from 1. In each a rank's mark on the
-    board is moved twice: when it has its steps, and when it samples no more. Keyed by the
-    iteration, so that a rank which is ahead is never taken for one of another round.
+    ``at_once`` of the steps are taken together. ``iteration`` counts rounds of rollouts and an
+    update, from 1; marks are keyed by it, so that a rank which is ahead is never taken for one of
+    another round.
     """
 
     def __init__(
@@ -27,39 +39,49 @@ class Preemption:
         rollout: int,
         sync_fraction: float,
         min_rollout_fraction: float,
+        at_once: int = 1,
     ) -> None:
         self._board = board
         self._rank = rank
         self._enough = math.ceil(sync_fraction * ranks - 1e-9)
         self._rollout = rollout
         self._least = max(1, math.ceil(min_rollout_fraction * rollout - 1e-9))
-        self._has_steps = self._cut_short = False
+        self._at_once = at_once
+        self._stage = Stage.SAMPLING
+        self._cut_short = False
         self.iteration = 1
 
     def begin(self) -> None:
         """The rollouts of ``iteration`` begin: for the first time, or anew after a loss."""
-        self._has_steps = self._cut_short = False
-        self._board.mark(self._rank, self._done - 2)
+        self._cut_short = False
+        self._enter(Stage.SAMPLING)
 
     def ends(self, t: int) -> bool:
         """Whether the rollouts end here, all of which have ``t`` steps or more."""
-        if t >= self._rollout and not self._has_steps:
-            self._has_steps = True
-            self._board.mark(self._rank, self._done - 1)
-        ends = t >= self._least and self._board.reached(self._done - 1) >= self._enough
-        self._cut_short |= ends and t < self._rollout
-        return ends
+        has_steps = t >= self._rollout
+        if t >= self._rollout - self._at_once and self._stage < Stage.HAS_STEPS:
+            self._enter(Stage.HAS_STEPS if has_steps else Stage.LAST_STEP)
+        if t < self._least or not self._reached(Stage.LAST_STEP if has_steps else Stage.HAS_STEPS):
+            return False
+        self._cut_short |= not has_steps
+        return True
 
     def finish(self) -> bool:
         """This rank samples no more. Whether its rollouts were cut short."""
-        self._board.mark(self._rank, self._done)
+        self._enter(Stage.SAMPLES_NO_MORE)
         return self._cut_short
 
     def missing(self) -> list[int] | None:
         """The ranks that still sample; None if that cannot be known now."""
-        return self._board.missing(self._done)
+        return self._board.missing(self._mark(Stage.SAMPLES_NO_MORE))
 
-    @property
-    def _done(self) -> int:
-        """The mark of a rank that samples no more."""
-        return 2 * self.iteration
+    def _reached(self, stage: Stage) -> bool:
+        """Whether enough ranks have."""
+        return self._board.reached(self._mark(stage)) >= self._enough
+
+    def _enter(self, stage: Stage) -> None:
+        self._stage = stage
+        self._board.mark(self._rank, self._mark(stage))
+
+    def _mark(self, stage: Stage) -> int:
+        return len(Stage) * self.iteration + stage
