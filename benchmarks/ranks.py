@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,16 +161,20 @@ def measure(ranks: int, seconds: float, rollout: int, way: str, **env_kwargs: An
             **WAYS[way],  # type: ignore[arg-type]
         )
         first: dict[str, float] | None = None
+        latest: dict[str, float] | None = None
         updates = 2.0
         # It says on standard output that it is finished, and where: of no interest here.
         with contextlib.redirect_stdout(io.StringIO()), Trainer(config) as trainer:
             for report in trainer:
-                if report["updates"] <= updates:  # of two ends, both are just after an update
-                    continue
-                report["cpu_s"] = processor_seconds()
-                first, updates = first or report, report["updates"]
-                if report["wall_s"] - first["wall_s"] >= seconds:
-                    return measured(first, report, ranks)
+                if latest is not None:  # the other ranks have counted that update as well by now
+                    latest |= {name: n for name, n in report.items() if name.startswith("rank")}
+                    first = first or latest
+                    if latest["wall_s"] - first["wall_s"] >= seconds:
+                        return measured(first, latest, ranks)
+                    latest = None
+                if report["updates"] > updates:  # of two ends, both are just after an update
+                    latest, updates = report, report["updates"]
+                    latest["cpu_s"] = processor_seconds()
     raise AssertionError("it is stopped by time only")
 
 
@@ -192,12 +196,14 @@ def scaling(
             for ranks in RANKS:
                 found = measure(ranks, seconds, rollout, way, sleep=step_ms / 1e3)
                 runs.setdefault((way, ranks), []).append(found)
-    return {way: {ranks: median(runs[way, ranks]) for ranks in RANKS} for way in ways}
+    return {
+        way: {ranks: median(runs[way, ranks], key=lambda run: run.rate) for ranks in RANKS}
+        for way in ways
+    }
 
 
-def median(runs: list[Measured]) -> Measured:
-    """The run with the median part lost."""
-    return sorted(runs, key=lambda run: run.lost)[len(runs) // 2]
+def median(runs: list[Measured], key: Callable[[Measured], float]) -> Measured:
+    return sorted(runs, key=key)[len(runs) // 2]
 
 
 def stragglers(
@@ -211,7 +217,10 @@ def stragglers(
             for way in WAYS:
                 found = measure(4, seconds, rollout, way, sleep=step_ms / 1e3, **kwargs)
                 runs.setdefault((case, way), []).append(found)
-    return {case: {way: median(runs[case, way]) for way in WAYS} for case in CASES}
+    return {
+        case: {way: median(runs[case, way], key=lambda run: run.lost) for way in WAYS}
+        for case in CASES
+    }
 
 
 def main() -> None:
