@@ -70,6 +70,19 @@ def test_an_early_rank_begins_no_step_while_enough_others_are_in_their_last() ->
     assert not other.ends(36) and early.ends(43) and other.ends(40)
 
 
+def test_nobody_goes_on_in_rounds_that_are_over_before_others_are_heard_of() -> None:
+    """Of a board that hangs in a store; what is late is cut short all the same."""
+    board = RolloutBoard(2)
+    here, there = (Preemption(board, rank, 2, 16, 0.5, 0.25) for rank in range(2))
+    for rank in (here, there):
+        rank.begin()
+    board.latency = 60.0
+    patient = Preemption(RolloutBoard(2), 0, 2, 16, 1.0, 0.25)
+    patient.begin()
+    assert not patient.ends(16), "memory has no latency"
+    assert not there.ends(15) and here.ends(16) and there.ends(15) and there.finish()
+
+
 def test_rollouts_that_begin_anew_after_a_loss_are_not_taken_for_complete() -> None:
     """Whoever had its steps, and whoever is replaced, samples again."""
     board = RolloutBoard(2)

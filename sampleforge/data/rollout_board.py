@@ -9,7 +9,10 @@ from sampleforge.data.shared import SharedArrays
 
 class Board(Protocol):
     """A mark for every rank, which only that rank moves; read without waiting. What the marks mean
-    is for those to say who use it: see `sampleforge.workers.preemption`."""
+    is for those to say who use it: see `sampleforge.workers.preemption`. ``latency``: seconds until
+    others know of it."""
+
+    latency: float
 
     def mark(self, rank: int, mark: int) -> None: ...
 
@@ -22,6 +25,8 @@ class Board(Protocol):
 
 class RolloutBoard:
     """In shared memory, a cache line and a single writer per rank. All marks are 0 at first."""
+
+    latency = 0.0
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

@@ -24,6 +24,8 @@ class StoreBoard:
     must not hold up a rank. What is not known does not pre-empt anybody.
     """
 
+    latency = INTERVAL
+
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self._store = store
         self._rank = rank

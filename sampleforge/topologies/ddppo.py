@@ -265,20 +265,13 @@ def wire_rank(
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
     parts = (episodes, wakeup, endless, rank)
     ends = preemption.ends if meet.size > 1 else never
-    steps = plan.num_splits * plan.rollout
-    actor = (
-        VariableActor(
-            0,
-            envs,
-            exchange,
-            GatheredInference(*policy),
-            *parts,
-            round_steps=with_room(config, steps, meet.size),
-            round_ends=ends,
-        )
-        if config.variable_experience
-        else ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
-    )
+    if config.variable_experience:
+        inference, steps = GatheredInference(*policy), plan.num_splits * plan.rollout
+        room = with_room(config, steps, meet.size)
+        variable = partial(VariableActor, round_steps=room, round_ends=ends)
+        actor: ActorWorker = variable(0, envs, exchange, inference, *parts)
+    else:
+        actor = ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
     worker = RankWorker(
         rank,
         meet.join,

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
+from time import perf_counter
 
 from sampleforge.data.rollout_board import Board
+
+STALE = 0.05
+"""Part of a round that a board's latency may be: in shorter ones nobody goes on after his steps,
+whom others, who have theirs as well, cannot tell so in time."""
 
 
 class Stage(IntEnum):
@@ -49,11 +54,13 @@ class Preemption:
         self._at_once = at_once
         self._stage = Stage.SAMPLING
         self._cut_short = False
+        self._began = 0.0
         self.iteration = 1
 
     def begin(self) -> None:
         """The rollouts of ``iteration`` begin: for the first time, or anew after a loss."""
         self._cut_short = False
+        self._began = perf_counter()
         self._enter(Stage.SAMPLING)
 
     def ends(self, t: int) -> bool:
@@ -61,6 +68,8 @@ class Preemption:
         has_steps = t >= self._rollout
         if t >= self._rollout - self._at_once and self._stage < Stage.HAS_STEPS:
             self._enter(Stage.HAS_STEPS if has_steps else Stage.LAST_STEP)
+        if has_steps and self._board.latency > STALE * (perf_counter() - self._began):
+            return True
         if t < self._least or not self._reached(Stage.LAST_STEP if has_steps else Stage.HAS_STEPS):
             return False
         self._cut_short |= not has_steps
