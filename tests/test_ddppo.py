@@ -91,6 +91,18 @@ def test_ranks_that_wait_for_each_other_depend_on_the_seed_alone(tmp_path: Path)
         assert torch.equal(tensor, found[1][name]), name
 
 
+@pytest.mark.multiprocess
+def test_a_run_that_has_reached_its_limit_learns_no_more_when_it_is_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    finished = config(train_for_env_steps=500, run_dir=str(folder))
+    first = train(finished).summary
+    before = newest(folder)
+    again = train(finished).summary
+    assert (again["env_steps"], again["updates"]) == (first["env_steps"], first["updates"])
+    after = newest(folder)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
 def updates_of_one_step(**kwargs: Any) -> DdppoConfig:
     """Three ranks whose every update is one gradient step, compared under --debug."""
     defaults = {"num_ranks": 3, "rollout": 8, "minibatch_size": None, "num_epochs": 1}

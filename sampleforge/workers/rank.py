@@ -94,7 +94,6 @@ class RankWorker:
         self._worker = self._new_learner_worker(lambda: self._learner)
         self._worker.start()
         self._take_over()
-        self._end(False)
         self._begin_iteration()
 
     def step(self) -> bool:
@@ -176,8 +175,9 @@ class RankWorker:
         """Every rank's state becomes that of the one with the most gradient steps. Each step was
         agreed on by all: it came after a complete sum of gradients."""
         assert self._group is not None
-        own = torch.tensor([self._learner.version, self._preemption.iteration])
-        versions, iterations = self._group.gather(own).T.tolist()
+        own = (self._learner.version, self._preemption.iteration, self._progress.done)
+        versions, iterations, done = self._group.gather(torch.tensor(own)).T.tolist()
+        self._end(any(done))  # as a run that is resumed where it has already reached its limit
         share_state(self._learner, self._group, source=versions.index(max(versions)))
         self._preemption.iteration = int(max(iterations))
         self._version = self._learner.version
