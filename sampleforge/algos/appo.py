@@ -27,12 +27,13 @@ class LossOutput:
 
     Where several ranks share a minibatch, all of these are means over this rank's rows alone, and
     ``weight`` (0 to 1) is the part of the minibatch's valid rows that they are, or of what these
-    count for.
+    count for. ``rows``: all of these, over the ranks; 0 where there is nothing to learn from.
     """
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
     weight: torch.Tensor
+    rows: torch.Tensor
 
 
 class AppoLoss:
@@ -129,7 +130,8 @@ class AppoLoss:
                 "target_square_mean": masked_mean(targets.square(), counts),
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
-        return LossOutput(loss, {name: m.detach() for name, m in metrics.items()}, weight)
+        detached = {name: m.detach() for name, m in metrics.items()}
+        return LossOutput(loss, detached, weight, whole.count)
 
     def _targets(
         self, experience: Experience, values: torch.Tensor, log_ratio: torch.Tensor

@@ -13,6 +13,7 @@ from sampleforge.algos.averaging import Alone, Averaging
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.data.batch import Batch
 from sampleforge.data.short_rollouts import NOT_TAKEN
 from sampleforge.models.actor_critic import ActorCritic
@@ -39,6 +40,7 @@ class Learner:
     """Model, optimiser, schedules and running statistics of one policy.
 
     ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
+    A minibatch without a valid row (on any rank) makes no step and no version.
     ``averaging`` joins it with the learners of the same policy in other processes (none: alone).
     They begin with one `state` and have one `state` after each update. ``batch_size``: the env
     steps of a batch, where it may have more or fewer; gradient steps are as many as these make.
@@ -83,7 +85,9 @@ class Learner:
         in size, for how many steps it has.)
 
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
-        gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
+        gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``,
+        a minibatch without a valid row in ``empty_minibatches``. Means are weighted by valid rows,
+        and 0 if there is none.
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
@@ -92,23 +96,44 @@ class Learner:
         experience = experience_of(batch, self._config, self.version, self._averaging.gather)
         counts = self._count(batch, experience)
         self.model.train()
+        adapts, change = self._config.lr_schedule == "kl_adaptive", None
         with autocast(self._device, self._precision):
+            if adapts:
+                change = UpdateKl(self.model, experience, self._generator)
             experience = self._loss.prepare(self.model, experience)
         per_step = [self._step(mb) for mb in self._minibatches(experience)]
-        means = {name: torch.stack([m[name] for m in per_step]).mean() for name in per_step[0]}
-        deviations = torch.stack([m["ratio_deviation"] for m in per_step])
-        deviations = self._averaging.gather(deviations).amax(0)
-        means["ratio_deviation"] = deviations.mean()
-        means["ratio_deviation_first"] = deviations[0]
-        skipped = torch.stack([m["skipped_steps"] for m in per_step]).sum()
-        metrics = to_floats({**means, "skipped_steps": skipped, **counts})
+        found = self._over_minibatches(per_step)
+        if change is not None:
+            with autocast(self._device, self._precision):
+                found["update_kl"] = change.measure(self.model, self._averaging.gather)
+        metrics = to_floats({**found, **counts})
+        steps = len(per_step) - int(metrics["empty_minibatches"])
+        self.version -= len(per_step) - steps
+        for name in ("policy_lag_mean", "policy_lag_max"):
+            in_batches = name.replace("lag", "lag_batches")
+            metrics[in_batches] = metrics[name] / len(per_step)
         self._update_statistics(batch, metrics)
-        if self._config.lr_schedule == "kl_adaptive":
+        if adapts and steps > metrics["skipped_steps"]:
             self._learning_rate = kl_adaptive(
-                self._learning_rate, metrics["approx_kl"], self._config.lr_target_kl
+                self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
             )
         metrics["learning_rate"] = self._learning_rate
         return metrics
+
+    def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The metrics of all steps together: means are weighted by the minibatches' valid rows."""
+        columns = {name: torch.stack([m[name] for m in per_step]) for name in per_step[0]}
+        rows, skipped = columns.pop("rows"), columns.pop("skipped_steps")
+        deviations = self._averaging.gather(columns["ratio_deviation"]).amax(0)
+        columns["ratio_deviation"] = deviations
+        weight = rows / torch.where(rows.sum() > 0, rows.sum(), 1.0)
+        means = {n: torch.where(rows > 0, c * weight, 0.0).sum() for n, c in columns.items()}
+        return {
+            **means,
+            "ratio_deviation_first": deviations[0],
+            "skipped_steps": skipped.sum(),
+            "empty_minibatches": (rows == 0).sum(),
+        }
 
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
         """Env steps that are valid, and stale, and their policy lag; over all ranks, but for
@@ -147,15 +172,17 @@ class Learner:
             )
 
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
-        """One gradient step; the device is never waited for."""
+        """One gradient step, or none; the device is never waited for. The version counts it here,
+        and `update` takes that back where the device has found no valid row."""
         with autocast(self._device, self._precision):
             output = self._loss(self.model, minibatch, self._averaging.gather)
         metrics = self._averaging.backward(output)
         limit = self._config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        skip = (~torch.isfinite(norm)).float()
+        empty = output.rows == 0
+        skip = (~torch.isfinite(norm) & ~empty).float()
         # The fused kernel skips the step on the device itself where this is 1 (see GradScaler).
-        self._optimiser.found_inf = skip  # type: ignore[attr-defined]
+        self._optimiser.found_inf = skip + empty.float()  # type: ignore[attr-defined]
         self._optimiser.grad_scale = None  # type: ignore[attr-defined]
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate
@@ -163,7 +190,7 @@ class Learner:
         self.version += 1
         deviation = output.metrics["ratio_deviation"]  # a maximum, of which the mean says nothing
         extra = {"ratio_deviation": deviation, "grad_norm": norm.detach(), "skipped_steps": skip}
-        return {**metrics, **extra}
+        return {**metrics, **extra, "rows": output.rows}
 
     @torch.no_grad()
     def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:

@@ -151,6 +151,18 @@ class ActionDistribution:
         box = -self._box.entropy()
         return box if self._discrete is None else box + self._discrete.symmetric_kl_to_uniform()
 
+    def kl(self, other: ActionDistribution) -> Tensor:
+        """KL(self, other) [...], of a distribution over the same actions under the same mask."""
+        if self._box is None:
+            assert self._discrete is not None and other._discrete is not None
+            return self._discrete.kl(other._discrete)
+        assert other._box is not None
+        box = self._box.kl(other._box)
+        if self._discrete is None:
+            return box
+        assert other._discrete is not None
+        return box + self._discrete.kl(other._discrete)
+
     def _discrete_log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
         assert self._discrete is not None
         layout = self._layout

@@ -63,6 +63,12 @@ class Gaussian:
                 entropy = entropy + weight * (self._log_slope(above) + self._log_slope(below))
         return entropy.sum(-1)
 
+    def kl(self, other: Gaussian) -> Tensor:
+        """[...]: KL(self, other), summed over n. Squashing both alike changes nothing."""
+        spread = (2.0 * self.log_std).exp() + (self.mean - other.mean).square()
+        kl = other.log_std - self.log_std + 0.5 * (spread * (-2.0 * other.log_std).exp() - 1.0)
+        return kl.sum(-1)
+
     def _squash(self, u: Tensor) -> Tensor:
         if self.bounds is None:
             return u

@@ -16,6 +16,7 @@ from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.gathering import GatherAhead, Gathering, GatherInTurn
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.report_metrics import ReportMetrics
 from sampleforge.workers.worker import Woken
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
@@ -28,6 +29,7 @@ class LearnerWorker(Woken):
     when the weights that were learned from it are published, so that no rollout begins before.
     ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
     ``counts_updates``: of several ranks, which make the same updates, one counts them.
+    ``batches``: how many it has learned from.
     """
 
     name = "learner"
@@ -66,12 +68,12 @@ class LearnerWorker(Woken):
         self._gathering: Gathering | None = None
         self._control = control
         self._counts_updates = counts_updates
+        self.batches = 0
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
-        self._sums: dict[str, float] = {}
-        self._updates = 0
+        self._metrics = ReportMetrics()
         self._count = self._progress.counters.row(self._counter_row)
         self._gathering = self._begin_gathering()
         self._wakeup = self._gathering.wakeup
@@ -109,9 +111,8 @@ class LearnerWorker(Woken):
         if self._counts_updates:
             self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += metrics.pop("own_trained_steps")
-        self._updates += 1
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._metrics.add(metrics)
+        self.batches += 1
 
     def abandon(self) -> None:
         """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
@@ -123,13 +124,11 @@ class LearnerWorker(Woken):
             self._gathering.close()
 
     def handle(self, request: tuple[str, Any]) -> Any:
-        """Answer the driver: ("metrics", None) gives the means over the batches since the last
-        time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
+        """Answer the driver: ("metrics", None) gives the `ReportMetrics` of the batches since the
+        last time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
         kind, payload = request
         if kind == "metrics":
-            means = {name: total / self._updates for name, total in self._sums.items()}
-            self._sums, self._updates = {}, 0
-            return means
+            return self._metrics.take()
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         try:

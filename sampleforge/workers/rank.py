@@ -93,6 +93,7 @@ class RankWorker:
         self._learner = self._new_learner(self._averaging)
         self._worker = self._new_learner_worker(lambda: self._learner)
         self._worker.start()
+        self._batches = self._worker.batches
         self._take_over()
         self._begin_iteration()
 
@@ -109,7 +110,7 @@ class RankWorker:
                 self._finish_rollouts()
             self._count["heartbeat"][0] = math.inf  # an update has no limit but the ranks' timeout
             moved = self._worker.step() or moved
-            if self._learner.version != self._version:
+            if self._worker.batches != self._batches:
                 self._agree()
         except RankLost as error:
             self._abandon()
@@ -180,8 +181,7 @@ class RankWorker:
         self._end(any(done))  # as a run that is resumed where it has already reached its limit
         share_state(self._learner, self._group, source=versions.index(max(versions)))
         self._preemption.iteration = int(max(iterations))
-        self._version = self._learner.version
-        self._weights.publish(self._learner.model.state_dict(), self._version)
+        self._weights.publish(self._learner.model.state_dict(), self._learner.version)
 
     def _abandon(self) -> None:
         """All that was handed over is sampled again."""
@@ -213,7 +213,7 @@ class RankWorker:
     def _agree(self) -> None:
         """After an update: whether to end is decided together, as all that happens to all."""
         assert self._group is not None
-        self._version = self._learner.version
+        self._batches = self._worker.batches
         self._preemption.iteration += 1
         if self._accounts is not None:
             self._accounts.exchange(self._group)

@@ -22,6 +22,7 @@ from sampleforge.ops.schedules import between
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.learner import Save, answer
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.report_metrics import ReportMetrics
 from sampleforge.workers.worker import Woken
 
 
@@ -83,8 +84,7 @@ class ReplayLearnerWorker(Woken):
         self._batch = self._tickets.items.shape[1]
         self._spare = deque(range(self._tickets.tickets))
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
-        self._sums: dict[str, float] = {}
-        self._updates = 0
+        self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
         self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
         self._late = 0  # samples that were evicted before they were read
@@ -150,9 +150,7 @@ class ReplayLearnerWorker(Woken):
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += found.trained
-        self._updates += 1
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._metrics.add(metrics)
 
     def _publish(self) -> None:
         """Publish the weights, if the actors have come far enough to look for newer ones: after
@@ -170,9 +168,7 @@ class ReplayLearnerWorker(Woken):
         """Answer the driver, as `sampleforge.workers.learner.LearnerWorker` does."""
         kind, payload = request
         if kind == "metrics":
-            means = {name: total / self._updates for name, total in self._sums.items()}
-            self._sums, self._updates = {}, 0
-            return means | self._replay_metrics()
+            return self._metrics.take() | self._replay_metrics()
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         plain["limiter"] = self._limiter.state()
