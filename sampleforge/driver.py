@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sampleforge.folder.opening import Opened
     from sampleforge.folder.run_folder import RunFolder
     from sampleforge.reporting.reporter import Reporter
+    from sampleforge.reporting.staleness import StaleWarning
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.apex_plan import ApexPlan
     from sampleforge.topologies.graph import Graph
@@ -155,6 +156,7 @@ class Run:
         self.graph: Graph = with_evaluator(wired, config, self.new_model, start)
         self.statistics = RunStatistics(self.graph, opened.earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
+        self._stale_warning = _stale_warning(plan)
         self._saving = Saving(
             opened.replays,
             self.graph.archive,
@@ -264,6 +266,8 @@ class Run:
             wall_s=scalars["wall_s"],
             histograms=asked.read() if asked else {},
         )
+        if self._stale_warning and (warning := self._stale_warning.of(scalars)):
+            self.reporter.log(warning, "warning")
         return scalars
 
     def save(self, timeout: float = SAVE_TIMEOUT) -> None:
@@ -355,6 +359,16 @@ class Run:
     def _end_at_once(self) -> None:
         if self._runner is not None:
             self._runner.kill()
+
+
+def _stale_warning(plan: Plan | ApexPlan) -> StaleWarning | None:
+    """Of runs that learn from experience of a limited policy lag."""
+    from sampleforge.reporting.staleness import StaleWarning
+    from sampleforge.topologies.plan import Plan
+
+    if not isinstance(plan, Plan):
+        return None
+    return StaleWarning(plan.lag.limit, synchronous=plan.synchronous)
 
 
 def _complain(text: str) -> None:

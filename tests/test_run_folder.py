@@ -109,6 +109,15 @@ def test_what_a_resumed_run_may_change(folder):
     assert fields >= MAY_CHANGE, "a name that no algorithm's config has"
 
 
+def test_a_run_stored_with_the_fixed_lag_limit_of_before_resumes_with_one_that_fits(folder):
+    asked = AppoConfig(env="CartPole-v1")
+    folder.write_config(dataclasses.replace(asked, max_policy_lag=100), asked)
+    text = folder.config_file.read_text()
+    folder.config_file.write_text(text.replace("  max_policy_lag: null\n", ""))  # of left_open
+    assert folder.check_resume(asked).max_policy_lag is None
+    assert "max_policy_lag: 100" in text
+
+
 def test_a_damaged_config_is_named(folder):
     folder.config_file.write_text("algo: [appo\n")
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):

@@ -86,7 +86,7 @@ def test_what_asks_is_noticed(monkeypatch: pytest.MonkeyPatch, ask: str) -> None
         {},
         {"advantage": "gae", "num_epochs": 2, "minibatch_size": 16, "lr_schedule": "kl_adaptive"},
         {"env": "tests.fakes.envs:MaskedEnv", "exploration": "symmetric_kl"},
-        {"env": "tests.fakes.envs:MixedActionEnv", "max_policy_lag": 0},
+        {"env": "tests.fakes.envs:MixedActionEnv", "max_policy_lag": 3},
     ],
     ids=["vtrace", "gae", "masked actions", "mixed actions"],
 )

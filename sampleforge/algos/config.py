@@ -23,7 +23,8 @@ class LearnerConfig(Checked):
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
     """linear: to zero at the stop condition; kl_adaptive: holds the KL near --lr-target-kl."""
     lr_target_kl: float = 0.008
-    """KL per batch that the kl_adaptive schedule aims at."""
+    """KL between the policies before and after the update of a batch that the kl_adaptive schedule
+    aims at."""
     adam_eps: float = 1e-6
     adam_betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float = 4.0
@@ -34,8 +35,9 @@ class LearnerConfig(Checked):
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
     normalise_returns: bool = True
     """The value head learns returns divided by their running standard deviation."""
-    max_policy_lag: int = 100
-    """Experience older than so many policy versions is masked out of the loss, and counted."""
+    max_policy_lag: int | None = None
+    """Experience more than this many policy versions old is masked out of the loss, and counted
+    (default: 100, or twice the lag that is expected of the settings if that is more)."""
     async_rl: bool = True
     """Sampling goes on while the learner trains; off: it waits, and every batch is on-policy."""
     num_batches_to_accumulate: int = 2

@@ -36,7 +36,7 @@ class Setting:
     """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
     all splits; ``cores`` are those that the run may use; ``ranks``: each worker learns as well,
     from the rollouts of its own envs, together with the others, for which it waits as
-    ``sync_fraction`` says."""
+    ``sync_fraction`` says. ``max_policy_lag``: None where no version is asked for."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -54,6 +54,7 @@ class Setting:
     cores: int
     ranks: bool = False
     sync_fraction: float = 1.0
+    max_policy_lag: int | None = None
 
     @property
     def waits_for_more(self) -> bool:
@@ -83,25 +84,34 @@ class Setting:
             cores=len(available_cores()),
             ranks=isinstance(config, DdppoConfig),
             sync_fraction=config.sync_fraction if isinstance(config, DdppoConfig) else 1.0,
+            max_policy_lag=plan.lag.limit if isinstance(plan, Plan) else None,
         )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``bottleneck`` is a stage's name, ``reason`` says by which figures, ``flags`` what to try."""
+    """``bottleneck`` is a stage's name, ``reason`` says by which figures, ``flags`` what to try;
+    ``warnings``: why the figures may be worthless."""
 
     bottleneck: str
     reason: str
     flags: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
-def verdict(stages: Sequence[Stage], free: float, idle_cores: float, setting: Setting) -> Verdict:
+def verdict(
+    stages: Sequence[Stage],
+    free: float,
+    idle_cores: float,
+    setting: Setting,
+    warnings: tuple[str, ...] = (),
+) -> Verdict:
     """The stage that limits the run. ``free`` is the mean share of free slots, ``idle_cores`` how
-    many cores' time nobody used."""
+    many cores' time nobody used; ``warnings`` are passed on."""
     share = {stage.name: stage.share for stage in stages}
     us = {stage.name: stage.us for stage in stages}
     found, reason = _limit(share, us, free, setting)
-    return Verdict(found, reason, _flags(found, idle_cores, setting))
+    return Verdict(found, reason, _flags(found, idle_cores, setting), warnings)
 
 
 def _limit(

@@ -30,7 +30,8 @@ class Runner(Protocol):
 class Window:
     """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
     ``busy``: processor seconds per second of each process; ``idle_cores``: of the cores that we may
-    use, how many nobody used; ``lag``: policy lag, mean and max, if somebody learned."""
+    use, how many nobody used; ``lag``: policy lag, mean and max, in versions and in updates of a
+    batch, if there was a learner; ``stale``: the share of rows that were too old to learn from."""
 
     seconds: float
     counted: dict[str, npt.NDArray[np.float64]]
@@ -39,6 +40,7 @@ class Window:
     busy: dict[str, float]
     idle_cores: float
     lag: dict[str, float | None]
+    stale: float = 0.0
 
     def rate(self, name: str) -> float:
         """Per second, over all workers."""
@@ -69,7 +71,7 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
             go_on()
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
-    lag = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
+    learned = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
     free, ready = np.mean(fills, axis=0) if fills else graph.exchange.fill()
     return Window(
         seconds=elapsed,
@@ -78,7 +80,13 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
         ready=float(ready),
         busy=busy,
         idle_cores=(_idle_s() - idle) / elapsed,
-        lag={"mean": lag.get("policy_lag_mean"), "max": lag.get("policy_lag_max")},
+        lag={
+            "mean": learned.get("policy_lag_mean"),
+            "max": learned.get("policy_lag_max"),
+            "batches_mean": learned.get("policy_lag_batches_mean"),
+            "batches_max": learned.get("policy_lag_batches_max"),
+        },
+        stale=learned.get("stale_steps", 0.0) / max(1.0, learned.get("valid_steps", 0.0)),
     )
 
 

@@ -35,6 +35,7 @@ _MACHINE = {
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
     *("max_rank_restarts", "max_worker_restarts", "keep_driver_weights_in_sync"),
+    "max_policy_lag",  # left open, it follows the number of workers
     *("num_replay_shards", "prefetch_batches", "samples_per_insert_tolerance", "save_replay"),
 }
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})

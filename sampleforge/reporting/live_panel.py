@@ -74,6 +74,11 @@ def _exchange(values: Values) -> list[tuple[str, str]]:
             f"{number(get('policy_lag_max'), '.0f')} max",
         ),
         (
+            "in batches",
+            f"{number(get('policy_lag_batches_mean'), '.1f')} mean  "
+            f"{number(get('policy_lag_batches_max'), '.1f')} max",
+        ),
+        (
             "slots",
             f"{number(get('ready_slots_fill'), '.0%')} ready  "
             f"{number(get('free_slots_fill'), '.0%')} free",
@@ -122,6 +127,7 @@ def _policy_losses(values: Values) -> list[tuple[str, str]]:
             f"{number(get('entropy'), '.3f')}  KL {number(get('approx_kl'), '.1g')}  "
             f"clipped {number(get('clip_fraction'), '.0%')}",
         ),
+        ("stale", f"{number(get('stale_fraction'), '.0%')} of the rows"),
     ]
 
 

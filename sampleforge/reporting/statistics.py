@@ -37,6 +37,9 @@ class RunStatistics:
             self._exploring = ReturnsByExploration(graph.exploration, LAST_EPISODES, before)
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
+        self._lag_batches: tuple[float, float] = tuple(
+            earlier.get("policy_lag_batches", (0.0, 0.0))
+        )
         self._updates = int(earlier.get("updates", 0))
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
         self._compared = int(earlier.get("checksums_compared", 0))
@@ -66,6 +69,7 @@ class RunStatistics:
             "lengths": list(self._lengths),
             "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
+            "policy_lag_batches": list(self._lag_batches),
             "updates": self._updates_so_far(),
             "evaluation": self.evaluations.last,
             **self._checks(),
@@ -78,8 +82,8 @@ class RunStatistics:
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         free, ready = self._graph.exchange.fill()
-        if "policy_lag_mean" in learner:
-            self._lag = learner["policy_lag_mean"], max(self._lag[1], learner["policy_lag_max"])
+        self._lag = _newer_lag(self._lag, learner, "policy_lag")
+        self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
         seen = learner.get("valid_steps", 0.0)
         stale = learner.get("stale_steps", 0.0) / seen if seen else 0.0
         scalars = {
@@ -125,7 +129,11 @@ class RunStatistics:
             "restarts": self._restarts_so_far(),
             "return_mean": self.return_mean,
             "return_std": float(np.std(self._returns)) if self._returns else None,
-            "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
+            "policy_lag": {
+                **{"mean": self._lag[0], "max": self._lag[1]},
+                "batches_mean": self._lag_batches[0],
+                "batches_max": self._lag_batches[1],
+            },
             **self.evaluations.last,
         }
 
@@ -181,3 +189,12 @@ class RunStatistics:
             (now[2] - then[2]) / elapsed,
             (now[3] - then[3]) / elapsed,
         )
+
+
+def _newer_lag(
+    known: tuple[float, float], learner: dict[str, float], name: str
+) -> tuple[float, float]:
+    """The newest mean, and the highest maximum so far."""
+    if f"{name}_mean" not in learner:
+        return known
+    return learner[f"{name}_mean"], max(known[1], learner[f"{name}_max"])

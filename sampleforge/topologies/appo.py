@@ -118,6 +118,7 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
         plan.envs_in_words(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
+        *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",

@@ -47,6 +47,7 @@ from sampleforge.topologies.plan import (
     choose_precision,
     overlaps_inline,
 )
+from sampleforge.topologies.policy_lag import minibatches, policy_lag
 from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.gathered import GatheredInference
@@ -98,6 +99,11 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
+        lag=policy_lag(
+            config,
+            splits * shape.rows * config.rollout,
+            batches=1.0 if config.variable_experience else 0.0,
+        ),
     )
     flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
     check_memory(plan, shape, flags)
@@ -109,14 +115,13 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
 def check_lag(config: DdppoConfig, plan: Plan) -> None:
     """Raises ConfigError if steps that go on through an update would be too old to learn from: they
     are the slowest, which are to count."""
-    minibatches = plan.batch_size // (config.minibatch_size or plan.batch_size)
-    updates = minibatches * config.num_epochs
-    if config.variable_experience and updates > config.max_policy_lag:
+    updates = plan.lag.steps_per_batch
+    if plan.lag.versions > plan.lag.limit:
         raise ConfigError(
             f"with --variable-experience steps go on through an update of {updates} gradient steps "
-            f"({config.num_epochs} epochs x {minibatches} minibatches), but none is learned from "
-            f"that is older than {config.max_policy_lag} (--max-policy-lag); use at least "
-            f"--max-policy-lag {2 * updates}"
+            f"({config.num_epochs} epochs x {minibatches(config, plan.batch_size)} minibatches), "
+            f"but none is learned from that is older than {plan.lag.limit} (--max-policy-lag); "
+            f"use at least --max-policy-lag {2 * updates}, or leave it out"
         )
 
 
@@ -358,6 +363,7 @@ def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
         plan.envs_in_words("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
+        *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
         gradients,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -96,6 +97,7 @@ def make_learner(
 ) -> Learner:
     """The learner as it begins: initial weights, or those of the checkpoint. ``varies``: batches
     have more or fewer env steps than was planned."""
+    config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
     learner = Learner(
         new_model(),
         AppoLoss(config, config.gamma),
