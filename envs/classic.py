@@ -101,4 +101,5 @@ FAMILY = Family(
     ids=lambda: list(LIMITS),
     make_vector=make_vector,
     make_single=gymnasium_env,
+    plain_kwargs=True,
 )

@@ -96,7 +96,9 @@ class Run:
         if not self._in_process:
             start_fork_server()
         from sampleforge.env.probe import probe
+        from sampleforge.env.scratch import make_cwd_importable
 
+        make_cwd_importable()  # the user's environment and encoder may lie there
         self._resources.enter_context(self.interrupts)
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
@@ -112,9 +114,11 @@ class Run:
 
     def _open_folder(self) -> None:
         from sampleforge.folder.opening import open_folder
+        from sampleforge.topologies.registry import topology
 
+        fitted = topology(self._asked).fit(self._asked, self.spec)
         self._opened: Opened = open_folder(
-            self._asked, self._resources, self._is_interrupted, _complain
+            self._asked, fitted, self._resources, self._is_interrupted, _complain
         )
         self.config: AnyConfig = self._opened.config
         self.folder: RunFolder = self._opened.folder

@@ -184,8 +184,11 @@ def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Enco
             f"{whoami(encounter.world)}, was started with other settings than rank 0 (rank 0's -> "
             f"this one's):\n  {lines}\ngive all ranks the same command"
         )
+    from sampleforge.folder.stored_config import with_own_code
+
     kept = {name: own[name] for name in OF_THE_HOST}
-    config = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    led = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    config = with_own_code(led, config)  # a forged message makes no code run here
     spec, chosen = spec_from_plain(message["spec"]), topology_of(encounter)
     assert config.seed is not None
     start = Start(config.seed, message["resumes"], message["env_steps"], message["wall_s"], time())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -90,6 +91,11 @@ class SyncVector(EnvVector):
         together. First episodes are not counted: the short ones would be over-represented."""
         limits[:] = np.maximum(1, limits * np.arange(1, self.num_rows + 1) // self.num_rows)
         self._leave_out_first = True
+
+    def limit_episodes(self, steps: int) -> bool:
+        self.spec = dataclasses.replace(self.spec, max_episode_steps=steps)
+        self._limits = np.full(self.num_rows, steps, np.int64)
+        return True
 
     def reset(self, obs: Mapping[str, Array]) -> None:
         for row, (observation, info) in enumerate(self._first):

@@ -113,6 +113,11 @@ class EnvVector(ABC):
         meanwhile."""
         return True
 
+    def limit_episodes(self, steps: int) -> bool:
+        """Have every episode cut after ``steps`` steps, before the first `reset`. Returns False
+        where this is not possible, because rows cannot be ended one by one."""
+        return False
+
     @abstractmethod
     def reset(self, obs: Mapping[str, Array]) -> None:
         """Write the first observations of all rows. Called once, before the first step."""

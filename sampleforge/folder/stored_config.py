@@ -15,6 +15,7 @@ import yaml
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.folder.atomic_file import write_atomically
+from sampleforge.folder.trust import IMPORTABLE
 from sampleforge.folder.versions import versions
 
 C = TypeVar("C")
@@ -91,24 +92,44 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     return config, read_yaml(path).get("left_open") or {}
 
 
-def changes(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
+def changes(stored: Any, left_open: Mapping[str, Any], config: Any, fitted: Any) -> list[str]:
     """Lines ``name: old -> new`` for every field of ``config`` that would alter the learning of a
-    run with the ``stored`` config."""
-    old, new = flat_fields(stored), flat_fields(config)
+    run with the ``stored`` config.
+
+    ``fitted`` is ``config`` as it is fitted to the environment: a value that comes out as the
+    stored one is no change. ``left_open`` comes from the folder like the stored values, and excuses
+    only a field that ``config`` leaves open as well: never a value that the user gave, and never
+    one that names code.
+    """
+    old, new, fits = flat_fields(stored), flat_fields(config), flat_fields(fitted)
     return [
         f"{name}: {_plain(old[name])!r} -> {_plain(value)!r}"
         for name, value in new.items()
         if name not in MAY_CHANGE
         and value != old[name]
-        and not (name in left_open and _plain(value) == left_open[name])
+        and (name in IMPORTABLE or fits[name] != old[name])
+        and not (_is_open(name, value) and name in left_open and value == left_open[name])
     ]
 
 
+def _is_open(name: str, value: Any) -> bool:
+    """Whether a value leaves it to the run to choose one."""
+    return name not in IMPORTABLE and (value is None or value == "auto")
+
+
 def adopt(stored: C, config: C) -> C:
-    """``config`` with every field that shapes the learning as it is in ``stored``."""
-    kept = {k: v for k, v in flat_fields(stored).items() if k not in MAY_CHANGE}
+    """``config`` with every field that shapes the learning as it is in ``stored``; what names code
+    is the same in both, and taken from ``config``."""
+    own = {*MAY_CHANGE, *IMPORTABLE}
+    kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
     merged = _nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
+
+
+def with_own_code(config: C, own: C) -> C:
+    """``config``, which came from elsewhere, with what names code as it is in ``own``."""
+    kept = {name: value for name, value in flat_fields(own).items() if name in IMPORTABLE}
+    return from_plain(type(config), _nested({**flat_fields(config), **kept}), "config")
 
 
 def flat_fields(config: Any) -> dict[str, Any]:

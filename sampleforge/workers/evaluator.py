@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import time
 
@@ -15,6 +16,8 @@ from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.playing import EpisodePlayer, outcome
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
+
+log = logging.getLogger(__name__)
 
 LOOK = 0.1
 """Seconds after which a waiting evaluator looks how far the training is."""
@@ -60,6 +63,7 @@ class EvaluatorWorker(Woken):
         self._due = self._multiple_after(progress.base_env_steps)
         self._envs: EnvVector | None = None
         self._player: EpisodePlayer | None = None
+        self._warned = False
 
     def start(self) -> None:
         self._count = self._counters.row(0)
@@ -109,5 +113,13 @@ class EvaluatorWorker(Woken):
         return True
 
     def _finish(self, player: EpisodePlayer) -> None:
+        cut = sum(one.cut for one in player.played)
+        if cut and not self._warned:
+            self._warned = True
+            log.warning(
+                "%d of %d episodes of the evaluation were cut at %d steps, because the environment "
+                "has no time limit; --max-episode-steps sets one",
+                *(cut, len(player.played), player.limit),
+            )
         self._results.put(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
         self.close()
