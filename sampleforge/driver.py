@@ -216,8 +216,13 @@ class Run:
             if result is not None:
                 self.folder.write_benchmark(result)
             return
-        progress = self.graph.progress
-        next_report, next_save = self._clock() + self._interval(), self._save_clock()
+        from sampleforge.folder.saving import CheckpointTimer
+
+        progress, counters = self.graph.progress, self.graph.counters
+        next_report = self._clock() + self._interval()
+        timer = CheckpointTimer(
+            self.config.checkpoint_interval, lambda: counters.total("updates") > 0
+        )
         while not progress.done and not self._is_interrupted():
             self._work_on()
             due = self._clock() >= next_report
@@ -225,8 +230,8 @@ class Run:
                 next_report = self._clock() + self._interval()
             if due or self.statistics.evaluations.waits:
                 yield self._report()
-            if monotonic() >= next_save:
-                next_save = self._save_clock()
+            if timer.due:
+                timer.restart()
                 self.save()
         if self.interrupts.received is None:
             yield self._report()
@@ -247,9 +252,6 @@ class Run:
 
     def _interval(self) -> float:
         return self.config.report_interval * (1000.0 if self._serial else 1.0)
-
-    def _save_clock(self) -> float:
-        return monotonic() + self.config.checkpoint_interval
 
     def _take_episodes(self) -> None:
         self.statistics.take_episodes(self.graph.episodes.take())
@@ -281,7 +283,7 @@ class Run:
             "wall_s": self.graph.progress.wall_s,
             "resumes": self._start.resumes,
             "statistics": self.statistics.state(),
-            "return_mean": self.statistics.return_mean,
+            **self.statistics.rating(),
         }
 
     # ---- benchmark ----

@@ -55,6 +55,18 @@ class RunStatistics:
         """Mean raw return of the last 100 episodes, None before the first."""
         return float(np.mean(self._returns)) if self._returns else None
 
+    def rating(self) -> dict[str, float | int | None]:
+        """How good the policy is, for a checkpoint: ``return_mean`` over a full window of 100
+        episodes (None before: the mean of a few may be luck), and the last evaluation's mean with
+        the env steps of its weights."""
+        full = len(self._returns) == LAST_EPISODES
+        steps = self.evaluations.last.get("eval_env_steps")
+        return {
+            "return_mean": self.return_mean if full else None,
+            "eval_return_mean": self.evaluations.last.get("eval_return_mean"),
+            "eval_env_steps": None if steps is None else int(steps),
+        }
+
     def state(self) -> dict[str, Any]:
         """Plain values to go on from, for a checkpoint."""
         return {
