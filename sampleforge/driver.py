@@ -249,6 +249,8 @@ class Run:
 
     def _take_episodes(self) -> None:
         self.statistics.take_episodes(self.graph.episodes.take())
+        if (first := self.statistics.first_nonfinite()) is not None:
+            self.reporter.log(first, "warning")
         if self.graph.evaluator is not None:
             self.statistics.evaluations.take(self.graph.evaluator.results.take())
 

@@ -97,6 +97,7 @@ class SyncVector(EnvVector):
         if self._observations.has_mask:
             self._observations.check_masks(obs[ACTION_MASK], self._ended)
         self._first = []
+        self._check_first_obs(obs)
 
     def _begin(self, actions: dict[str, Array]) -> None:
         self._actions = actions
@@ -146,6 +147,17 @@ class SyncVector(EnvVector):
         if self._limits is not None:
             self._limits[row] = self.spec.max_episode_steps or 0  # after a shorter first episode
         return self._envs[row].reset()
+
+    def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
+        try:
+            value, info = self._reset_row(row)
+        except Exception as error:
+            value, info = self._rebuild(row, error)
+        self._observations.write(row, value, info, obs)
+        if self._observations.has_mask:
+            nowhere = np.zeros(self.num_rows, np.bool_)
+            self._observations.check_masks(obs[ACTION_MASK], nowhere)
+        return True
 
     def _rebuild(self, row: int, error: Exception) -> tuple[Any, dict[str, Any]]:
         """A new env for ``row`` and its first observation and info.

@@ -28,6 +28,8 @@ class RunStatistics:
         self._remember()
         self._episodes = int(earlier.get("episodes", 0))
         self._restarts = int(earlier.get("restarts", 0))
+        self._nonfinite = int(earlier.get("nonfinite_steps", 0))
+        self._nonfinite_told = False
         self._frames = int(earlier.get("env_frames", 0))
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
@@ -60,6 +62,7 @@ class RunStatistics:
         return {
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
+            "nonfinite_steps": self._nonfinite_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
             "returns": list(self._returns),
@@ -93,6 +96,7 @@ class RunStatistics:
             "trained_per_s": trained_10s,
             "episodes": float(self._episodes),
             "restarts": float(self._restarts_so_far()),
+            "nonfinite_steps": float(self._nonfinite_so_far()),
             "updates": float(self._updates_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
             "free_slots_fill": free,
@@ -123,6 +127,7 @@ class RunStatistics:
             **self._checks(),
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
+            "nonfinite_steps": self._nonfinite_so_far(),
             "return_mean": self.return_mean,
             "return_std": float(np.std(self._returns)) if self._returns else None,
             "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
@@ -136,6 +141,23 @@ class RunStatistics:
         evaluator = self._graph.evaluator
         beside = 0.0 if evaluator is None else evaluator.counters.total("restarts")
         return self._restarts + int(self._total("restarts") + beside)
+
+    def _nonfinite_so_far(self) -> int:
+        """Env steps that were dropped because of values that are not finite."""
+        return self._nonfinite + int(self._total("nonfinite_steps"))
+
+    def first_nonfinite(self) -> str | None:
+        """What was not finite, and where, the first time since the run began or was resumed; once,
+        and None before and afterwards."""
+        if self._nonfinite_told or not self._total("nonfinite_steps"):
+            return None
+        self._nonfinite_told = True
+        worker = int(np.flatnonzero(self._graph.counters.column("nonfinite_steps"))[0])
+        found = self._graph.counters.noted(worker) or f"worker {worker}, on another machine"
+        return (
+            f"dropped an env step with a value that is not finite: {found}; such steps are not "
+            "learned from, and counted as nonfinite_steps"
+        )
 
     def _updates_so_far(self) -> int:
         return max(self._updates, int(self._total("updates")))

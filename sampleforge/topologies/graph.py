@@ -115,6 +115,7 @@ COUNTERS = (
     "env_frames",
     "episodes",
     "restarts",  # of environments that raised, and of this worker
+    "nonfinite_steps",  # env steps dropped because of values that are not finite
     "split_steps",
     "rollouts",
     "preempted",  # of rounds of rollouts, cut short

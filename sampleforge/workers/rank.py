@@ -65,6 +65,7 @@ class RankWorker:
         self._index = index
         self._join = join
         self._actor = actor
+        actor.name = self.name  # in what it reports
         self._new_learner = new_learner
         self._new_learner_worker = new_learner_worker
         self._exchange = exchange

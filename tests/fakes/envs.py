@@ -312,13 +312,15 @@ class CountingVectorEnv(VectorEnv[Any, Any, Any]):
     """CodeEnvs as a VectorEnv in autoreset ``mode`` "next_step", "same_step", "disabled", or
     "unsaid" (no metadata). Env ids are the rows. ``stacked``: final_obs is one array, as ALE's."""
 
+    row: type[CodeEnv] = CodeEnv
+
     def __init__(
         self, num_envs: int = 1, mode: str = "next_step", stacked: bool = False, **kwargs: Any
     ) -> None:
         self.num_envs, self.mode, self.stacked = num_envs, mode, stacked
         if mode != "unsaid":
             self.metadata = {"autoreset_mode": AutoresetMode[mode.upper()]}
-        self.envs = [CodeEnv(env_id=row, **kwargs) for row in range(num_envs)]
+        self.envs = [self.row(env_id=row, **kwargs) for row in range(num_envs)]
         self.single_observation_space = CodeEnv.observation_space
         self.single_action_space = CodeEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
