@@ -3,19 +3,35 @@ on after a single one, and end with the reason where they do not stop."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from sampleforge.api import train
+from sampleforge.driver import Run
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.registry import make_vector
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, Episode, own_outputs
+from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
+from sampleforge.models.config import ModelConfig
+from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
+from sampleforge.workers.divergence import DivergedError
+from tests.conftest import RunCli
 from tests.fakes.envs import code_reward
+from tests.harness import rollouts
+from tests.runs import summary
+from tests.test_resume import newest
 
 FAKES = "tests.fakes.not_finite"
 ROWS, STEPS, LENGTH = 4, 100, 8
@@ -148,3 +164,209 @@ def test_good_steps_end_a_series_where_no_episode_ever_ends() -> None:
         vector.recv(out)
     assert vector.not_finite.dropped_steps == 2 * 20
     vector.close()
+
+
+# ---- whole runs ----
+
+NORMALISED = ModelConfig(hidden_sizes=(8,), normalise_observations=True)
+RECURRENT = ModelConfig(hidden_sizes=(8,), core="gru", core_size=6, normalise_observations=True)
+SMALL: dict[str, Any] = {
+    "env": f"{FAKES}:NotFiniteEnv",
+    "num_envs_per_worker": 6,
+    "rollout": 8,
+    "seed": 1,
+}
+REPLAY: dict[str, Any] = {
+    "num_workers": 1,
+    "num_splits": 1,
+    "learning_starts": 200,
+    "replay_capacity": 2000,
+    "batch_size": 16,
+    "samples_per_insert": 1.0,
+}
+SEQUENCES: dict[str, Any] = {
+    "rollout": 12,
+    "model": RECURRENT,
+    "sequence_length": 10,
+    "sequence_overlap": 4,
+    "burn_in": 3,
+}
+TOPOLOGIES: dict[str, Callable[..., AnyConfig]] = {
+    "appo": partial(AppoConfig, batch_size=96, num_workers=1, model=NORMALISED),
+    "appo-gae": partial(
+        AppoConfig, batch_size=96, num_workers=1, model=NORMALISED, advantage="gae", num_epochs=2
+    ),
+    "appo-worker": partial(
+        AppoConfig, batch_size=96, num_workers=1, model=RECURRENT, inference="worker"
+    ),
+    "apex": partial(ApexConfig, model=NORMALISED, **REPLAY),
+    "r2d2": partial(ApexConfig, **{**REPLAY, **SEQUENCES}),
+    "ddppo": partial(DdppoConfig, num_ranks=1, model=NORMALISED),
+}
+
+
+def config(topology: str, tmp_path: Path, **more: Any) -> AnyConfig:
+    given = dict(SMALL)
+    if topology == "r2d2":
+        del given["rollout"]
+    run = {"run_dir": str(tmp_path / "run"), "quiet": True, "report_interval": 0.5}
+    return TOPOLOGIES[topology](**{**given, **run, **more})
+
+
+@pytest.mark.parametrize(
+    ("topology", "where"),
+    [
+        *((topology, "obs") for topology in TOPOLOGIES),
+        *(("appo", "reward"), ("apex", "reward")),
+        *(("appo", "final"), ("apex", "final"), ("r2d2", "final")),
+    ],
+)
+def test_a_run_goes_on_and_neither_weights_nor_statistics_ever_see_it(
+    topology: str, where: str, tmp_path: Path
+) -> None:
+    """In serial mode: one process, with the workers of every topology."""
+    every = 3 if where == "final" else 25
+    kwargs = {"where": where, "value": float("inf"), "after": every, "every": every, "length": 7}
+    train(config(topology, tmp_path, env_kwargs=kwargs, serial=True, train_for_env_steps=2500))
+    written = summary(tmp_path / "run")
+    assert written["nonfinite_steps"] > 20
+    assert math.isfinite(written["return_mean"]) and written["episodes"] > 100
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    reports = [json.loads(line) for line in lines]
+    assert reports[-1]["nonfinite_steps"] == written["nonfinite_steps"]
+    learned = [report for report in reports if "skipped_steps" in report]
+    assert learned and not any(report["skipped_steps"] for report in learned)
+    assert all(math.isfinite(report["loss"]) for report in learned)
+    for name, tensor in newest(tmp_path / "run").items():
+        assert tensor.isfinite().all(), name
+    log = (tmp_path / "run" / "log.txt").read_text()
+    worker = "rank 0" if topology == "ddppo" else "actor 0"
+    found = "the reward is inf" if where == "reward" else "observation leaf 'obs' holds inf at [2]"
+    assert log.count("dropped an env step") == 1
+    assert re.search(rf"warning dropped .*: {worker}, split 0, .*{re.escape(found)}", log)
+
+
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "appo --inference inline --num-workers 1",
+        "appo --inference worker --num-workers 1",
+        "apex --num-workers 1 --learning-starts 500",
+        "apex --num-workers 1 --learning-starts 500 --model.core gru",
+        "ddppo --num-ranks 2",
+        "ddppo --num-ranks 2 --variable-experience",
+    ],
+)
+def test_rewards_of_nan_end_the_command_with_the_reason_last(
+    run_cli: RunCli, tmp_path: Path, words: str
+) -> None:
+    more = "--num-envs-per-worker 4 --quiet --run-dir run --train-for-env-steps 1000000"
+    kwargs = ("--env-kwargs", "where=reward", "after=100", "every=1")
+    done = run_cli(
+        "train", *words.split(), "--env", f"{FAKES}:NotFiniteEnv", *more.split(), *kwargs
+    )
+    assert done.returncode == 1
+    last = done.stderr.rstrip().splitlines()[-1]
+    worker = "rank [01]" if words.startswith("ddppo") else "actor 0"
+    assert re.search(rf"{worker}, split \d, {FAKES}:NotFiniteEnv, row \d: the reward is nan", last)
+    assert "10 times in a row" in last and "correct the environment" in last
+    written = summary(tmp_path / "run")
+    assert written["status"] == "failed" and written["nonfinite_steps"] > 0
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_the_first_value_is_a_warning_on_the_screen(run_cli: RunCli, tmp_path: Path) -> None:
+    done = run_cli(
+        *("train", "appo", "--env", f"{FAKES}:NotFiniteEnv", "--run-dir", "run"),
+        *("--num-workers", "1", "--num-envs-per-worker", "4", "--train-for-env-steps", "3000"),
+        *("--env-kwargs", "where=obs", "value=1e39", "after=30", "every=40"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dropped an env step with a value that is not finite: actor 0, split" in done.stdout
+    assert "leaf 'obs' holds inf" in done.stdout, "1e39 is inf as float32"
+    assert "dropped an env step" in (tmp_path / "run" / "log.txt").read_text()
+
+
+# ---- policies and learners ----
+
+LARGE = pytest.mark.filterwarnings("ignore:overflow encountered in vdot")
+
+
+class SquaringEncoder(torch.nn.Module):
+    """Overflows on observations above 1e19; the gated core makes NaN of that."""
+
+    def __init__(self, observations: Any, config: ModelConfig) -> None:
+        super().__init__()
+        self.out_features = 3
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        x = obs["obs"]
+        out: torch.Tensor = self.layer(x * x) - self.layer(x.abs() * x)
+        return out
+
+
+OVERFLOWS = ModelConfig(
+    encoder=f"{__name__}:SquaringEncoder", core="gru", core_size=4, normalise_observations=False
+)
+
+
+def overflowing(**kwargs: Any) -> AppoConfig:
+    """Observations of 3e38 now and then, on which a network overflows."""
+    given = {"where": "obs", "value": 3e38, "length": 8, **kwargs}
+    return AppoConfig(**SMALL, num_workers=1, model=OVERFLOWS, env_kwargs=given)
+
+
+@LARGE
+def test_what_a_policy_says_that_is_not_finite_is_masked_out() -> None:
+    dropped = 0
+    for batch in rollouts(overflowing(after=20, every=60), 60):
+        columns = (batch.log_prob, batch.value, batch.state, *batch.obs.values())
+        assert all(column.isfinite().all() for column in columns)
+        dropped += int((~batch.valid).all(0).sum())
+    assert 10 < dropped < 60 * 6 / 2, "their own rows only"
+
+
+@LARGE
+def test_a_policy_that_never_says_what_is_finite_is_an_error() -> None:
+    message = r"actor 0, split 0, .*the policy's \w+ is not finite .* 10 rollouts in a row"
+    with pytest.raises(NotFiniteError, match=message):
+        for _ in rollouts(overflowing(after=1, every=1), 60):
+            pass
+
+
+@LARGE
+def test_a_training_that_has_diverged_ends_with_what_to_do(tmp_path: Path) -> None:
+    """Rewards are finite, their squares are not."""
+    kwargs = {"where": "reward", "value": 1e30, "after": 1, "every": 1}
+    more = {"env_kwargs": kwargs, "normalise_returns": False, "learning_rate": 0.123}
+    message = r"no gradient was finite in 10 updates in a row.*--learning-rate \(now 0.123\)"
+    with pytest.raises(DivergedError, match=message):
+        train(config("appo", tmp_path, **more, serial=True, train_for_env_steps=10**6))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_checkpoint_that_is_not_finite_is_not_written(value: float, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    about: dict[str, Any] = {"env_steps": 1, "version": 1, "return_mean": 1.0}
+    good = {"a": torch.ones(3), "b": torch.arange(3)}
+    store.save(Checkpoint(good, {}), **about)
+    bad = {**good, "model/head.weight": torch.tensor([1.0, value])}
+    with pytest.raises(CheckpointError, match=f"'model/head.weight' holds {value}.*1 of its 2"):
+        store.save(Checkpoint(bad, {}), **{**about, "env_steps": 2})
+    found = store.load(log=print)
+    assert found is not None and found[1].env_steps == 1
+
+
+def test_a_learner_that_cannot_save_says_which_tensor(tmp_path: Path) -> None:
+    training = Run(config("appo", tmp_path, serial=True, train_for_env_steps=400))
+    with (
+        pytest.raises(OSError, match=r"checkpoint not written: .*model/.*bias' holds nan"),
+        training,
+    ):
+        for _ in training.reports():
+            pass
+        model = training.graph.learner.worker._learner.model  # type: ignore[attr-defined]
+        next(p for n, p in model.named_parameters() if n.endswith("bias")).data.fill_(np.nan)
+    assert training.exit_code == 1

@@ -14,7 +14,6 @@ from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
 from sampleforge.data.batch import Batch
-from sampleforge.data.short_rollouts import NOT_TAKEN
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
@@ -175,8 +174,9 @@ class Learner:
             # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
             rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
-            taken = (batch.version != NOT_TAKEN).flatten()
-            self.model.normaliser.update(leaves, taken, self._averaging.gather)
+            # Not those of steps that are no experience: some are zeros (env.not_finite).
+            valid = batch.valid.flatten()
+            self.model.normaliser.update(leaves, valid, self._averaging.gather)
         learned = metrics["valid_steps"] > metrics["stale_steps"] and not metrics["skipped_steps"]
         if self._config.normalise_returns and learned:
             self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])

@@ -14,20 +14,22 @@ finite (`sampleforge.env.not_finite`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from sampleforge.env.door import ActionDoor
 from sampleforge.env.not_finite import NotFiniteEvents
-from sampleforge.ops.finite import all_finite, rows_not_finite
+from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
 from sampleforge.spec import EnvSpec
 
 Array = np.ndarray[Any, Any]
+_INF = float("inf")
 
 
 class Episode(NamedTuple):
@@ -80,6 +82,9 @@ class EnvVector(ABC):
     raised, ``not_finite`` what was dropped because it was not finite.
     """
 
+    always_finite: ClassVar[bool] = False
+    """Whether the backend's own arithmetic rules out values that are not finite: no check then."""
+
     def __init__(
         self,
         spec: EnvSpec,
@@ -106,7 +111,11 @@ class EnvVector(ABC):
         """Whether each row's first episode is not counted: set where decorrelation cuts it."""
         self.not_finite = NotFiniteEvents(spec.env_id, num_rows)
         leaves = spec.observations.items()
-        self._floats = tuple(name for name, leaf in leaves if leaf.dtype.startswith("float"))
+        floats = {n: leaf.shape for n, leaf in leaves if leaf.dtype.startswith("float")}
+        sizes = {name: num_rows * math.prod(shape) for name, shape in floats.items()}
+        self._floats = tuple(sizes)
+        self._small_floats = tuple(name for name, size in sizes.items() if size <= SMALL)
+        self._large_floats = tuple(name for name, size in sizes.items() if size > SMALL)
         self._clock = 0
         self._dropped: list[int] = []
         """Rows whose step, just taken, is dropped because it was not finite."""
@@ -145,10 +154,7 @@ class EnvVector(ABC):
         NotFiniteError; see `sampleforge.env.not_finite`."""
         self._complete(out)
         self._clock += 1
-        finite = all_finite(out.reward)
-        for name in self._floats:
-            finite = finite and all_finite(out.obs[name])
-        if not finite:
+        if not (self.always_finite or self._is_finite(out)):
             self._drop_not_finite(out)
         return self._account(out)
 
@@ -168,6 +174,19 @@ class EnvVector(ABC):
         """Begin a new episode of ``row`` at once and write its first observation into ``obs``;
         False, and nothing is done, if the backend cannot reset one row."""
         return False
+
+    def _is_finite(self, out: StepOut) -> bool:
+        """Whether rewards and observations are finite; False also where their squares are not.
+        `all_finite` in the way that is fastest between forward passes, which leave no caches: 2.6
+        us for 16 rows of 4 numbers. (Hence no np.errstate: numpy warns, once, of squares above
+        3e38.)"""
+        if not abs(sum(out.reward.tolist())) < _INF:
+            return False
+        for name in self._small_floats:
+            leaf = out.obs[name]
+            if not np.vdot(leaf, leaf) < _INF:
+                return False
+        return all(all_finite(out.obs[name]) for name in self._large_floats)
 
     def _account(self, out: StepOut) -> list[Episode]:
         """Make ``valid`` and ``first``, and keep the episode statistics."""

@@ -72,7 +72,7 @@ class CheckpointStore:
         """Write a checkpoint, then remove those that are no longer wanted. Returns its file.
 
         Raises OSError if it cannot be written; those before it are then as they were. Raises
-        TypeError for a state that is not plain.
+        TypeError for a state that is not plain, CheckpointError for a tensor that is not finite.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):

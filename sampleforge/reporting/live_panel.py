@@ -31,6 +31,9 @@ def panel(title: str, values: Values, goal: Goal) -> RenderableType:
     lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
     if "eval_return_mean" in values:
         lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
+    if dropped := values.get("nonfinite_steps"):
+        text = f"{number(dropped)} env steps dropped: values that are not finite"
+        lines.append(Text(text, "yellow"))
     return Group(*lines)
 
 

@@ -14,6 +14,7 @@ from sampleforge.data.batch import Batch, BatchBuilder
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.divergence import Divergence
 from sampleforge.workers.gathering import GatherAhead, Gathering, GatherInTurn
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
@@ -70,6 +71,7 @@ class LearnerWorker(Woken):
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
+        self._divergence = Divergence()
         self._sums: dict[str, float] = {}
         self._updates = 0
         self._count = self._progress.counters.row(self._counter_row)
@@ -100,9 +102,12 @@ class LearnerWorker(Woken):
         return True
 
     def _learn(self, batch: Batch) -> None:
-        started = perf_counter()
+        started, before = perf_counter(), self._learner.version
         metrics = self._learner.update(batch, self._progress.fraction)
         learned = perf_counter()
+        steps = self._learner.version - before
+        all_skipped = 0 < steps <= metrics.get("skipped_steps", 0)
+        self._divergence.look(metrics, all_skipped=all_skipped)
         self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
@@ -134,7 +139,7 @@ class LearnerWorker(Woken):
         tensors, plain = self._learner.state()
         try:
             self._save(tensors, {**payload, "learner": plain})
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a tensor that is not finite
             return f"{type(error).__name__}: {error}"
         return None
 

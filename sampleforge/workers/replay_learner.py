@@ -20,6 +20,7 @@ from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
 from sampleforge.ops.schedules import between
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.divergence import Divergence
 from sampleforge.workers.learner import Save, answer
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
@@ -76,6 +77,7 @@ class ReplayLearnerWorker(Woken):
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
+        self._divergence = Divergence()
         self._reader = self._make_reader()
         self._random = np.random.default_rng(self._seed)
         if self._shard_choice is not None:
@@ -139,6 +141,7 @@ class ReplayLearnerWorker(Woken):
         started, fraction = perf_counter(), self._progress.fraction
         metrics, errors = self._learner.update(batch, self._beta(fraction), fraction)
         learned = perf_counter()
+        self._divergence.look(metrics, all_skipped=errors is None)
         if errors is None:
             self._spare.append(ticket)
         else:
@@ -179,7 +182,7 @@ class ReplayLearnerWorker(Woken):
         plain["shard_choice"] = self._random.bit_generator.state
         try:
             self._save(tensors, {**payload, "learner": plain})
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a tensor that is not finite
             return f"{type(error).__name__}: {error}"
         return None
 
