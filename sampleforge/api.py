@@ -15,6 +15,7 @@ import torch
 from sampleforge import spec as specs
 from sampleforge.config import ConfigError
 from sampleforge.driver import Run
+from sampleforge.env.door import to_env
 from sampleforge.env.probe import probe
 from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.folder.resume import model_tensors
@@ -108,7 +109,7 @@ class LoadedPolicy:
         distribution = self.model.distribution(output.parameters, leaves)
         chosen = distribution.sample() if stochastic else distribution.mode()
         actions = {
-            name: leaf[0].numpy() + self.spec.actions[name].start for name, leaf in chosen.items()
+            name: to_env(self.spec.actions[name])(leaf.numpy())[0] for name, leaf in chosen.items()
         }
         action = actions[specs.ACTION] if set(actions) == {specs.ACTION} else actions
         return action, output.state

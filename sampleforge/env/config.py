@@ -21,6 +21,9 @@ class EnvConfig(Checked):
     hung."""
     max_episode_steps: int | None = None
     """Cut episodes after so many env steps, as a truncation (none: the environment's own limit)."""
+    rescale_actions: bool = True
+    """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds; off: it
+    acts in the environment's own units."""
     decorrelate: bool = True
     """Spread the rows over the phases of an episode at the start, so that they do not all end
     together."""

@@ -43,11 +43,20 @@ def known_ids() -> list[str]:
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    """``num_rows`` rows of ``config.env``, one seed each; rewards are never clipped.
+    """``num_rows`` rows of ``config.env``, one seed each; rewards are never clipped. Box actions
+    are in [-1, 1] unless ``config.rescale_actions`` is off.
 
     Raises ConfigError for an unknown name or one whose library is missing; what the environment
     itself raises comes through.
     """
+    vector = _vector(config, num_rows, seeds)
+    if config.rescale_actions:
+        vector.rescale_actions()
+    return vector
+
+
+def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+    """The rows, with actions in the environment's own units."""
     if ":" in config.env:
         return _factory_vector(config, num_rows, seeds)
     family = find(config.env)

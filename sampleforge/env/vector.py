@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from sampleforge.env.door import ActionDoor
-from sampleforge.spec import EnvSpec
+from sampleforge.spec import EnvSpec, rescaled
 
 Array = np.ndarray[Any, Any]
 
@@ -90,7 +90,7 @@ class EnvVector(ABC):
         self.action_space = action_space
         self.valid_rows = 0
         self.rebuilt = 0
-        self._door = ActionDoor(action_space)
+        self._door = ActionDoor(action_space, spec.actions)
         self._same_step = spec.autoreset == "same_step"
         self._ended = np.zeros(num_rows, np.bool_)
         self._any_ended = False
@@ -101,6 +101,13 @@ class EnvVector(ABC):
         self._finished = np.zeros(num_rows, np.int64)
         self._leave_out_first = False
         """Whether each row's first episode is not counted: set where decorrelation cuts it."""
+
+    def rescale_actions(self) -> None:
+        """Take Box actions in [-1, 1] and map them to the bounds, where there are bounds: ``spec``
+        then has the policy's bounds. To be called before the first step."""
+        actions = {name: rescaled(leaf) for name, leaf in self.spec.actions.items()}
+        self.spec = replace(self.spec, actions=actions)
+        self._door = ActionDoor(self.action_space, actions)
 
     @property
     def frames(self) -> int:
@@ -119,7 +126,7 @@ class EnvVector(ABC):
 
     def send(self, actions: Mapping[str, Array]) -> None:
         """Begin a step with ``actions``, leaf -> [rows, ...] as the slots hold them. They must not
-        change before ``recv``. Box actions are clipped to their bounds, offsets are added.
+        change before ``recv``. Box actions are rescaled and clipped to their bounds, offsets added.
         Backends with threads or processes of their own start here, the others step in ``recv``,
         where there are views to write to."""
         self._begin(self._door(actions))

@@ -37,6 +37,9 @@ _MACHINE = {
     *("max_rank_restarts", "max_worker_restarts", "keep_driver_weights_in_sync"),
     *("num_replay_shards", "prefetch_batches", "samples_per_insert_tolerance", "save_replay"),
 }
+_BEFORE_THEY_EXISTED: dict[str, Any] = {"rescale_actions": False}
+"""What fields of today stand for in the config of a run that began before there were such fields,
+where their defaults would change what was trained."""
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: when to stop, what to report, how the work is spread over
 the machine. All others shape what is learned."""
@@ -70,15 +73,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def config_values(path: Path, algo: str) -> dict[str, Any]:
-    """The config fields in a YAML file of one's own or in a run's config.yaml, whose header is left
-    out. Raises ConfigError if the file is for another algorithm than ``algo``."""
+    """The config fields in a YAML file written by hand or in a run's config.yaml, whose header is
+    left out. Fields that a run's version did not have get the meaning they had then. Raises
+    ConfigError if the file is for another algorithm than ``algo``."""
     found = read_yaml(path)
     if found.get("algo", algo) != algo:
         raise ConfigError(
             f"{path} is a config for {found['algo']}, not for {algo}; train {found['algo']} with "
             "it, or give another file (in a run's folder: another --run-dir)"
         )
-    return {key: value for key, value in found.items() if key not in HEADER}
+    fields = {key: value for key, value in found.items() if key not in HEADER}
+    return {**_BEFORE_THEY_EXISTED, **fields} if "versions" in found else fields
 
 
 def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
@@ -88,7 +93,10 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     """
     algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
     config = from_plain(cls, config_values(path, algo), str(path))
-    return config, read_yaml(path).get("left_open") or {}
+    found = read_yaml(path)
+    defaults = flat_fields(cls())
+    unknown_then = {n: _plain(defaults[n]) for n in _BEFORE_THEY_EXISTED if n not in found}
+    return config, {**unknown_then, **(found.get("left_open") or {})}
 
 
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:

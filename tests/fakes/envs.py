@@ -308,6 +308,35 @@ class PushEnv(gym.Env[Any, Any]):
         return self._look(), reward, False, self.steps == self.length, {}
 
 
+class AimEnv(gym.Env[Any, Any]):
+    """Two actions in a Box from ``low`` to ``high`` that shall hit two targets. Observation:
+    float32 [2], the targets as -1..1 of the range; reward: 1 - the mean distance on that scale, so
+    that nothing but the actions depends on the bounds. Random: about 1/3; perfect: 1."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, low: float = -1.0, high: float = 1.0, length: int = 8) -> None:
+        self.low, self.high, self.length = low, high, length
+        self.action_space = spaces.Box(low, high, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._look(), {}
+
+    def _look(self) -> Any:
+        self.target = self.np_random.uniform(-0.8, 0.8, 2).astype(np.float32)
+        return self.target
+
+    def step(self, action: Any) -> Step:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        centre, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        reached = (action.astype(np.float64) - centre) / half
+        reward = 1.0 - float(np.abs(reached - self.target).mean())
+        return self._look(), reward, False, self.steps == self.length, {}
+
+
 class CountingVectorEnv(VectorEnv[Any, Any, Any]):
     """CodeEnvs as a VectorEnv in autoreset ``mode`` "next_step", "same_step", "disabled", or
     "unsaid" (no metadata). Env ids are the rows. ``stacked``: final_obs is one array, as ALE's."""
