@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
+
 import numpy as np
 import pytest
 import torch
 
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.ops.n_step import initial_errors, n_step_windows
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.value_rescaling import EPSILON, rescale, slope, unrescale
 
 GAMMA = 0.9
 
@@ -122,3 +124,48 @@ def test_value_rescaling_is_invertible_and_squashes() -> None:
     x = torch.tensor([-1e4, -3.0, -1e-3, 0.0, 0.5, 200.0, 1e5], dtype=torch.float64)
     torch.testing.assert_close(unrescale(rescale(x)), x, rtol=1e-6, atol=1e-9)
     assert rescale(torch.tensor(3.0)).item() == pytest.approx(1.0 + 3e-3)
+
+
+def test_value_rescaling_keeps_all_digits_in_float32() -> None:
+    """There and back, and each way against float64, within 3 roundings; small values included,
+    where the textbook forms lose theirs (h(0.001) came back as 0.00105)."""
+    sizes = torch.logspace(-8, 8, 321)
+    x = torch.cat((-sizes, torch.zeros(1), sizes))
+    close = {"rtol": 3 * 2.0**-23, "atol": 0.0}
+    torch.testing.assert_close(unrescale(rescale(x)), x, **close)
+    exact = x.double()
+    sign, size = exact.sign(), exact.abs()
+    with localcontext() as context:
+        context.prec = 50
+        rescaled = [_literal_h(Decimal(v)) for v in size.tolist()]
+        unrescaled = [_literal_inverse(Decimal(v)) for v in size.tolist()]
+    torch.testing.assert_close(
+        rescale(x), (sign * torch.tensor(rescaled, dtype=torch.float64)).float(), **close
+    )
+    torch.testing.assert_close(
+        unrescale(x), (sign * torch.tensor(unrescaled, dtype=torch.float64)).float(), **close
+    )
+
+
+def test_gradients_of_value_rescaling_are_right_everywhere() -> None:
+    """h' = slope, and the inverse's is 1 / h' there; at 0 as well, where sign(x) would lose it."""
+    sizes = torch.logspace(-8, 8, 65)
+    x = torch.cat((-sizes, torch.zeros(1), sizes)).requires_grad_()
+    (there,) = torch.autograd.grad(rescale(x).sum(), x)
+    torch.testing.assert_close(there, slope(x.detach()), rtol=1e-6, atol=0)
+    y = rescale(x).detach().requires_grad_()
+    (back,) = torch.autograd.grad(unrescale(y).sum(), y)
+    torch.testing.assert_close(back, 1 / slope(x.detach()), rtol=1e-6, atol=0)
+    double = torch.tensor([-30.0, -1e-3, 1e-3, 0.7, 30.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(rescale, double) and torch.autograd.gradcheck(unrescale, double)
+
+
+def _literal_h(x: Decimal) -> float:
+    return float((x + 1).sqrt() - 1 + Decimal(EPSILON) * x)
+
+
+def _literal_inverse(y: Decimal) -> float:
+    """Proposition A.2 of the paper."""
+    epsilon = Decimal(EPSILON)
+    root = (1 + 4 * epsilon * (y + 1 + epsilon)).sqrt()
+    return float(((root - 1) / (2 * epsilon)) ** 2 - 1)
