@@ -128,7 +128,7 @@ class MakeReader:
 
     def __init__(self, new_network: Any, config: ApexConfig, graph: Graph, frames: Any) -> None:
         self.new_network = new_network
-        self.windows = MakeWindows(config, graph.exchange.slots.shape.spec.autoreset == "same_step")
+        self.windows = MakeWindows(config, graph.exchange.slots.shape.drops_truncated)
         self.slots, self.frames = graph.exchange.slots, frames
 
     def __call__(self) -> CheckingReader:

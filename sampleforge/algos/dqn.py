@@ -13,6 +13,7 @@ from sampleforge.algos.windows import MakeWindows, finish_sequences
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.n_step import FinalValues
 from sampleforge.ops.value_rescaling import rescale, unrescale
 
 
@@ -82,7 +83,7 @@ class FinishRollout:
     config: DqnConfig
 
     def __call__(self, slots: TrajectorySlots, slot: int) -> None:
-        make = MakeWindows(self.config, slots.shape.spec.autoreset == "same_step")
+        make = MakeWindows(self.config, slots.shape.drops_truncated)
         extras, reward = slots.extras, slots.reward[slot]
         windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
         errors = first_errors(
@@ -91,6 +92,7 @@ class FinishRollout:
             make.rewards(reward),
             make.gamma,
             {name: column[slot] for name, column in extras.items()},
+            _final(slots, slot),
         )
         if slots.shape.sequences is not None:
             finish_sequences(slots, slot, errors, windows.steps > 0)
@@ -99,3 +101,12 @@ class FinishRollout:
         extras["discount"][slot] = windows.discount
         extras["steps"][slot] = windows.steps
         extras["td_error"][slot] = errors
+
+
+def _final(slots: TrajectorySlots, slot: int) -> FinalValues | None:
+    """The values of a rollout's final observations, where ``obs`` does not have these."""
+    if not slots.final_obs:
+        return None
+    assert slots.final_value is not None
+    truncated = slots.truncated[slot] & ~slots.terminated[slot] & slots.valid[slot]
+    return FinalValues(truncated, slots.final_value[slot])

@@ -16,10 +16,10 @@ from sampleforge.ops.sequence_priority import sequence_priority
 @dataclass(frozen=True)
 class MakeWindows:
     """n-step windows of the rewards that are learned from; everything is [T, rows]. ``config`` was
-    fitted; ``same_step``: see `sampleforge.ops.n_step.n_step_windows`."""
+    fitted; ``drop_truncated``: see `sampleforge.ops.n_step.n_step_windows`."""
 
     config: DqnConfig
-    same_step: bool
+    drop_truncated: bool
 
     @property
     def gamma(self) -> float:
@@ -47,7 +47,7 @@ class MakeWindows:
             valid,
             config.n_step,
             self.gamma,
-            same_step=self.same_step,
+            drop_truncated=self.drop_truncated,
         )
 
 

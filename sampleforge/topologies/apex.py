@@ -318,7 +318,7 @@ def make_reader(
     """What copies out of the slots what was drawn."""
     if slots.shape.sequences is None:
         return TransitionReader(slots, frames)
-    windows = MakeWindows(config, slots.shape.spec.autoreset == "same_step")
+    windows = MakeWindows(config, slots.shape.drops_truncated)
     return SequenceReader(slots, windows, frames)
 
 

@@ -190,7 +190,7 @@ def slot_shape(
     rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
     if sequences is None:
         extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
-        return SlotShape(plan.rollout, rows, spec, state_size, extras, True, places)
+        return SlotShape(plan.rollout, rows, spec, state_size, extras, True, places, final_obs=True)
     rollout = sequences.overlap + plan.rollout
     extras = RECURRENT_EXTRAS
     return SlotShape(rollout, rows, spec, state_size, extras, True, places, sequences)

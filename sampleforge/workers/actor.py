@@ -212,6 +212,7 @@ class ActorWorker(Woken):
         split.stepping = False
         self._count["env_s"] += perf_counter() - started
         self._keep_frames(split)
+        self._keep_final(split, out)
         self._account(split, out, len(ended))
         if ended:
             self._episodes.put(self._index, split.index, ended)
@@ -235,6 +236,18 @@ class ActorWorker(Woken):
             column.put(slot, t, split.carry[name])
             if slots.debug or t == slots.shape.rollout:
                 column.check(slot, t, split.carry[name])
+
+    def _keep_final(self, split: Split, out: StepOut) -> None:
+        """What was seen after truncated steps into the slot, where ``obs`` does not have it."""
+        slots = self._exchange.slots
+        if not slots.final_obs or not out.truncated.any():
+            return
+        assert out.final_obs is not None
+        for name, column in slots.final_obs.items():
+            seen = out.final_obs[name][out.truncated]
+            column[split.slot, split.t, out.truncated] = (
+                seen[:, -1] if name in slots.stacks else seen
+            )
 
     def _account(self, split: Split, out: StepOut, episodes: int) -> None:
         steps = np.count_nonzero(out.valid)
