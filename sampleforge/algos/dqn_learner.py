@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from sampleforge.data.sequences import Sequences
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.noisy import Noise, noise_size, set_noise
 from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.running_stats import Moments
 from sampleforge.ops.schedules import linear
 
 
@@ -81,8 +83,6 @@ class DqnLearner:
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
             self._optimiser.step()
-            if self.model.normaliser is not None:
-                self.model.normaliser.update(batch.flat_obs)
         self.version += 1
         if self.version % self._target_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
@@ -90,6 +90,16 @@ class DqnLearner:
         if not finite:
             return Learned(metrics, None)
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+
+    def observe(self, seen: Mapping[str, Moments]) -> None:
+        """Take the moments of new observations into the statistics that normalise them."""
+        if self.model.normaliser is not None:
+            self.model.normaliser.merge(
+                {
+                    name: Moments(*(part.to(self._device) for part in (of.mean, of.var, of.count)))
+                    for name, of in seen.items()
+                }
+            )
 
     def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
         if isinstance(batch, Sequences):

@@ -34,11 +34,6 @@ class Sequences:
     steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is nothing to learn
     odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
 
-    @property
-    def flat_obs(self) -> dict[str, torch.Tensor]:
-        """What was seen, for statistics: leaves [N, ...]."""
-        return {name: leaf[:-1].flatten(0, 1) for name, leaf in self.obs.items()}
-
     def to(self, device: torch.device) -> Sequences:
         plain = {n: c.to(device, non_blocking=True) for n, c in self._plain().items()}
         obs = {n: leaf.to(device, non_blocking=True) for n, leaf in self.obs.items()}

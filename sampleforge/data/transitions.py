@@ -27,11 +27,6 @@ class Transitions:
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
     odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
 
-    @property
-    def flat_obs(self) -> dict[str, torch.Tensor]:
-        """What was seen, for statistics: leaves [N, ...]."""
-        return self.obs
-
     def to(self, device: torch.device) -> Transitions:
         def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}

@@ -28,7 +28,7 @@ class ObservationNormaliser(nn.Module):
     """(x - mean) / std, clipped to +- 10, for the leaves that `normalised_leaves` names.
 
     The statistics are buffers: they travel with the weights, rest in checkpoints, and change in
-    `update` only, which the learner calls. Before the first update it is the identity but for the
+    `update` and `merge` only, which the learner calls. Before that it is the identity but for the
     clip.
     """
 
@@ -55,7 +55,13 @@ class ObservationNormaliser(nn.Module):
         """Take in observations [N, *shape] where ``mask`` (bool [N]) is True: each exactly once.
         With ``gather``, also those that the other ranks take in at the same time."""
         for name, leaf in self._by_name:
-            leaf.update(obs[name], mask, gather)
+            leaf.merge(over_ranks(moments(obs[name], mask), gather))
+
+    @torch.no_grad()
+    def merge(self, seen: Mapping[str, Moments]) -> None:
+        """Take in the moments of observations that were counted elsewhere."""
+        for name, leaf in self._by_name:
+            leaf.merge(seen[name])
 
 
 class LeafNormaliser(nn.Module):
@@ -81,9 +87,8 @@ class LeafNormaliser(nn.Module):
         y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
         return y.clamp_(-CLIP, CLIP)
 
-    def update(self, x: Tensor, mask: Tensor | None, gather: Gather) -> None:
-        seen = Moments(self.total_mean, self.total_var, self.count)
-        total = merge(seen, over_ranks(moments(x, mask), gather))
+    def merge(self, more: Moments) -> None:
+        total = merge(Moments(self.total_mean, self.total_var, self.count), more)
         scale = (total.var + 1e-8).rsqrt()
         some = total.count > 0  # else all stays as it is; decided on the device, which may be busy
         for buffer, value in (

@@ -24,10 +24,12 @@ from sampleforge.data.replay import Prioritisation, ReplayShard
 from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
+from sampleforge.data.seen import Shapes
 from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
+from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
@@ -212,7 +214,11 @@ def _replay_channels(
         restoring = archive.where.saved is not None
         limiter.load(start.resume.plain()["limiter"], restoring=restoring)
     tickets = SampleTickets(
-        config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
+        config.prefetch_batches,
+        plan.batch_size,
+        shard_wakeups,
+        joined.learner_wakeup,
+        _counted(config, slots.shape.spec),
     )
     return ReplayChannels(
         exchange=ReplayExchange(
@@ -225,6 +231,13 @@ def _replay_channels(
         histograms=ReplayHistograms(tickets, len(shard_wakeups)),
         archive=archive,
     )
+
+
+def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
+    """The observation leaves that are normalised, and so counted as they come in."""
+    if not config.model.normalise_observations:
+        return {}
+    return {name: leaf.shape for name, leaf in normalised_leaves(spec.observations).items()}
 
 
 def _shard(

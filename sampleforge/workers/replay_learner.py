@@ -15,6 +15,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.data.config import ReplayConfig
 from sampleforge.data.replay_exchange import SAMPLE, UPDATE, SampleTickets
 from sampleforge.data.replay_ledger import ItemSteps, RateLimiter
+from sampleforge.data.seen import unpack
 from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
@@ -104,6 +105,8 @@ class ReplayLearnerWorker(Woken):
         for shard in range(self._limiter.ledger.shards):
             while (ticket := tickets.take_answered(shard)) is not None:
                 if tickets.kind[ticket] == SAMPLE:
+                    if tickets.counted:
+                        self._learner.observe(unpack(tickets.seen[ticket], tickets.counted))
                     self._ready.append((shard, ticket))
                 else:
                     self._spare.append(ticket)
