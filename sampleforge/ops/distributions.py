@@ -134,7 +134,7 @@ class ActionDistribution:
         return log_prob if self._discrete is None else log_prob + self._discrete_log_prob(actions)
 
     def entropy(self) -> Tensor:
-        """Sum over the leaves; of squashed boxes to quadrature accuracy (`Gaussian.entropy`)."""
+        """Sum over the leaves; of squashed boxes to 1e-6 each (`Gaussian.entropy`)."""
         if self._box is None:
             assert self._discrete is not None
             return self._discrete.entropy()
