@@ -109,20 +109,21 @@ class DqnConfig(QHeadsConfig):
     """The online network chooses the action that the target network values."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages."""
-    head_size: int = 0
-    """Width of a hidden layer in each head (0: none)."""
+    head_size: int | None = None
+    """Width of a hidden layer in each head (none: 512 for images, else 0, which is no layer)."""
     huber_delta: float = 1.0
     """TD errors beyond this count linearly (0: all count squared)."""
     value_rescaling: bool | None = None
     """Learn squashed values h(Q) instead of clipping rewards (none: with a recurrent core)."""
     optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
-    """rmsprop: centred, as in the paper (auto: rmsprop for images, else adam)."""
+    """rmsprop: centred, as in the paper (auto: rmsprop for images without a core, else adam)."""
     learning_rate: float | None = None
-    """None: the paper's 6.25e-5 for images, else 5e-4."""
+    """None: the paper's 6.25e-5 for images (with a recurrent core 1e-4), else 5e-4."""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """linear: to zero at the stop condition."""
     optimiser_eps: float | None = None
-    """Added to the denominator of the step (none: 1.5e-7 for images, else 1e-6)."""
+    """Added to the denominator of the step (none: for images 3.9e-4 with rmsprop, 1.5e-4 with adam,
+    1e-3 with a recurrent core; else 1e-6)."""
     rmsprop_decay: float = 0.95
     max_grad_norm: float = 40.0
     """Gradients are clipped to this norm (0: never)."""
@@ -131,8 +132,9 @@ class DqnConfig(QHeadsConfig):
     else 100)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this for learning; reported returns are not."""
-    reward_clip: float | None = None
-    """Scaled rewards are clipped to +- this for learning; reported returns are not."""
+    reward_clip: Literal["auto"] | float | None = "auto"
+    """Scaled rewards are clipped to +- this for learning; reported returns are not (auto: 1 for
+    images unless values are rescaled, else none)."""
     epsilon_base: float | None = None
     """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1)) (none:
     0.4, or 0 with noisy nets, which explore by themselves)."""
@@ -151,8 +153,9 @@ class DqnConfig(QHeadsConfig):
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
-        check_range(self, "learning_rate optimiser_eps", low=0, above=True)
-        check_range(self, "reward_scale reward_clip", low=0, above=True)
+        check_range(self, "learning_rate optimiser_eps reward_scale", low=0, above=True)
+        if self.reward_clip != "auto":
+            check_range(self, "reward_clip", low=0, above=True)
 
     @property
     def base_epsilon(self) -> float:

@@ -29,6 +29,7 @@ class MakeWindows:
     def rewards(self, reward: Floats) -> Floats:
         """Scaled and clipped."""
         config = self.config
+        assert config.reward_clip != "auto"
         scaled: Floats = reward * np.float32(config.reward_scale)
         if config.reward_clip is None:
             return scaled

@@ -40,6 +40,12 @@ _MACHINE = {
 _BEFORE_THEY_EXISTED: dict[str, Any] = {"rescale_actions": False}
 """What fields of today stand for in the config of a run that began before there were such fields,
 where their defaults would change what was trained."""
+_FORMER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "apex": {"reward_clip": None, "head_size": 0, "priority_alpha": 0.6, "priority_beta": 0.4},
+    "ddppo": {"adam_eps": 1e-6},
+}
+"""Defaults, by algorithm, of the runs that lack those fields. They count as left open there, so
+that the same command resumes such a run, with what it had."""
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: when to stop, what to report, how the work is spread over
 the machine. All others shape what is learned."""
@@ -95,8 +101,12 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     config = from_plain(cls, config_values(path, algo), str(path))
     found = read_yaml(path)
     defaults = flat_fields(cls())
-    unknown_then = {n: _plain(defaults[n]) for n in _BEFORE_THEY_EXISTED if n not in found}
-    return config, {**unknown_then, **(found.get("left_open") or {})}
+    then = {n: None for n in _BEFORE_THEY_EXISTED if n not in found}
+    if then:
+        former = _FORMER_DEFAULTS.get(algo, {})
+        then |= {n: None for n, value in former.items() if n in found and found[n] == value}
+    left_open = {name: _plain(defaults[name]) for name in then}
+    return config, {**left_open, **(found.get("left_open") or {})}
 
 
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:

@@ -130,7 +130,7 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
             spec.observations,
             spec.actions,
             dueling=config.dueling,
-            head_size=config.head_size,
+            head_size=config.head_size or 0,
             noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
             value_distribution=value_distribution(config, bool(config.value_rescaling)),
         )
@@ -258,7 +258,7 @@ def _shard(
         first=sum(counts[:index]),
         count=counts[index],
         capacity=plan.stored_slots[index],
-        priority=Prioritisation(config.priority_alpha, config.priority_epsilon),
+        priority=Prioritisation(config.priority_exponent, config.priority_epsilon),
         ledger=replay.limiter.ledger,
         seed=[start.seed, start.resumes],
     )
@@ -361,6 +361,13 @@ def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
     )
 
 
+def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
+    clip = config.reward_clip
+    if clip is None:
+        return ()
+    return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
+
+
 def _notes(
     config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
 ) -> tuple[str, ...]:
@@ -380,6 +387,7 @@ def _notes(
         *([compression] if plan.ring_bytes else []),
         *_sequence_notes(config),
         f"samples per insert: {limit}",
+        *_clip_notes(config),
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),

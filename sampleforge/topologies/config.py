@@ -122,6 +122,7 @@ class DdppoConfig(
     advantage: Literal["vtrace", "gae"] = "gae"
     async_rl: bool = False
     worker_niceness: int = 0
+    adam_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -167,6 +167,7 @@ class ReplayLearnerWorker(Woken):
 
     def _beta(self, fraction: float) -> float:
         first, last = self._config.priority_beta, self._config.priority_beta_final
+        assert first is not None, "fitted"
         return first if last is None else between(first, last, fraction)
 
     def handle(self, request: tuple[str, Any]) -> Any:
