@@ -49,8 +49,10 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
-        """uint8 of rank 3, at least 8 pixels high and wide, [C, H, W] or [H, W, C]."""
-        return self.dtype == "uint8" and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
+        """uint8 of rank 3, not categorical, at least 8 pixels high and wide, [C, H, W] or
+        [H, W, C]."""
+        pixels = self.dtype == "uint8" and self.categories is None
+        return pixels and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
     if isinstance(space, spaces.Discrete):
         return ArraySpec((), "int64", (int(space.n),))
     if isinstance(space, spaces.MultiDiscrete):
-        return ArraySpec(space.shape, "int64", tuple(int(n) for n in space.nvec.ravel()))
+        categories = tuple(int(n) for n in space.nvec.ravel())
+        return ArraySpec(space.shape, np.dtype(space.dtype).name, categories)
     if isinstance(space, spaces.MultiBinary):
         return ArraySpec(space.shape, "int8")
     raise ValueError(

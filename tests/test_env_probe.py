@@ -35,7 +35,7 @@ def test_the_spec_is_the_one_of_the_rows(name: str) -> None:
     ("name", "kwargs", "message"),
     [
         ("nosuch.module:make", {}, "there is no module 'nosuch'"),
-        ("ALE/Brekout-v5", {}, "did you mean ALE/Breakout-v5"),
+        ("ALE/Brekout-v5", {}, "Did you mean ALE/Breakout-v5"),
         ("RaisingEnv", {}, r"(?s)Traceback.*\nValueError: deliberate: the factory raises$"),
         ("RaisingEnv", {"where": "reset"}, r"(?s)Traceback.*ValueError: deliberate: reset raises$"),
         (
