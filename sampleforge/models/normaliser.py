@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sampleforge.config import ConfigError
 from sampleforge.models.encoders import is_image
 from sampleforge.ops.running_stats import Gather, Moments, alone, merge, moments, over_ranks
 from sampleforge.spec import ACTION_MASK, ArraySpec
@@ -16,11 +18,18 @@ CLIP = 10.0
 
 
 def normalised_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """Leaves of floats that are no images; bytes, categories and masks have their scale already."""
+    """Leaves of floats or bytes that are no images; categories and masks have their scale already.
+
+    Bytes that are no image may be codes of a grid, from 0 to 10: divided by 255 they would all
+    look alike (MiniGrid-Empty-5x5 as bytes, 38k env steps: return .73 so, .95 normalised).
+    """
     return {
         name: spec
         for name, spec in observations.items()
-        if spec.dtype.startswith("float") and not is_image(spec) and name != ACTION_MASK
+        if spec.dtype.startswith(("float", "uint8"))
+        and spec.categories is None
+        and not is_image(spec)
+        and name != ACTION_MASK
     }
 
 
@@ -29,7 +38,8 @@ class ObservationNormaliser(nn.Module):
 
     The statistics are buffers: they travel with the weights, rest in checkpoints, and change in
     `update` only, which the learner calls. Before the first update it is the identity but for the
-    clip.
+    clip; bytes are divided by 255. The deviation of bytes counts as 1 at least, the step between
+    two of them: many elements of a grid hardly ever change.
     """
 
     def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
@@ -37,7 +47,7 @@ class ObservationNormaliser(nn.Module):
         self.leaves = nn.ModuleDict()
         self._by_name: list[tuple[str, LeafNormaliser]] = []
         for name, spec in normalised_leaves(observations).items():
-            leaf = LeafNormaliser(spec.shape)
+            leaf = LeafNormaliser(spec.shape, of_bytes=spec.dtype == "uint8")
             self.leaves[name.replace(".", "/")] = leaf  # a module's name may not hold a dot
             self._by_name.append((name, leaf))
 
@@ -47,6 +57,19 @@ class ObservationNormaliser(nn.Module):
         for name, leaf in self._by_name:
             found[name] = leaf.forward(obs[name])
         return found
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *more: Any, **named: Any
+    ) -> None:
+        for name, leaf in self._by_name:
+            stored = f"{prefix}leaves.{name.replace('.', '/')}.count"
+            if leaf.of_bytes and stored not in state_dict:
+                raise ConfigError(
+                    "the checkpoint was written by a version that divided the bytes of "
+                    f"observation leaf {name!r} by 255, and this one normalises them by mean and "
+                    "deviation, so its weights do not fit; train anew in another --run-dir"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *more, **named)
 
     @torch.no_grad()
     def update(
@@ -68,12 +91,13 @@ class LeafNormaliser(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], of_bytes: bool = False) -> None:
         super().__init__()
+        self.of_bytes = of_bytes
         self.register_buffer("total_mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("total_var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("scale", torch.full(shape, 1 / 255 if of_bytes else 1.0))
         self.register_buffer("shift", torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +108,7 @@ class LeafNormaliser(nn.Module):
     def update(self, x: Tensor, mask: Tensor | None, gather: Gather) -> None:
         seen = Moments(self.total_mean, self.total_var, self.count)
         total = merge(seen, over_ranks(moments(x, mask), gather))
-        scale = (total.var + 1e-8).rsqrt()
+        scale = (total.var.clamp(min=1.0) if self.of_bytes else total.var + 1e-8).rsqrt()
         some = total.count > 0  # else all stays as it is; decided on the device, which may be busy
         for buffer, value in (
             (self.total_mean, total.mean),
