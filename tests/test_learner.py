@@ -104,7 +104,7 @@ def test_asynchronous_experience_is_stale_and_shows_it() -> None:
 
 
 def test_truncation_bootstraps_from_the_final_observation() -> None:
-    chosen = config(env_kwargs={"ending": "truncate"}, decorrelate=False)
+    chosen = config(env_kwargs={"ending": "truncate"}, decorrelate=False, normalise_returns=False)
     model, found = model_of(chosen), 0
     loss = AppoLoss(AppoLossConfig(advantage="gae"), gamma=0.9)
     for batch in rollouts(chosen, 8):
@@ -148,6 +148,7 @@ def test_same_step_environments_have_their_final_observations_valued(
         env_kwargs={"mode": "same_step", "ending": "truncate"},
         inference=inference,
         model=dataclasses.replace(SMALL, core=core, normalise_observations=False),
+        normalise_returns=False,  # else all values are 0 until the first batch is learned from
     )
     model, found = model_of(chosen), 0
     for batch in rollouts(chosen, 10):

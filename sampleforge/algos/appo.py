@@ -39,6 +39,9 @@ class AppoLoss:
     """Clipped surrogate on the ratio to the behaviour policy, clipped value loss, exploration
     bonus.
 
+    Values, targets and advantages are divided by the model's ``value_scale``: what they add to the
+    loss is independent of the rewards' unit where that scale follows the returns.
+
     With V-trace, advantages and value targets are recomputed for every minibatch from the newest
     values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
     """
@@ -93,12 +96,14 @@ class AppoLoss:
         log_ratio = torch.where(experience.mask, log_ratio, 0.0)
         values = output.values[:rollout]
         targets, advantages = self._targets(experience, output.values, log_ratio)
+        # Until the first reward the scale is 0, as are all of these.
+        scale = torch.where(model.value_scale > 0, model.value_scale, 1.0)
+        advantages = advantages / scale
         own = scalar_moments(advantages, counts)
         whole = over_ranks(own, gather)
         if config.normalise_advantages:
             advantages = normalise(advantages, whole, counts)
 
-        scale = model.value_scale
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, counts)
         value_loss = clipped_value_loss(
             values / scale, experience.value / scale, targets / scale, config.value_clip, counts
@@ -126,7 +131,6 @@ class AppoLoss:
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
                 "value_mean": masked_mean(values, counts),
                 "target_mean": masked_mean(targets, counts),
-                "target_square_mean": masked_mean(targets.square(), counts),
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         return LossOutput(loss, {name: m.detach() for name, m in metrics.items()}, weight)

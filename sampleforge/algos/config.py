@@ -33,7 +33,8 @@ class LearnerConfig(Checked):
     reward_clip: float | None = None
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
     normalise_returns: bool = True
-    """The value head learns returns divided by their running standard deviation."""
+    """The value head learns returns divided by their running standard deviation, which rewards of
+    any size then fit; it is counted from the first reward that is not zero."""
     max_policy_lag: int = 100
     """Experience older than so many policy versions is masked out of the loss, and counted."""
     async_rl: bool = True

@@ -13,13 +13,12 @@ from sampleforge.algos.averaging import Alone, Averaging
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.data.batch import Batch
 from sampleforge.data.short_rollouts import NOT_TAKEN
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
-
-_SCALE_FLOOR = 1e-4  # of the return's standard deviation, where rewards are all zero so far
 
 
 class Loss(Protocol):
@@ -75,7 +74,7 @@ class Learner:
         )
         self._learning_rate = config.learning_rate
         self._generator = torch.Generator().manual_seed(seed)  # minibatch order
-        self._return_moments = torch.zeros(3, dtype=torch.float64)  # batches, mean, mean of squares
+        self._return_scale = ReturnScale(config.gamma, device)
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; returns what to report. The device is waited for once, at
@@ -91,6 +90,10 @@ class Learner:
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version, self._averaging.gather)
         counts = self._count(batch, experience)
+        if self._config.normalise_returns:
+            gather = self._averaging.gather
+            self.model.rescale_values(self._return_scale.update(experience, gather))
+        counts["value_scale"] = self.model.value_scale
         self.model.train()
         with autocast(self._device, self._precision):
             experience = self._loss.prepare(self.model, experience)
@@ -103,7 +106,8 @@ class Learner:
         skipped = torch.stack([m["skipped_steps"] for m in per_step]).sum()
         metrics = to_floats({**means, "skipped_steps": skipped, **counts})
         self._update_statistics(batch, metrics)
-        if self._config.lr_schedule == "kl_adaptive":
+        # Until the first reward there is nothing to learn: no KL, which says nothing of the rate.
+        if self._config.lr_schedule == "kl_adaptive" and metrics["value_scale"] > 0:
             self._learning_rate = kl_adaptive(
                 self._learning_rate, metrics["approx_kl"], self._config.lr_target_kl
             )
@@ -177,27 +181,13 @@ class Learner:
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
             taken = (batch.version != NOT_TAKEN).flatten()
             self.model.normaliser.update(leaves, taken, self._averaging.gather)
-        learned = metrics["valid_steps"] > metrics["stale_steps"] and not metrics["skipped_steps"]
-        if self._config.normalise_returns and learned:
-            self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])
-
-    def _rescale_values(self, mean: float, mean_of_squares: float) -> None:
-        """Track the targets' standard deviation in ``model.value_scale``, keeping all predictions
-        (the output-preserving step of Pop-Art, van Hasselt et al. 2016, arXiv 1602.07714)."""
-        self._return_moments[0] += 1
-        rate = max(1.0 / float(self._return_moments[0]), 0.01)
-        new = torch.tensor([mean, mean_of_squares], dtype=torch.float64)
-        self._return_moments[1:] += rate * (new - self._return_moments[1:])
-        variance = float(self._return_moments[2] - self._return_moments[1] ** 2)
-        scale = max(variance, _SCALE_FLOOR**2) ** 0.5
-        self.model.rescale_values(scale)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
         tensors["rng/minibatches"] = self._generator.get_state()
-        tensors["return_moments"] = self._return_moments
+        tensors["return_scale"] = self._return_scale.state()
         plain = {"version": self.version, "learning_rate": self._learning_rate}
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
@@ -210,7 +200,12 @@ class Learner:
             raise ValueError(f"the checkpoint is of another model: {error}") from error
         load_optimiser(self._optimiser, tensors)
         self._generator.set_state(tensors["rng/minibatches"])
-        self._return_moments.copy_(tensors["return_moments"])
+        if "return_scale" in tensors:
+            self._return_scale.load(tensors["return_scale"])
+        else:
+            self._return_scale.load_batch_moments(tensors["return_moments"])
+        if not self._config.normalise_returns and not self.model.value_scale:
+            self.model.rescale_values(1.0)  # they were normalised, and no reward had come
         self.version = plain["version"]
         self._learning_rate = plain["learning_rate"]
 

@@ -19,8 +19,8 @@ from sampleforge.topologies.parts import (
     Start,
     first_weights,
     make_learner,
+    model_maker,
     policy_maker,
-    seeded_model,
 )
 from sampleforge.topologies.plan import Plan, gathers_ahead
 from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
@@ -41,7 +41,7 @@ def appo(
     ``save`` writes a checkpoint, in the learner's process; ``control`` is the learner's end of the
     driver's pipe (None: the driver calls the learner worker itself).
     """
-    new_model = partial(seeded_model, config.model, spec, start.seed)
+    new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
     joined = channels(config, plan, shape, start, weights, other_workers=1)

@@ -38,7 +38,6 @@ from sampleforge.topologies.parts import (
     make_learner,
     model_maker,
     policy_maker,
-    seeded_model,
 )
 from sampleforge.topologies.plan import (
     Plan,
@@ -251,7 +250,7 @@ def wire_rank(
     """One rank, with slots and weights that only it uses."""
     rank, wakeup = meet.rank, Wakeup()
     plan = dataclasses.replace(plan, device=meet.device)
-    new_model: NewModel = partial(seeded_model, config.model, spec, start.seed)
+    new_model = model_maker(config, spec, start.seed)
     shape = slot_shape(config, spec, plan.rows, meet.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)

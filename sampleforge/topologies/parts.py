@@ -81,7 +81,14 @@ def fit(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
 
 def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
     """Makes the actor-critic with its initial weights."""
-    return partial(seeded_model, config.model, spec, seed)
+    return partial(_new_model, config, spec, seed)
+
+
+def _new_model(config: PpoConfig, spec: EnvSpec, seed: int) -> ActorCritic:
+    model = seeded_model(config.model, spec, seed)
+    if config.normalise_returns:
+        model.value_scale.zero_()  # until the first reward: see `algos.return_scale`
+    return model
 
 
 def make_learner(
