@@ -110,11 +110,11 @@ def test_ranks_learn_rewards_of_any_size(scale: float, tmp_path: Path) -> None:
     assert max(found) > 0.9 * scale, found
 
 
+@pytest.mark.parametrize("batches", [100, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("normalise", [True, False])
-def test_rewards_that_come_after_many_batches_are_learned(normalise: bool) -> None:
-    """The first reward comes after 100 batches; it is then learned as soon as it would have been
-    at once."""
-    silent = 100 * 512 // 32
+def test_rewards_that_come_after_many_batches_are_learned(normalise: bool, batches: int) -> None:
+    """The first reward comes after ``batches``; from then on it takes no longer than usual."""
+    silent = batches * 512 // 32
     chosen = dataclasses.replace(cues(silent=silent), normalise_returns=normalise)
     assert learn(chosen, silent * 32 + 60_000, until=0.9) > 0.9
 

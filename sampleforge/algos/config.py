@@ -134,6 +134,10 @@ class DqnConfig(QHeadsConfig):
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
+    normalise_returns: bool | None = None
+    """Learn returns of rewards divided by the running root mean square of those that are not zero,
+    which rewards of any size then fit (none: yes, but for clipped rewards and for c51, whose
+    support is in the rewards' own unit)."""
     epsilon_base: float | None = None
     """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1)) (none:
     0.4, or 0 with noisy nets, which explore by themselves)."""
@@ -154,6 +158,12 @@ class DqnConfig(QHeadsConfig):
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
         check_range(self, "learning_rate optimiser_eps", low=0, above=True)
         check_range(self, "reward_scale reward_clip", low=0, above=True)
+        if self.normalise_returns and self.value_distribution == "c51":
+            raise ConfigError(
+                "normalise_returns divides rewards by their typical size, but with "
+                "value_distribution 'c51' returns lie between v_min and v_max, which are in the "
+                "rewards' own unit; leave it out, or use 'quantile'"
+            )
 
     @property
     def base_epsilon(self) -> float:

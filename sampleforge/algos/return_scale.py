@@ -1,4 +1,4 @@
-"""The running scale of returns, which values are learned in units of."""
+"""The running scale that values are learned in units of: of returns (PPO), of rewards (DQN)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sampleforge.ops.running_stats import Gather, Moments, alone, merge, over_ra
 HORIZON = 100
 """Batches that the statistics reach back: older ones fade, so that returns which grow are followed.
 Until then all batches count alike."""
+REWARD_HORIZON = 100
+"""The same for `RewardScale`, in batches that it counts."""
 LEAST_SPREAD = 0.1
 """The scale is at least this part of the returns' root mean square: returns that are all alike have
 no deviation."""
@@ -73,6 +75,55 @@ class ReturnScale:
         if batches:
             var = max(mean_of_squares - mean**2, 0.0)
             self._moments.copy_(torch.tensor([1e18, mean, var], dtype=torch.float64))
+
+
+class RewardScale:
+    """Root mean square of the rewards that were learned from and are not zero.
+
+    How seldom there is a reward changes nothing, and rewards of +-1 have the scale 1 exactly.
+    Returns are some 1 / (1 - gamma) of it at most, where a reward comes at every step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # rewards, squares
+
+    @torch.no_grad()
+    def update(self, reward: Tensor) -> Tensor:
+        """Count a batch's rewards [...]; return the new scale, float64 [], or 0 while all rewards
+        have been 0. The device is not waited for. Rewards that are not finite are left out, and
+        those of their batch."""
+        reward = reward.double()
+        new = torch.stack(((reward != 0).sum(), reward.square().sum()))
+        fading = ((REWARD_HORIZON - 1) * new[0] / self._sums[0]).clamp(max=1.0)  # inf at first
+        counted = (new[0] > 0) & torch.isfinite(new[1])
+        found = torch.where(self._sums[0] > 0, self._sums * fading, 0.0) + new
+        self._sums.copy_(torch.where(counted, found, self._sums))
+        return self.scale
+
+    @property
+    def scale(self) -> Tensor:
+        """float64 []: 0 while all rewards have been 0."""
+        count, squares = self._sums.unbind()
+        return torch.where(count > 0, squares / count, 0.0).sqrt()
+
+    def state(self) -> Tensor:
+        """float64 [2], for `load`."""
+        return self._sums
+
+    def load(self, state: Tensor) -> None:
+        """Go on from a `state`."""
+        self._sums.copy_(state)
+
+    def begin_at(self, scale: Tensor) -> None:
+        """Values are in units of ``scale`` already, but no reward was counted."""
+        self._sums.copy_(1e-9 * torch.stack((torch.ones_like(scale), scale.square())))
+
+
+def typical_size(x: Tensor) -> Tensor:
+    """float64 []: the root mean square of the elements that are not zero; 1 if there are none."""
+    x = x.double()
+    count = (x != 0).sum()
+    return torch.where(count > 0, x.square().sum() / count, 1.0).sqrt()
 
 
 def sampled_returns(experience: Experience, gamma: float) -> Tensor:

@@ -26,6 +26,7 @@ class Transitions:
     discount: torch.Tensor  # float32 [B], 0 where the episode terminated
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
     odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
+    reward: torch.Tensor | None = None  # float32 [B], of the step alone, as the environment gave it
 
     @property
     def flat_obs(self) -> dict[str, torch.Tensor]:
@@ -36,8 +37,16 @@ class Transitions:
         def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}
 
-        plain = move({n: getattr(self, n) for n in ("action", "returns", "discount", "odds")})
+        plain = move(self.plain())
         return Transitions(obs=move(self.obs), next_obs=move(self.next_obs), **plain)
+
+    def plain(self) -> dict[str, torch.Tensor]:
+        """What is no observation, [B] each."""
+        columns = {n: getattr(self, n) for n in _PLAIN}
+        return {n: column for n, column in columns.items() if column is not None}
+
+
+_PLAIN = ("action", "returns", "discount", "odds", "reward")
 
 
 class Gathered(NamedTuple):
@@ -70,6 +79,7 @@ class TransitionReader:
                 "action": f"action/{ACTION}",
                 "returns": "returns",
                 "discount": "discount",
+                "reward": "reward",
             }.items()
         }
         self._windows = slots.extras["steps"].reshape(-1)
@@ -98,7 +108,7 @@ class TransitionReader:
 
 def _pick(found: Transitions, held: npt.NDArray[np.bool_]) -> Transitions:
     mask = torch.from_numpy(held)
-    plain = {n: getattr(found, n)[mask] for n in ("action", "returns", "discount", "odds")}
+    plain = {n: column[mask] for n, column in found.plain().items()}
     return Transitions(
         obs={n: leaf[mask] for n, leaf in found.obs.items()},
         next_obs={n: leaf[mask] for n, leaf in found.next_obs.items()},

@@ -120,10 +120,10 @@ def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
 
 
 def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
-    """The Q-network with its initial weights, the same for the same seed."""
+    """The Q-network with its initial weights, the same for the same seed. ``config`` was fitted."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return QNetwork(
+        network = QNetwork(
             config.model,
             spec.observations,
             spec.actions,
@@ -132,6 +132,9 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
             noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
             value_distribution=value_distribution(config, bool(config.value_rescaling)),
         )
+    if config.normalise_returns:
+        network.value_scale.zero_()  # until the first reward: see `algos.return_scale`
+    return network
 
 
 def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
@@ -216,7 +219,11 @@ def _replay_channels(
     )
     return ReplayChannels(
         exchange=ReplayExchange(
-            slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
+            slots,
+            joined.actor_wakeups,
+            shard_wakeups,
+            plan.leases,
+            FinishRollout(config, joined.weights),
         ),
         frames=frames,
         tickets=tickets,

@@ -114,6 +114,9 @@ def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     if "learning_starts" in left_open:
         left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
     left_open["epsilon_base"] = config.base_epsilon
+    if config.normalise_returns is None:
+        in_own_unit = config.reward_clip is not None or config.value_distribution == "c51"
+        left_open["normalise_returns"] = not in_own_unit
     if sequences is not None:
         left_open["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
     return dataclasses.replace(config, **left_open, **_support(config, spec))

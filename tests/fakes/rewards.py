@@ -46,3 +46,17 @@ class CueEnv(gym.Env[Any, Any]):
         paid = is_right if self.every_step else self.right * ended
         reward = self.scale * paid / self.length if self.taken > self.silent else 0.0
         return self._show(), reward, ended, False, {}
+
+
+class ScaledCartPole(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole-v1 with rewards of ``scale``; the first ``silent`` steps of an env pay nothing."""
+
+    def __init__(self, scale: float = 1.0, silent: int = 0) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.scale, self.silent, self.taken = scale, silent, 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.taken += 1
+        paid = self.scale * float(reward) if self.taken > self.silent else 0.0
+        return observation, paid, terminated, truncated, info
