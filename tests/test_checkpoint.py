@@ -236,6 +236,18 @@ def test_going_on_from_an_earlier_checkpoint(store):
     assert load(store) == (2, [])
 
 
+def test_older_weights_never_take_the_place_of_later_ones(store):
+    """Neither as the latest, nor, with the return that the later ones had, as the best."""
+    for number in (6, 7, 8):
+        save(store, number, return_mean=float(number))
+    files = sorted(store.folder.iterdir())
+    with pytest.raises(CheckpointError, match=r"update 0 are older .* update 7"):
+        save(store, 0, return_mean=100.0)
+    assert sorted(store.folder.iterdir()) == files
+    assert load(store) == (8, []) and load(store, "best") == (8, [])
+    save(store, 8, return_mean=9.0)  # no update was made in between
+
+
 @contextmanager
 def largest_file(size: int):
     """No file may grow beyond ``size`` bytes: what a full disk looks like to a writer."""

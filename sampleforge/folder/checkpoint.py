@@ -72,12 +72,14 @@ class CheckpointStore:
         """Write a checkpoint, then remove those that are no longer wanted. Returns its file.
 
         Raises OSError if it cannot be written; those before it are then as they were. Raises
-        TypeError for a state that is not plain.
+        TypeError for a state that is not plain, and CheckpointError for one that is older than a
+        valid checkpoint: it would take the place of what was learned later.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         entries, _ = self._entries(_nothing)
+        self._check_not_older(version, entries)
         known = return_mean is not None and math.isfinite(return_mean)
         about = {
             "number": 1 + max((entry.number for entry in entries), default=0),
@@ -92,6 +94,22 @@ class CheckpointStore:
         write_atomically(path, data)
         self._keep_wanted([*entries, _entry(path.name, data, about)])
         return path
+
+    def _check_not_older(self, version: int, entries: list[CheckpointEntry]) -> None:
+        """Raise CheckpointError if a valid checkpoint is of a later version. One that is damaged
+        does not count: the run has gone on from an earlier one then."""
+        for entry in entries:
+            if entry.version <= version:
+                continue
+            try:
+                decode(self._verified(entry))
+            except (CheckpointError, OSError):
+                continue
+            raise CheckpointError(
+                f"the weights of update {version:,} are older than those of the checkpoint "
+                f"{entry.file}, update {entry.version:,}, and would replace it; start the same "
+                "command again: it goes on from that checkpoint"
+            )
 
     def _keep_wanted(self, entries: list[CheckpointEntry]) -> None:
         """Announce the wanted ones of ``entries`` and remove the others, in this order: a kill in

@@ -21,6 +21,7 @@ from sampleforge.data.ranks import Rendezvous
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.rollout_board import Board, RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
+from sampleforge.data.state_snapshot import StateSnapshot
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.runtime.memory import human_bytes
@@ -175,17 +176,19 @@ def ddppo(
         config.train_for_env_steps,
         config.train_for_seconds,
     )
-    rendezvous, why, held = meet_here(config, plan, model_maker(config, spec, start.seed))
-    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts)
+    new_model = model_maker(config, spec, start.seed)
+    rendezvous, why, held = meet_here(config, plan, new_model)
+    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts, ranks)
+    snapshot = None if config.serial else StateSnapshot(new_model())
     wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
-    wired = [wire(board, regrouping, meet) for meet in rendezvous]
+    wired = [wire(board, regrouping, meet, snapshot=snapshot) for meet in rendezvous]
     nodes, exchanges, weights = zip(*wired, strict=True)
     return Graph(
         name="ddppo",
         nodes=nodes,
         learner=nodes[0],
         edges=edges(ranks),
-        notes=notes(plan, spec, why),
+        notes=notes(plan, spec, why, snapshot),
         progress=AgreedProgress(**vars(progress), ranks=tuple(range(ranks))),
         counters=counters,
         episodes=episodes,
@@ -193,6 +196,7 @@ def ddppo(
         weights=weights[0],
         stop=stop,
         regrouping=regrouping,
+        snapshot=snapshot,
         held=held,
     )
 
@@ -247,6 +251,7 @@ def wire_rank(
     regrouping: Regrouping,
     meet: Rendezvous,
     accounts: Accounts | None = None,
+    snapshot: StateSnapshot | None = None,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
     rank, wakeup = meet.rank, Wakeup()
@@ -257,7 +262,7 @@ def wire_rank(
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
     policy = (policy_maker(rank, new_model, weights, plan, start), slots, plan.num_splits, rank)
-    envs = env_makers(rank, config, plan, start)
+    envs = env_makers(rank, config, plan, start, regrouping)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
     preemption = _preemption(config, plan, board, meet)
@@ -288,6 +293,7 @@ def wire_rank(
         debug=config.debug,
         control=control if rank == 0 else None,
         accounts=accounts,
+        snapshot=snapshot,
         **({"replaced_within": 0.0} if accounts else {}),
     )
     node = Node(worker, wakeup, rank_placement(config, plan, rank), envs=tuple(envs))
@@ -352,8 +358,11 @@ def edges(ranks: int) -> tuple[Edge, ...]:
 VARIABLE = "variable experience: a rank's batch is of whichever splits were ready"
 
 
-def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
+def notes(
+    plan: Plan, spec: EnvSpec, gradients: str, snapshot: StateSnapshot | None = None
+) -> tuple[str, ...]:
     ranks = plan.num_workers
+    kept = "" if snapshot is None else human_bytes(snapshot.nbytes)
     return (
         plan.envs_in_words("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
@@ -361,6 +370,7 @@ def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
         gradients,
+        *([f"learner state {kept} of shared memory, for ranks that are replaced"] if kept else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

@@ -13,6 +13,7 @@ from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.replacements import Replacements
 from sampleforge.data.replay_archive import ReplayArchive
+from sampleforge.data.state_snapshot import StateSnapshot
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -88,6 +89,8 @@ class Graph:
     """Where the replay is saved."""
     regrouping: Regrouping | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
+    snapshot: StateSnapshot | None = None
+    """The learner's state as it was a moment ago, where it is kept."""
     replacements: Replacements | None = None
     """Where actors, the first nodes, are replaced one by one."""
     evaluator: Evaluator | None = None

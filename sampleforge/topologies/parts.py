@@ -13,7 +13,6 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
-from sampleforge.data.replacements import Replacements
 from sampleforge.data.replay_files import ReplayFolder
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.registry import make_vector
@@ -51,6 +50,12 @@ class Resume(Protocol):
 
     def plain(self) -> dict[str, Any]:
         """The learner's plain state."""
+
+
+class Lives(Protocol):
+    """Knows the how-many-eth process a worker is: `Replacements`, `Regrouping`."""
+
+    def life(self, worker: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -174,11 +179,11 @@ def env_makers(
     config: AnyConfig,
     plan: SamplerPlan,
     start: Start,
-    replacements: Replacements | None = None,
+    lives: Lives | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row, and others
     when the actor has been replaced."""
-    make = partial(_make_env, actor, config, plan, start, replacements)
+    make = partial(_make_env, actor, config, plan, start, lives)
     return [partial(make, split) for split in range(plan.num_splits)]
 
 
@@ -187,9 +192,9 @@ def _make_env(
     config: AnyConfig,
     plan: SamplerPlan,
     start: Start,
-    replacements: Replacements | None,
+    lives: Lives | None,
     split: int,
 ) -> EnvVector:
-    life = 0 if replacements is None else replacements.life(actor)
+    life = 0 if lives is None else lives.life(actor)
     seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
     return make_vector(config, plan.rows, seeds)

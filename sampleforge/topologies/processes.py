@@ -48,6 +48,8 @@ class ProcessRunner:
         self._log = log
         self._processes: dict[str, BaseProcess] = {}
         self._errors: dict[str, Connection] = {}
+        self._regroupings_told = 0
+        self._requests = 0
 
     def start(self) -> None:
         self._started = time()
@@ -77,29 +79,45 @@ class ProcessRunner:
         wait([p.sentinel for p in self._processes.values()], timeout)
         self._check_alive()
         self._check_heartbeats()
+        self._tell_what_was_lost()
 
     def ask(self, kind: str, payload: Any, timeout: float) -> Any:
         """The learner's answer to a request. Raises WorkerDied, or TimeoutError."""
         deadline = monotonic() + timeout
         self._check_alive()
-        self._control.send((kind, payload))
-        self._graph.learner.wakeup.set()
-        while not self._control.poll(0.05):
-            self._check_alive(asked=self._graph.learner)
-            if monotonic() > deadline:
-                raise TimeoutError(f"the learner did not answer {kind!r} within {timeout:.0f} s")
-        return self._control.recv()
+        asked = self._send((kind, payload))
+        while True:
+            while not self._control.poll(0.05):
+                self._check_alive()
+                if self._learners_process() is not asked:  # its successor is asked again
+                    asked = self._send((kind, payload))
+                if monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the learner did not answer {kind!r} within {timeout:.0f} s"
+                    )
+            number, answer = self._control.recv()
+            if number == self._requests:  # not to a request that was asked again, or given up
+                return answer
 
-    def _check_alive(self, asked: Node | None = None) -> None:
-        """Raises WorkerDied if a worker has ended, unless it may be replaced. ``asked`` may not:
-        what it was asked for died with it."""
+    def _send(self, request: tuple[str, Any]) -> BaseProcess:
+        """Send the learner a request; returns the process that is to answer."""
+        self._requests += 1
+        self._control.send((self._requests, request))
+        self._graph.learner.wakeup.set()
+        return self._learners_process()
+
+    def _learners_process(self) -> BaseProcess:
+        return self._processes[self._graph.learner.worker.name]
+
+    def _check_alive(self) -> None:
+        """Raises WorkerDied if a worker has ended, unless it may be replaced."""
         for node in self._graph.nodes:
             name = node.worker.name
             process = self._processes[name]
             if process.exitcode is not None or self._errors[name].poll():
                 obituary = self._obituary(name, process)
                 killed = process.exitcode is not None and process.exitcode < 0
-                if not killed or node is asked or not self._replace(node, obituary):
+                if not killed or not self._replace(node, obituary):
                     raise WorkerDied(obituary)
 
     def _replace(self, node: Node, why: str) -> bool:
@@ -122,6 +140,18 @@ class ProcessRunner:
         self._start(node)
         self._log(replaced)  # last: it raises where the disk is full
         return True
+
+    def _tell_what_was_lost(self) -> None:
+        """Say from where the ranks go on, once those that were replaced have joined the others."""
+        if self._graph.regrouping is None:
+            return
+        report = self._graph.regrouping.gone_on
+        if report.number > self._regroupings_told:
+            self._regroupings_told = report.number
+            lost = "1 update is" if report.lost == 1 else f"{report.lost:,} updates are"
+            told = f"the ranks go on from update {report.version:,}: {lost} lost"
+            print(told, file=sys.stderr)
+            self._log(told)
 
     def _begin_replacement(self, index: int) -> str | None:
         """How often was replaced by now, with this time; None if the graph cannot do with that, or

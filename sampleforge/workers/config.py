@@ -18,7 +18,8 @@ class RanksConfig(Checked):
     noticed at once."""
     max_rank_restarts: int = 3
     """Killed or hung ranks are replaced so many times, all in all; the group goes on from the last
-    weights that all agreed on. Under torchrun its --max-restarts counts instead."""
+    weights that all agreed on, or, if no rank survives, from those that rank 0 had kept in shared
+    memory a moment before. Under torchrun its --max-restarts counts instead."""
     sync_fraction: float = 0.6
     """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
     min_rollout_fraction: float = 0.25

@@ -185,6 +185,8 @@ class ExperienceSink(NoLearner):
 
 
 def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
-    """Answer a request of the driver, if one has come."""
+    """Answer a request of the driver, if one has come. Requests are numbered, and so are answers: a
+    successor may find the request that its predecessor was to answer."""
     if control is not None and control.poll():
-        control.send(handle(control.recv()))
+        number, request = control.recv()
+        control.send((number, handle(request)))
