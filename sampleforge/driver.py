@@ -183,7 +183,8 @@ class Run:
 
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
         log = partial(self.reporter.log, level="warning", on_screen=False)
-        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout, log)
+        timeout, interrupted = self.config.env_timeout, self._is_interrupted
+        return ProcessRunner(graph, self._control, surroundings, timeout, log, interrupted)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.reporting.reporter import Reporter
@@ -231,7 +232,13 @@ class Run:
 
     def _work_on(self) -> None:
         assert self._runner is not None
-        self._runner.poll(POLL)
+        try:
+            self._runner.poll(POLL)
+        except Exception as error:
+            # The signal may have ended what an environment in this process runs on.
+            if not (self._in_process and self._is_interrupted()):
+                raise
+            self.reporter.log(f"after the interrupt: {describe(error)}", "warning", on_screen=False)
         self._take_episodes()
 
     def _is_interrupted(self) -> bool:
@@ -317,8 +324,40 @@ class Run:
     def _final_save(self) -> None:
         if self.config.sampler_only or self.config.benchmark:
             return
-        interrupted = self.interrupts.received is not None
-        self.save(INTERRUPTED_SAVE_TIMEOUT if interrupted else SAVE_TIMEOUT)
+        if not self._is_interrupted():
+            self.save()
+            return
+        from sampleforge.topologies.processes import WorkerDied
+
+        try:
+            self.save(INTERRUPTED_SAVE_TIMEOUT)
+        except (TimeoutError, WorkerDied):
+            if self.graph.snapshot is None or self.graph.snapshot.version < 0:
+                raise
+            self._save_snapshot()
+
+    def _save_snapshot(self) -> None:
+        """Write the checkpoint in the place of a learner that does not do so in time."""
+        from sampleforge.folder.resume import SaveCheckpoint
+
+        snapshot, runner = self.graph.snapshot, self._runner
+        assert snapshot is not None and runner is not None
+        runner.kill()  # one process writes at a time
+        tensors, plain = snapshot.read()
+
+        def write(_kind: str, about: dict[str, Any], _timeout: float) -> str | None:
+            try:
+                SaveCheckpoint(self._opened.store)(tensors, {**about, "learner": plain})
+            except OSError as error:
+                return f"{type(error).__name__}: {error}"
+            return None
+
+        self._saving.save(write, lambda: None, self._state, 0.0)
+        self.reporter.log(
+            f"the learner did not write the checkpoint in time: it holds update "
+            f"{plain['version']:,}, as kept in shared memory",
+            "warning",
+        )
 
     def _end(self, error: BaseException | None) -> None:
         """Close everything, whatever fails; write the summary if there is anything to sum up."""

@@ -7,6 +7,8 @@ belongs to an observation's step.
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 from typing import Any
 
@@ -356,3 +358,25 @@ class CountingVectorEnv(VectorEnv[Any, Any, Any]):
             nothing = np.full(4, -1, np.float32)
             final = np.stack([nothing if f is None else f for f in final])
         return {"final_obs": final, "_final_obs": self.ended.copy()}
+
+
+class EngineVectorEnv(CountingVectorEnv):
+    """CountingVectorEnv on an engine: a process of its own, which a signal to the group ends. A
+    step without it raises RuntimeError."""
+
+    def __init__(self, num_envs: int = 1, **kwargs: Any) -> None:
+        super().__init__(num_envs, **kwargs)
+        pipe = subprocess.PIPE
+        self.engine = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, bufsize=0)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Info]:
+        assert self.engine.stdin is not None and self.engine.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.engine.stdin.write(b".")
+        if self.engine.stdout.read(1) != b".":
+            raise RuntimeError("deliberate: the engine is gone")
+        return super().step(actions)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.engine.kill()
+        self.engine.communicate()
