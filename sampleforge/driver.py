@@ -123,6 +123,7 @@ class Run:
         from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.folder.saving import Saving
         from sampleforge.models.registry import resolve_encoder
+        from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.topologies.evaluating import beside, with_evaluator
         from sampleforge.topologies.parts import Start
@@ -155,6 +156,10 @@ class Run:
         self.graph: Graph = with_evaluator(wired, config, self.new_model, start)
         self.statistics = RunStatistics(self.graph, opened.earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
+        counted = [self.graph.counters]
+        if self.graph.evaluator is not None:
+            counted.append(self.graph.evaluator.counters)
+        self._env_restarts = EnvRestarts(counted, config.max_env_restart_rate, self._warn)
         self._saving = Saving(
             opened.replays,
             self.graph.archive,
@@ -258,6 +263,13 @@ class Run:
         self.statistics.take_episodes(self.graph.episodes.take())
         if self.graph.evaluator is not None:
             self.statistics.evaluations.take(self.graph.evaluator.results.take())
+        if not self._is_interrupted():
+            self._env_restarts.look()
+
+    def _warn(self, text: str) -> None:
+        """Say it also where only errors and results are shown."""
+        print(text, file=sys.stderr)
+        self.reporter.log(text, "warning", on_screen=False)
 
     def _report(self) -> dict[str, float]:
         assert self._runner is not None
@@ -405,8 +417,9 @@ def describe(error: BaseException) -> str:
     was when it noticed says nothing; so it is with a rank that others lose, or a full disk."""
     from sampleforge.data.ranks import RankLost
     from sampleforge.folder.saving import CheckpointNotWritten
+    from sampleforge.reporting.env_restarts import EnvironmentFails
     from sampleforge.topologies.processes import WorkerDied
 
-    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten):
+    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten | EnvironmentFails):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -123,8 +123,10 @@ def follow(config: DdppoConfig, world: World) -> int:
             runner = runner_of(graph, encounter, None, interrupts, config.env_timeout)
             try:
                 runner.start()
+                told = False
                 while not graph.progress.done and interrupts.received is None:
                     runner.poll(POLL)
+                    told = told or tell_of_fault(graph, world)
             finally:
                 runner.close()
     except ConfigError:
@@ -133,6 +135,19 @@ def follow(config: DdppoConfig, world: World) -> int:
         print(f"{whoami(world)}:\n{describe(error)}", file=sys.stderr)
         return 1
     return interrupts.exit_code
+
+
+def tell_of_fault(graph: Graph, world: World) -> bool:
+    """Show the first error that an environment of this rank raised; False if there is none. Rank 0
+    counts those of all ranks, but has no texts of other hosts."""
+    text = graph.counters.first_fault.get()
+    if text is not None:
+        print(
+            f"{whoami(world)}: an environment raised an error; it was rebuilt, and its episode is "
+            f"dropped. The first traceback:\n\n{text}",
+            file=sys.stderr,
+        )
+    return text is not None
 
 
 def whoami(world: World) -> str:

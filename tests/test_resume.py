@@ -170,7 +170,7 @@ def test_an_env_that_raises_now_and_then_is_rebuilt_and_counted(tmp_path: Path) 
             env="tests.fakes.envs:RaisingEnv",
             env_kwargs=raising,
         )
-        counts.append(train(chosen).summary["restarts"])
+        counts.append(train(chosen).summary["env_restarts"])
     assert 0 < counts[0] < counts[1]
     assert "rebuilt" not in reports(tmp_path / "run")[-1]
-    assert reports(tmp_path / "run")[-1]["restarts"] == counts[1]
+    assert reports(tmp_path / "run")[-1]["env_restarts"] == counts[1]

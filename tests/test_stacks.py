@@ -237,7 +237,7 @@ def test_stacks_of_rebuilt_environments() -> None:
     graph, _ = build_apex(apex_config(env=env, env_kwargs={"where": "step", "every": 40}))
     for _ in serial_rounds(graph, 150):
         pass
-    assert graph.counters.total("restarts") > 2
+    assert graph.counters.total("env_restarts") > 2
 
 
 def test_policies_are_given_whole_stacks() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.data.first_fault import FirstFault
 from sampleforge.data.shared import SharedArrays
 
 
@@ -14,12 +15,14 @@ class Counters:
     """A row of float64 numbers per worker in shared memory; each row has one writer.
 
     Writers index their own row by `index`; readers sum or look at whole columns. A number is read
-    whole, but two numbers need not be of the same instant.
+    whole, but two numbers need not be of the same instant. ``first_fault`` has the text of what
+    ``env_restarts`` counts.
     """
 
     def __init__(self, names: Sequence[str], workers: int) -> None:
         self.names = tuple(names)
         self._arrays = SharedArrays({"values": ((workers, len(names)), "float64")})
+        self.first_fault = FirstFault(workers)
 
     def row(self, worker: int) -> dict[str, npt.NDArray[np.float64]]:
         """One worker's numbers by name, each as a [1] view: ``row["env_steps"] += 32``."""

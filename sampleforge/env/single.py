@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -155,11 +156,14 @@ class SyncVector(EnvVector):
         faults = self._faults.get(row)
         if faults is None or self._recovered(faults, row):
             faults = self._faults[row] = _Faults(error)
+        if self.fault is None:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            self.fault = f"{text}\n({self.spec.env_id}, row {row})"
         faults.step, faults.finished = self._steps, int(self._finished[row])
         while faults.count < MAX_REBUILDS:
             faults.count += 1
             self.rebuilt += 1
-            log.warning("%s, row %d: rebuilt after %r", self.spec.env_id, row, error)
+            self._log(row, error)
             with suppress(Exception):  # a broken env may fail to close as well
                 self._envs[row].close()
             try:
@@ -175,6 +179,12 @@ class SyncVector(EnvVector):
             f"between which the environment was rebuilt {faults.count} times"
         )
         raise faults.first
+
+    def _log(self, row: int, error: Exception) -> None:
+        """Log a rebuild: the first, second, fourth, eighth, ...: there may be thousands."""
+        if self.rebuilt & (self.rebuilt - 1) == 0:
+            what = "%s, row %d: rebuilt after %r (%d times so far in these rows)"
+            log.warning(what, self.spec.env_id, row, error, self.rebuilt)
 
     def _recovered(self, faults: _Faults, row: int) -> bool:
         """Whether the row has done well since its last fault."""

@@ -78,3 +78,4 @@ class ThreadedVector(EnvVector):
             for name, leaf in given.final_obs.items():
                 out.final_obs[name][ended] = leaf[ended]
         self.valid_rows, self.rebuilt = self._inner.valid_rows, self._inner.rebuilt
+        self.fault = self._inner.fault

@@ -74,7 +74,7 @@ class EnvVector(ABC):
     ``spec`` says what they take and give, ``observation_space`` is one row's gymnasium space (with
     the bounds). ``valid_rows`` and ``frames`` are the env steps and env frames of the last step.
     ``action_space`` likewise. ``rebuilt`` counts environments that were replaced because they
-    raised.
+    raised; ``fault`` is the traceback of the first one.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class EnvVector(ABC):
         self.action_space = action_space
         self.valid_rows = 0
         self.rebuilt = 0
+        self.fault: str | None = None
         self._door = ActionDoor(action_space)
         self._same_step = spec.autoreset == "same_step"
         self._ended = np.zeros(num_rows, np.bool_)

@@ -34,8 +34,9 @@ _MACHINE = {
     *("num_workers", "num_envs_per_worker", "num_policy_workers", "learner_threads"),
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
-    *("max_rank_restarts", "max_worker_restarts", "keep_driver_weights_in_sync"),
-    *("num_replay_shards", "prefetch_batches", "samples_per_insert_tolerance", "save_replay"),
+    *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
+    *("keep_driver_weights_in_sync", "num_replay_shards", "prefetch_batches"),
+    *("samples_per_insert_tolerance", "save_replay"),
 }
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: when to stop, what to report, how the work is spread over

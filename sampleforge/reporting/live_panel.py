@@ -11,6 +11,7 @@ from sampleforge.reporting.progress import (
     Goal,
     Values,
     duration,
+    env_restarts,
     evaluation,
     has_replay,
     number,
@@ -29,6 +30,8 @@ def panel(title: str, values: Values, goal: Goal) -> RenderableType:
     ):
         figures.add_row(left, left_value.ljust(25), right, right_value)
     lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
+    if values.get("env_restarts"):
+        lines.append(Text(env_restarts(values), "yellow"))
     if "eval_return_mean" in values:
         lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
     return Group(*lines)

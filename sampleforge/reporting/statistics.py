@@ -28,6 +28,7 @@ class RunStatistics:
         self._remember()
         self._episodes = int(earlier.get("episodes", 0))
         self._restarts = int(earlier.get("restarts", 0))
+        self._env_restarts = int(earlier.get("env_restarts", 0))
         self._frames = int(earlier.get("env_frames", 0))
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
@@ -60,6 +61,7 @@ class RunStatistics:
         return {
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
+            "env_restarts": self._env_restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
             "returns": list(self._returns),
@@ -93,6 +95,7 @@ class RunStatistics:
             "trained_per_s": trained_10s,
             "episodes": float(self._episodes),
             "restarts": float(self._restarts_so_far()),
+            "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
             "free_slots_fill": free,
@@ -123,6 +126,7 @@ class RunStatistics:
             **self._checks(),
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
+            "env_restarts": self._env_restarts_so_far(),
             "return_mean": self.return_mean,
             "return_std": float(np.std(self._returns)) if self._returns else None,
             "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
@@ -133,9 +137,15 @@ class RunStatistics:
         return self._graph.counters.total(name)
 
     def _restarts_so_far(self) -> int:
+        return self._restarts + self._with_evaluator("restarts")
+
+    def _env_restarts_so_far(self) -> int:
+        return self._env_restarts + self._with_evaluator("env_restarts")
+
+    def _with_evaluator(self, name: str) -> int:
         evaluator = self._graph.evaluator
-        beside = 0.0 if evaluator is None else evaluator.counters.total("restarts")
-        return self._restarts + int(self._total("restarts") + beside)
+        beside = 0.0 if evaluator is None else evaluator.counters.total(name)
+        return int(self._total(name) + beside)
 
     def _updates_so_far(self) -> int:
         return max(self._updates, int(self._total("updates")))

@@ -117,7 +117,8 @@ COUNTERS = (
     "env_steps",
     "env_frames",
     "episodes",
-    "restarts",  # of environments that raised, and of this worker
+    "restarts",  # of this worker
+    "env_restarts",  # environments that raised and were rebuilt
     "split_steps",
     "rollouts",
     "preempted",  # of rounds of rollouts, cut short

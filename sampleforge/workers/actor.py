@@ -243,7 +243,9 @@ class ActorWorker(Woken):
         self._count["episodes"] += episodes
         self._count["split_steps"] += 1
         if split.env.rebuilt != split.rebuilt:
-            self._count["restarts"] += split.env.rebuilt - split.rebuilt
+            faults = self._progress.counters.first_fault
+            faults.put(self._counter_row, f"{split.env.fault}", time())
+            self._count["env_restarts"] += split.env.rebuilt - split.rebuilt
             split.rebuilt = split.env.rebuilt
 
     def _next(self, split: Split) -> bool:

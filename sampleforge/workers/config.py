@@ -88,6 +88,10 @@ class SamplerConfig(Checked):
     """Niceness of actor workers, 0 to 19; higher gives the learner precedence."""
     max_worker_restarts: int = 3
     """Killed or hung actor workers are replaced so many times, all in all."""
+    max_env_restart_rate: float = 0.1
+    """Part of the episodes that may be lost because the environment raised an error and was
+    rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the
+    first error (1: never). They are counted as env_restarts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +99,7 @@ class SamplerConfig(Checked):
         check_range(self, "num_policy_workers rollout", low=1)
         check_range(self, "worker_niceness", low=0, high=19)
         check_range(self, "max_worker_restarts", low=0)
+        check_range(self, "max_env_restart_rate", low=0, high=1)
         rows, splits = self.num_envs_per_worker, self.num_splits
         if rows is not None and splits is not None and rows < splits:
             raise ConfigError(

@@ -60,6 +60,7 @@ class EvaluatorWorker(Woken):
         self._due = self._multiple_after(progress.base_env_steps)
         self._envs: EnvVector | None = None
         self._player: EpisodePlayer | None = None
+        self._rebuilt = 0
 
     def start(self) -> None:
         self._count = self._counters.row(0)
@@ -74,6 +75,7 @@ class EvaluatorWorker(Woken):
             return self._begin()
         self._player.step()
         self._count["split_steps"] += 1
+        self._count_rebuilt()
         if self._player.done:
             self._finish(self._player)
         return True
@@ -88,6 +90,13 @@ class EvaluatorWorker(Woken):
             self._envs.close()
             self._envs = None
 
+    def _count_rebuilt(self) -> None:
+        assert self._envs is not None
+        if self._envs.rebuilt != self._rebuilt:
+            self._counters.first_fault.put(0, f"{self._envs.fault}", time())
+            self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
+            self._rebuilt = self._envs.rebuilt
+
     def _multiple_after(self, env_steps: int) -> int:
         return (env_steps // self._interval + 1) * self._interval
 
@@ -98,7 +107,7 @@ class EvaluatorWorker(Woken):
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
         _, self._version = self._weights.read(self._tensors)
-        self._envs = self._make_envs()
+        self._envs, self._rebuilt = self._make_envs(), 0
         self._player = EpisodePlayer(
             self._envs,
             self._model,
@@ -109,5 +118,6 @@ class EvaluatorWorker(Woken):
         return True
 
     def _finish(self, player: EpisodePlayer) -> None:
+        self._count["episodes"] += len(player.played)
         self._results.put(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
         self.close()

@@ -380,3 +380,23 @@ class EngineVectorEnv(CountingVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         self.engine.kill()
         self.engine.communicate()
+
+
+class FlakyEnv(CodeEnv):
+    """CodeEnv with episodes of ``length`` steps. Of the steps of all instances in this process,
+    every ``every``-th raises ValueError("deliberate: fault <how many so far>")."""
+
+    steps_taken = 0
+    faults = 0
+
+    def __init__(self, every: int = 1000, length: int = 20, **kwargs: Any) -> None:
+        super().__init__(length=length, **kwargs)
+        self.every = every
+
+    def step(self, action: Any) -> Step:
+        cls = type(self)
+        cls.steps_taken += 1
+        if cls.steps_taken % self.every == 0:
+            cls.faults += 1
+            raise ValueError(f"deliberate: fault {cls.faults}")
+        return super().step(action)
