@@ -21,6 +21,8 @@ PRELOAD = "sampleforge.topologies.preload"
 """What the fork server imports: a name, because what it means lies above this floor."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks the driver to end."""
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
 
 
 def process_context() -> BaseContext:
@@ -116,6 +118,15 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that has started it ends: for the fork
+    server, which the driver's main thread starts."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_at_hangup(pipe: int) -> None:
