@@ -128,8 +128,8 @@ class Run:
         from sampleforge.topologies.parts import Start
 
         config, chosen, opened = self.config, self._topology(), self._opened
-        model = resolve_encoder(config.model, spec.observations)
         config = chosen.fit(config, spec)
+        model = resolve_encoder(config.model, spec.observations)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)

@@ -189,6 +189,9 @@ def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Enco
     spec, chosen = spec_from_plain(message["spec"]), topology_of(encounter)
     assert config.seed is not None
     start = Start(config.seed, message["resumes"], message["env_steps"], message["wall_s"], time())
+    resolved = chosen.fit(config, spec)
+    assert isinstance(resolved, DdppoConfig)
+    config = resolved
     plan = chosen.plan(config, spec, resolve_device(config.device))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)

@@ -197,7 +197,7 @@ COMMON: dict[str, Any] = {
     "evaluate_episodes": 3,
 }
 CONFIGS: dict[str, Any] = {
-    "appo": lambda **more: AppoConfig(**{**COMMON, "num_workers": 1, **more}),
+    "appo": lambda **more: AppoConfig(**{**COMMON, "num_workers": 1, "async_rl": True, **more}),
     "apex": lambda **more: ApexConfig(
         **{**COMMON, "num_workers": 1, "learning_starts": 200, "replay_capacity": 5000, **more}
     ),

@@ -26,6 +26,7 @@ def config(run: Path, env_steps: int = 3000, **more: Any) -> AppoConfig:
         run_dir=str(run),
         train_for_env_steps=env_steps,
         num_envs_per_worker=8,
+        async_rl=True,
         serial=True,
         quiet=True,
         **more,

@@ -78,7 +78,7 @@ def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, rem
     ("more", "complaint"),
     [
         (["--num-envs-per-worker", "100000", "--rollout", "30000"], "of shared memory"),
-        (["--batch-size", "1000"], "--batch-size 1000 is not a multiple of"),
+        (["--batch-size", "1009"], "--batch-size 1009 is not a multiple of"),
         (["--device", "cuda:17"], "CUDA devices"),
         (["--model.encoder", "nature_cnn"], "image"),
     ],

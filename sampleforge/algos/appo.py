@@ -83,6 +83,7 @@ class AppoLoss:
         """The loss of a minibatch, or of this rank's part of one: then ``gather`` tells what the
         advantages of all parts together are like."""
         config, counts = self._config, experience.counts
+        assert config.exploration_coeff is not None
         rollout = experience.reward.shape[0]
         output = model(experience.obs, experience.state, experience.first)
         distribution = model.distribution(

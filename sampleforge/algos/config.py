@@ -14,19 +14,21 @@ class LearnerConfig(Checked):
     batch_size: int | None = None
     """Env steps per learner batch (none: one rollout of every row, 1024 at least)."""
     minibatch_size: int | None = None
-    """Env steps per gradient step (none: the whole batch)."""
-    num_epochs: int = 1
-    """Passes over each batch."""
+    """Env steps per gradient step (none: about 256; with --async-rl the whole batch)."""
+    num_epochs: int | None = None
+    """Passes over each batch (none: 10, with images 3; with --async-rl 1)."""
     gamma: float = 0.99
     """Discount per env step."""
-    learning_rate: float = 1e-4
+    learning_rate: float | None = None
+    """Step size of Adam (none: 1e-3, with images 5e-4; with --async-rl 3e-4)."""
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
     """linear: to zero at the stop condition; kl_adaptive: holds the KL near --lr-target-kl."""
     lr_target_kl: float = 0.008
     """KL per batch that the kl_adaptive schedule aims at."""
-    adam_eps: float = 1e-6
+    adam_eps: float = 1e-5
+    """Added to the denominator of Adam's step."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = 4.0
+    max_grad_norm: float = 0.5
     """Gradients are clipped to this norm (0: never)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this for learning; reported returns are not."""
@@ -36,8 +38,9 @@ class LearnerConfig(Checked):
     """The value head learns returns divided by their running standard deviation."""
     max_policy_lag: int = 100
     """Experience older than so many policy versions is masked out of the loss, and counted."""
-    async_rl: bool = True
-    """Sampling goes on while the learner trains; off: it waits, and every batch is on-policy."""
+    async_rl: bool | None = None
+    """Sampling goes on while the learner trains; off: they take turns, and every batch is on-policy
+    (none: on with images, else off)."""
     num_batches_to_accumulate: int = 2
     """Batches that may wait for the learner before sampling stops (back-pressure; async only)."""
     learner_threads: int | None = None
@@ -64,29 +67,32 @@ class LearnerConfig(Checked):
 
 @dataclass(frozen=True)
 class AppoLossConfig(Checked):
-    advantage: Literal["vtrace", "gae"] = "vtrace"
+    advantage: Literal["vtrace", "gae"] | None = None
     """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values
-    at sampling."""
+    at sampling (none: gae; with --async-rl vtrace)."""
     vtrace_rho: float = 1.0
     vtrace_c: float = 1.0
     gae_lambda: float = 0.95
     """Trace decay of GAE, and of V-trace's trace coefficients (1: the paper's V-trace)."""
     normalise_advantages: bool = True
-    clip_ratio: float = 0.1
+    clip_ratio: float = 0.2
     """The ratio to the behaviour policy is clipped to [1/(1+e), 1+e]."""
-    value_clip: float | None = 1.0
+    value_clip: float | None = None
     """Value predictions may move so far from those at sampling within one batch (none: freely)."""
     value_coeff: float = 0.5
     exploration: Literal["entropy", "symmetric_kl"] = "entropy"
-    exploration_coeff: float = 0.003
-    """Weight of the entropy bonus, or of the symmetric KL to the uniform policy."""
+    exploration_coeff: float | None = None
+    """Weight of the entropy bonus, or of the symmetric KL to the uniform policy (none: 0, with
+    images .01; with --async-rl .003)."""
+    noise_correlation: float = 0.0
+    """Box actions: correlation of the noise of consecutive steps of an episode (0: independent)."""
     kl_coeff: float = 0.0
     """Weight of a penalty on KL(behaviour, policy)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "vtrace_rho vtrace_c clip_ratio value_clip", low=0, above=True)
-        check_range(self, "gae_lambda", low=0, high=1)
+        check_range(self, "gae_lambda noise_correlation", low=0, high=1)
         check_range(self, "value_coeff exploration_coeff kl_coeff", low=0)
 
 

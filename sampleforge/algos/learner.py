@@ -56,6 +56,7 @@ class Learner:
         averaging: Averaging | None = None,
         batch_size: int | None = None,
     ) -> None:
+        assert config.learning_rate is not None and config.num_epochs is not None
         self.model = model.to(device)
         self.version = 0
         self._loss = loss
@@ -73,7 +74,8 @@ class Learner:
             eps=config.adam_eps,
             fused=True,
         )
-        self._learning_rate = config.learning_rate
+        self._initial_rate = self._learning_rate = config.learning_rate
+        self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(seed)  # minibatch order
         self._return_moments = torch.zeros(3, dtype=torch.float64)  # batches, mean, mean of squares
 
@@ -87,7 +89,7 @@ class Learner:
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
-            self._learning_rate = linear(self._config.learning_rate, progress)
+            self._learning_rate = linear(self._initial_rate, progress)
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version, self._averaging.gather)
         counts = self._count(batch, experience)
@@ -137,7 +139,7 @@ class Learner:
     def _minibatches(self, experience: Experience) -> Iterator[Experience]:
         size = self._config.minibatch_size or self._batch_size or experience.reward.numel()
         whole_rows = self._loss.looks_along_time or self.model.state_size > 0
-        for _ in range(self._config.num_epochs):
+        for _ in range(self._num_epochs):
             yield from minibatches(
                 experience,
                 size,

@@ -111,11 +111,14 @@ class ActionDistribution:
         low, high = _bounds(layout, parameters.device) if squash else (None, None)
         self._box = Gaussian(mean, log_std, low, high)
 
-    def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Leaf name -> [..., *shape] in the leaf's dtype, without gradient."""
+    def sample(
+        self, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Leaf name -> [..., *shape] in the leaf's dtype, without gradient. ``noise`` [..., number
+        of box elements]: the standard normal numbers of the boxes, where they are given."""
         return self._leaves(
             None if self._discrete is None else self._discrete.sample(generator),
-            None if self._box is None else self._box.sample(generator),
+            None if self._box is None else self._box.sample(generator, noise),
         )
 
     def mode(self) -> dict[str, Tensor]:

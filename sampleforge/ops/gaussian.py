@@ -35,9 +35,11 @@ class Gaussian:
         self.log_std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
         self.bounds = None if low is None or high is None else (low, (high - low) / 2)
 
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        """[..., n]: float32, or float64 if squashed."""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
+    def sample(self, generator: torch.Generator | None, noise: Tensor | None = None) -> Tensor:
+        """[..., n]: float32, or float64 if squashed. ``noise`` [..., n]: standard normal numbers to
+        use, drawn from the generator if there are none."""
+        if noise is None:
+            noise = torch.empty_like(self.mean).normal_(generator=generator)
         return self._squash(torch.addcmul(self.mean, self.log_std.exp(), noise).detach())
 
     def mode(self) -> Tensor:

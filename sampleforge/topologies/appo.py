@@ -23,6 +23,7 @@ from sampleforge.topologies.parts import (
     seeded_model,
 )
 from sampleforge.topologies.plan import Plan, gathers_ahead
+from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
 from sampleforge.workers.worker import StopFlag
@@ -50,7 +51,8 @@ def appo(
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
-        return policy_maker(index, new_model, weights, plan, start, spec_if)
+        noise = config.noise_correlation
+        return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
 
     sampling = sampler_nodes(joined, exchange, config, plan, start, new_policy)
     learner = _learner(joined, exchange, config, plan, start, new_model, save, control)
@@ -115,6 +117,7 @@ def _edges(plan: Plan) -> tuple[Edge, ...]:
 def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
+        reason(config, spec),
         plan.envs_in_words(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",

@@ -47,6 +47,7 @@ from sampleforge.topologies.plan import (
     choose_precision,
     overlaps_inline,
 )
+from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.gathered import GatheredInference
@@ -75,7 +76,8 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
     splits = config.num_splits or (2 if overlaps_inline(spec, cores, here) and even else 1)
-    envs = _envs_per_rank(config, splits, 8 if image else 16)
+    assert config.rollout is not None, "resolve_defaults comes first"
+    envs = _envs_per_rank(config, config.rollout, splits)
     if config.variable_experience and config.num_splits is None:
         splits = envs
     # See `VariableActor`: as many as are filled, and one that each split may have open.
@@ -110,7 +112,7 @@ def check_lag(config: DdppoConfig, plan: Plan) -> None:
     """Raises ConfigError if steps that go on through an update would be too old to learn from: they
     are the slowest, which are to count."""
     minibatches = plan.batch_size // (config.minibatch_size or plan.batch_size)
-    updates = minibatches * config.num_epochs
+    updates = minibatches * (config.num_epochs or 1)
     if config.variable_experience and updates > config.max_policy_lag:
         raise ConfigError(
             f"with --variable-experience steps go on through an update of {updates} gradient steps "
@@ -122,6 +124,7 @@ def check_lag(config: DdppoConfig, plan: Plan) -> None:
 
 def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
     state, variable = config.model.state_size, config.variable_experience
+    assert config.rollout is not None, "resolve_defaults comes first"
     rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
     return SlotShape(rollout, rows, spec, state, variable=variable)
 
@@ -131,25 +134,24 @@ def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
     return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
 
 
-def _envs_per_rank(config: DdppoConfig, splits: int, default: int) -> int:
+def _envs_per_rank(config: DdppoConfig, rollout: int, splits: int) -> int:
     """Env rows of a rank: as asked for, or those that fill the batch."""
     envs, batch = config.num_envs_per_worker, config.batch_size
-    if envs is None and batch is None:
-        return math.ceil(default / splits) * splits
+    assert envs is not None or batch is not None, "resolve_defaults comes first"
     if envs is not None and envs % splits:
         raise ConfigError(
             f"--num-envs-per-worker {envs} (of one rank) cannot be split into {splits} equal "
             f"parts; use a multiple of {splits} or another --num-splits"
         )
-    unit = config.rollout * (envs or splits)
+    unit = rollout * (envs or splits)
     if batch is not None and (batch != unit if envs else batch % unit):
         near = unit if envs else max(unit, round(batch / unit) * unit)
         what = f"{envs} envs" if envs else f"a multiple of {splits} envs (--num-splits)"
         raise ConfigError(
-            f"--batch-size {batch} is not {what} x {config.rollout} steps (--rollout): a rank "
+            f"--batch-size {batch} is not {what} x {rollout} steps (--rollout): a rank "
             f"learns from one rollout of each of its envs; leave it out, or use {near}"
         )
-    return envs or (batch or 0) // config.rollout
+    return envs or (batch or 0) // rollout
 
 
 def ddppo(
@@ -185,7 +187,7 @@ def ddppo(
         nodes=nodes,
         learner=nodes[0],
         edges=edges(ranks),
-        notes=notes(plan, spec, why),
+        notes=notes(config, plan, spec, why),
         progress=AgreedProgress(**vars(progress), ranks=tuple(range(ranks))),
         counters=counters,
         episodes=episodes,
@@ -256,7 +258,10 @@ def wire_rank(
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
-    policy = (policy_maker(rank, new_model, weights, plan, start), slots, plan.num_splits, rank)
+    new_policy = policy_maker(
+        rank, new_model, weights, plan, start, noise_correlation=config.noise_correlation
+    )
+    policy = (new_policy, slots, plan.num_splits, rank)
     envs = env_makers(rank, config, plan, start)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
@@ -352,9 +357,10 @@ def edges(ranks: int) -> tuple[Edge, ...]:
 VARIABLE = "variable experience: a rank's batch is of whichever splits were ready"
 
 
-def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
+def notes(config: DdppoConfig, plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
     ranks = plan.num_workers
     return (
+        reason(config, spec),
         plan.envs_in_words("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),

@@ -74,11 +74,6 @@ def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
         return make_model(config, spec.observations, spec.actions)
 
 
-def fit(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
-    """The config as it is: APPO's plan alone depends on the environment."""
-    return config
-
-
 def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
     """Makes the actor-critic with its initial weights."""
     return partial(seeded_model, config.model, spec, seed)
@@ -123,11 +118,24 @@ def first_weights(new_model: Callable[[], torch.nn.Module], start: Start) -> Sha
 
 
 def make_policy(
-    new_model: NewModel, weights: SharedWeights, device: str, precision: str, seed: int
+    new_model: NewModel,
+    weights: SharedWeights,
+    device: str,
+    precision: str,
+    seed: int,
+    noise_correlation: float = 0.0,
+    num_rows: int = 0,
 ) -> SampledPolicy:
     """A policy that follows ``weights``."""
-    where = torch.device(device)
-    return SampledPolicy(new_model(), weights, device=where, precision=precision, seed=seed)
+    return SampledPolicy(
+        new_model(),
+        weights,
+        device=torch.device(device),
+        precision=precision,
+        seed=seed,
+        noise_correlation=noise_correlation,
+        num_rows=num_rows,
+    )
 
 
 def compiled_policy(
@@ -147,11 +155,14 @@ def policy_maker(
     plan: SamplerPlan,
     start: Start,
     compiled_for: EnvSpec | None = None,
+    noise_correlation: float = 0.0,
 ) -> NewPolicy:
     """Makes the policy of the ``index``-th actor (inline) or policy worker. ``compiled_for``: with
     compiled passes, for these observations."""
     seed = policy_seed(index, start)
-    make = partial(make_policy, new_model, weights, acting_device(plan), plan.precision, seed)
+    device, precision = acting_device(plan), plan.precision
+    noise = (noise_correlation, plan.envs)
+    make = partial(make_policy, new_model, weights, device, precision, seed, *noise)
     if compiled_for is None:
         return make
     many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1

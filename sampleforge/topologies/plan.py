@@ -64,7 +64,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
 
     ``device`` is the resolved device of learner and policy workers.
     """
-    sampler = plan_sampler(config, spec, device)
+    sampler = plan_sampler(config, spec, device, fills=config.batch_size)
     if config.compile:
         check_compilers(device, sampler)
     shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
@@ -107,8 +107,12 @@ def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
     return plan.device.startswith("cuda") and not plan.synchronous and not serial
 
 
-def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
-    """Actors, rows and inference, fitted to the machine. Raises ConfigError."""
+def plan_sampler(
+    config: AnyConfig, spec: EnvSpec, device: str, fills: int | None = None
+) -> SamplerPlan:
+    """Actors, rows and inference, fitted to the machine; rows that are left open are so many that
+    whole rollouts of a split make ``fills`` env steps, if there is such a number. Raises
+    ConfigError."""
     cores = len(available_cores())
     image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
@@ -121,12 +125,18 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     splits = config.num_splits or (2 if overlaps and envs % 2 == 0 else 1)
     if config.num_envs_per_worker is None:
         envs = math.ceil(envs / splits) * splits
+        assert config.rollout is not None, "resolve_defaults comes first"
+        fewer = range(envs, 0, -splits)
+        if fills is not None:
+            filling = (n for n in fewer if fills % (n // splits * config.rollout) == 0)
+            envs = next(filling, envs)
     if envs % splits:
         raise ConfigError(
             f"--num-envs-per-worker {envs} cannot be split into {splits} equal parts; "
             f"use a multiple of {splits} or another --num-splits"
         )
     precision, why_precision = choose_precision(config, device, image)
+    assert config.rollout is not None, "resolve_defaults comes first"
     return SamplerPlan(
         num_workers=workers,
         num_splits=splits,

@@ -79,8 +79,9 @@ class SamplerConfig(Checked):
     """inline: actors compute their own actions; worker: policy workers do, for all at once."""
     num_policy_workers: int = 1
     """Policy workers (with worker inference)."""
-    rollout: int = 32
-    """Consecutive env steps of one split in one trajectory slot (T)."""
+    rollout: int | None = None
+    """Consecutive env steps of one split in one trajectory slot, T (none: as many as make a batch
+    of 2048 env steps; with --async-rl 32)."""
     set_workers_cpu_affinity: bool = True
     """Pin each actor worker to a core (only where there is a core for every actor)."""
     worker_niceness: int = 5

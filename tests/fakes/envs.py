@@ -87,6 +87,16 @@ class SleepEnv(CodeEnv):
         super().__init__(sleep=sleep, **kwargs)
 
 
+class UnevenEnv(CodeEnv):
+    """CodeEnv whose steps take no time, or, seldom, long."""
+
+    def step(self, action: Any) -> Any:
+        assert self.env_id is not None
+        draw = np.random.default_rng([self.env_id, self.episode, self.steps]).random()
+        time.sleep(0.03 if draw < 0.05 else 0.0005)
+        return super().step(action)
+
+
 class RaisingEnv(CodeEnv):
     """Raises ValueError("deliberate: ..."): in the constructor or reset (``where``), or at every
     ``every``-th step of an instance."""
