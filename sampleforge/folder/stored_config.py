@@ -16,6 +16,7 @@ import yaml
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.folder.atomic_file import write_atomically
 from sampleforge.folder.versions import versions
+from sampleforge.topologies.config import ALGOS
 
 C = TypeVar("C")
 
@@ -37,9 +38,28 @@ _MACHINE = {
     *("max_rank_restarts", "max_worker_restarts", "keep_driver_weights_in_sync"),
     *("num_replay_shards", "prefetch_batches", "samples_per_insert_tolerance", "save_replay"),
 }
-_BEFORE_THEY_EXISTED: dict[str, Any] = {"rescale_actions": False}
+_BEFORE_THEY_EXISTED: dict[str, Any] = {"rescale_actions": False, "noise_correlation": 0.0}
 """What fields of today stand for in the config of a run that began before there were such fields,
 where their defaults would change what was trained."""
+_FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "appo": {
+        **{"async_rl": True, "rollout": 32, "num_epochs": 1, "advantage": "vtrace"},
+        **{"learning_rate": 1e-4, "adam_eps": 1e-6, "max_grad_norm": 4.0},
+        **{"clip_ratio": 0.1, "value_clip": 1.0, "exploration_coeff": 0.003},
+        "model.separate_critic": False,
+    },
+    "ddppo": {
+        **{"rollout": 128, "num_epochs": 2, "advantage": "gae"},
+        **{"learning_rate": 2.5e-4, "adam_eps": 1e-6, "max_grad_norm": 0.2},
+        **{"value_clip": 1.0, "exploration_coeff": 0.01},
+        "model.separate_critic": False,
+    },
+    "apex": {"model.separate_critic": False},
+}
+"""The defaults, where they were others, of the versions before defaults were fitted to the
+environment: what such a run's config holds where its command line said nothing."""
+_FITTED_SINCE = "noise_correlation"
+"""The field of APPO and DD-PPO that came together with fitted defaults."""
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: when to stop, what to report, how the work is spread over
 the machine. All others shape what is learned."""
@@ -83,20 +103,49 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
             "it, or give another file (in a run's folder: another --run-dir)"
         )
     fields = {key: value for key, value in found.items() if key not in HEADER}
-    return {**_BEFORE_THEY_EXISTED, **fields} if "versions" in found else fields
+    return _as_meant(fields, algo) if "versions" in found else fields
+
+
+def _as_meant(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    """The fields of a run's config.yaml with what its version meant by those that it left out, or
+    left empty."""
+    known = flat_fields(ALGOS[algo]())
+    meant = {**{n: v for n, v in _BEFORE_THEY_EXISTED.items() if n in known}, **fields}
+    if _takes_whole_batches(fields):
+        meant["minibatch_size"] = fields.get("batch_size")
+    return meant
+
+
+def _has_fixed_defaults(fields: Mapping[str, Any]) -> bool:
+    """Whether the version that wrote these fields had the same defaults for all environments."""
+    return _FITTED_SINCE not in fields
+
+
+def _takes_whole_batches(fields: Mapping[str, Any]) -> bool:
+    """Whether an empty minibatch_size is the whole batch, which since then it is with --async-rl
+    only."""
+    is_empty = "minibatch_size" in fields and fields["minibatch_size"] is None
+    return is_empty and _has_fixed_defaults(fields) and not fields.get("async_rl")
 
 
 def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
-    """A stored config as ``cls``, and what the user had left open, by dotted name.
+    """A stored config as ``cls``, and what the user had left open, or may have, by dotted name: the
+    value that such a field has in a config made today.
 
     Raises ConfigError if the file is damaged, of another algorithm, or has fields unknown here.
     """
     algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
     config = from_plain(cls, config_values(path, algo), str(path))
     found = read_yaml(path)
-    defaults = flat_fields(cls())
-    unknown_then = {n: _plain(defaults[n]) for n in _BEFORE_THEY_EXISTED if n not in found}
-    return config, {**unknown_then, **(found.get("left_open") or {})}
+    defaults = {name: _plain(value) for name, value in flat_fields(cls()).items()}
+    may_be_open = {n for n in _BEFORE_THEY_EXISTED if n in defaults and n not in found}
+    if _has_fixed_defaults(found):
+        stored, then = flat_fields(config), _FIXED_DEFAULTS[algo]
+        may_be_open |= {name for name, value in then.items() if stored[name] == value}
+    if _takes_whole_batches(found):
+        may_be_open.add("minibatch_size")
+    left_open = {name: defaults[name] for name in may_be_open}
+    return config, {**left_open, **(found.get("left_open") or {})}
 
 
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
