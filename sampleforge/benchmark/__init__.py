@@ -99,7 +99,13 @@ class Benchmark:
             self._check()
             self._log(f"benchmark: {what}: a warm-up, then {self._for}")
             self._warm_up(runner, self._graph, updates=WARM_UPDATES if learning else 0)
-            window = measure(self._graph, runner, self._seconds, self._check)
+            window = measure(
+                self._graph,
+                runner,
+                self._seconds,
+                self._check,
+                whole_batches=learning and self._setting.synchronous,
+            )
         except Interrupted:
             self._log("benchmark: interrupted, no result", "warning")
             return None

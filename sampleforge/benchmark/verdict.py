@@ -23,8 +23,8 @@ IDLE_CORES = 0.25
 """Share of all cores' time that must be unused for more processes to pay."""
 
 CHANGES_LEARNING = (
-    *("--precision", "--batch-size", "--num-epochs", "--num-envs-per-worker"),
-    *("--num-ranks", "--sync-fraction"),
+    *("--precision", "--batch-size", "--minibatch-size", "--num-epochs", "--async-rl"),
+    *("--num-envs-per-worker", "--num-ranks", "--sync-fraction"),
 )
 """Flags that may change what is learned as well."""
 SAMPLER = ("emulate", "gather", "forward", "bookkeeping")
@@ -52,6 +52,7 @@ class Setting:
     sampler_only: bool
     images: bool
     cores: int
+    minibatch_size: int | None = None
     ranks: bool = False
     sync_fraction: float = 1.0
 
@@ -73,7 +74,7 @@ class Setting:
             inference=plan.inference,
             num_policy_workers=plan.num_policy_workers,
             batch_size=plan.batch_size,
-            num_epochs=1 if isinstance(config, ApexConfig) else config.num_epochs,
+            num_epochs=(1 if isinstance(config, ApexConfig) else config.num_epochs) or 1,
             precision=plan.precision,
             device=plan.device,
             learner_threads=plan.learner_threads,
@@ -81,6 +82,7 @@ class Setting:
             sampler_only=config.sampler_only,
             images=any(leaf.is_image for leaf in spec.observations.values()),
             cores=len(available_cores()),
+            minibatch_size=None if isinstance(config, ApexConfig) else config.minibatch_size,
             ranks=isinstance(config, DdppoConfig),
             sync_fraction=config.sync_fraction if isinstance(config, DdppoConfig) else 1.0,
         )
@@ -160,6 +162,9 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
     more_workers = f"--num-ranks {workers}" if setting.ranks else f"--num-workers {workers}"
     more_rows = more_envs if setting.ranks else f"--batch-size {2 * setting.batch_size}"
     bf16 = setting.images and setting.precision == "fp32"
+    half_epochs = f"--num-epochs {setting.num_epochs // 2}"
+    minibatch = 2 * (setting.minibatch_size or setting.batch_size)
+    larger = setting.batch_size % minibatch == 0
     inline = setting.inference == "inline"
     to_inline = cpu and not setting.ranks
     rules = {
@@ -181,7 +186,8 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
         ],
         "batch": [(True, more_envs)],
         "learn": [
-            (setting.num_epochs > 1, f"--num-epochs {setting.num_epochs - 1}"),
+            (setting.num_epochs > 1, half_epochs),
+            (larger, f"--minibatch-size {minibatch}"),
             (cpu and spare, f"--learner-threads {setting.learner_threads + 1}"),
             (bf16, "--precision bf16"),
             (True, more_rows),

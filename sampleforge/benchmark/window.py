@@ -18,6 +18,10 @@ from sampleforge.topologies.graph import COUNTERS, Graph
 TICK = 0.1
 """Seconds between two looks at the queues."""
 ANSWER_TIMEOUT = 60.0
+SHORT_TICK = 0.01
+"""The same, while a measurement waits for the end of a batch to begin or end at."""
+BATCH_LIMIT = 120.0
+"""Seconds after which it begins or ends all the same."""
 
 
 class Runner(Protocol):
@@ -50,10 +54,24 @@ class Window:
         return float(self.counted[name].sum()) / steps * 1e6
 
 
-def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], None]) -> Window:
+def measure(
+    graph: Graph,
+    runner: Runner,
+    seconds: float,
+    go_on: Callable[[], None],
+    *,
+    whole_batches: bool = False,
+) -> Window:
     """Watch the running ``graph`` for so many seconds; ``go_on`` is called at every look and may
-    raise. Raises what the runner raises when a worker dies."""
+    raise. Raises what the runner raises when a worker dies.
+
+    ``whole_batches``: begin when a batch has been learned from and go on until the next one that
+    ends after ``seconds``. Where sampling and learning take turns, any other span would have too
+    much of one of them.
+    """
     learns = graph.learner in graph.nodes
+    if whole_batches:
+        _until_a_batch_ends(graph, runner, go_on)
     if learns:
         runner.ask("metrics", None, ANSWER_TIMEOUT)  # its means start anew
     processes = {"driver": psutil.Process(os.getpid())}
@@ -67,6 +85,8 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
             looked = monotonic()
             fills.append(graph.exchange.fill())
             go_on()
+    if whole_batches:
+        _until_a_batch_ends(graph, runner, go_on)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
     lag = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
@@ -80,6 +100,13 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
         idle_cores=(_idle_s() - idle) / elapsed,
         lag={"mean": lag.get("policy_lag_mean"), "max": lag.get("policy_lag_max")},
     )
+
+
+def _until_a_batch_ends(graph: Graph, runner: Runner, go_on: Callable[[], None]) -> None:
+    trained, give_up_at = graph.counters.total("trained_steps"), monotonic() + BATCH_LIMIT
+    while graph.counters.total("trained_steps") == trained and monotonic() < give_up_at:
+        runner.poll(SHORT_TICK)
+        go_on()
 
 
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
