@@ -13,6 +13,7 @@ EXTRAS = {
     "atari": ["ale-py>=0.12", "opencv-python-headless>=4.10"],
     "vizdoom": ["vizdoom>=1.3"],
     "mujoco": ["gymnasium[mujoco]>=1.1"],
+    "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
     "envpool": ["envpool>=1.2"],
@@ -24,7 +25,9 @@ EXTRAS = {
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name] if name != "envpool"})
 EXTRAS["test"] = ["pytest>=8.0"] + [
-    need for name in ("atari", "mujoco", "minatar", "compress", "plot") for need in EXTRAS[name]
+    need
+    for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot")
+    for need in EXTRAS[name]
 ]
 EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-psutil"]
 
@@ -60,7 +63,9 @@ setup(
             "classic = sampleforge_envs.classic",
             "atari = sampleforge_envs.atari",
             "mujoco = sampleforge_envs.mujoco",
+            "box2d = sampleforge_envs.box2d",
             "minatar = sampleforge_envs.minatar",
+            "minigrid = sampleforge_envs.minigrid",
             "vizdoom = sampleforge_envs.vizdoom",
         ],
     },

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,14 +17,32 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.ppo_defaults import resolve_defaults
 
 CPU = torch.device("cpu")
+
+
+def asynchronous(env: str, core: Literal["none", "gru"] = "none") -> AppoConfig:
+    """The work that all recorded figures are of, whatever is the default for the environment:
+    sampling beside the learner, one pass over whole batches with V-trace, one trunk."""
+    return AppoConfig(
+        env=env,
+        async_rl=True,
+        rollout=32,
+        num_epochs=1,
+        advantage="vtrace",
+        value_clip=1.0,
+        exploration_coeff=0.003,
+        model=ModelConfig(core=core, separate_critic=False),
+    )
+
+
 CASES = {
-    "cartpole": AppoConfig(env="CartPole-v1"),
-    "halfcheetah": AppoConfig(env="HalfCheetah-v5"),
-    "minatar": AppoConfig(env="MinAtar/Breakout"),
-    "breakout": AppoConfig(env="ALE/Breakout-v5"),
-    "breakout-gru": AppoConfig(env="ALE/Breakout-v5", model=ModelConfig(core="gru")),
+    "cartpole": asynchronous("CartPole-v1"),
+    "halfcheetah": asynchronous("HalfCheetah-v5"),
+    "minatar": asynchronous("MinAtar/Breakout"),
+    "breakout": asynchronous("ALE/Breakout-v5"),
+    "breakout-gru": asynchronous("ALE/Breakout-v5", core="gru"),
 }
 """Observations of 16 bytes, 68 bytes, 400 bytes, 28 KB; MLP, MLP, small CNN, Nature CNN."""
 
@@ -37,13 +56,12 @@ def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
 
 
 def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
-    """Its config, with the encoder chosen, and what its environment gives."""
-    config = CASES[case]
-    vector = make_vector(config, 1, [0])
+    """Its config, resolved and with the encoder chosen, and what its environment gives."""
+    vector = make_vector(CASES[case], 1, [0])
     vector.close()
-    return replace(config, model=resolve_encoder(config.model, vector.spec.observations)), (
-        vector.spec
-    )
+    config, spec = resolve_defaults(CASES[case], vector.spec), vector.spec
+    assert isinstance(config, AppoConfig)
+    return replace(config, model=resolve_encoder(config.model, spec.observations)), spec
 
 
 def filled_slots(config: AppoConfig, spec: EnvSpec, rows: int, count: int) -> TrajectorySlots:

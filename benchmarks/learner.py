@@ -3,7 +3,7 @@
 The update turns a batch into experience, computes V-trace or GAE, the loss and all its metrics,
 clips, steps the optimiser and updates the normalisers. The floor is one forward and one backward
 pass of the same network over as many observations. Then what it costs to publish the weights, and
-to take them up. Batches as the default flags make them, one epoch.
+to take them up. Batches as --async-rl makes them, one epoch.
 
     taskset -c 0 python benchmarks/learner.py --precision fp32 bf16
 """

@@ -19,6 +19,7 @@ from pathlib import Path
 from machine import describe, table
 
 from sampleforge.driver import Run, finish
+from sampleforge.models.config import ModelConfig
 from sampleforge.topologies import appo
 from sampleforge.topologies.config import AppoConfig
 
@@ -29,6 +30,9 @@ def measure(env: str, seconds: float, device: str, *, ahead: bool) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         config = AppoConfig(
             env=env,
+            async_rl=True,
+            num_epochs=1,
+            model=ModelConfig(separate_critic=False),
             device=device,
             benchmark=True,
             benchmark_peak=False,

@@ -140,6 +140,7 @@ def measured(first: Mapping[str, float], last: Mapping[str, float], ranks: int) 
 def measure(ranks: int, seconds: float, rollout: int, way: str, **env_kwargs: Any) -> Measured:
     """A run of so many ``seconds``, and until its next update."""
     from sampleforge.api import Trainer
+    from sampleforge.models.config import ModelConfig
     from sampleforge.topologies.config import DdppoConfig
 
     with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +150,9 @@ def measure(ranks: int, seconds: float, rollout: int, way: str, **env_kwargs: An
             num_ranks=ranks,
             num_envs_per_worker=ROWS,
             rollout=rollout,
+            minibatch_size=ROWS * rollout,
             num_epochs=1,
+            model=ModelConfig(separate_critic=False),
             device="cpu",
             max_episode_steps=1000,
             decorrelate=False,

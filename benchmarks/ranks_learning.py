@@ -47,6 +47,7 @@ def learn(env_kwargs: str, way: str, seed: int) -> Learned:
     from sampleforge.api import train
     from sampleforge.cli.train import parse_config
     from sampleforge.evaluation import evaluate
+    from sampleforge.folder.trust import Trust
     from sampleforge.reporting.metrics_file import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +60,8 @@ def learn(env_kwargs: str, way: str, seed: int) -> Learned:
         with contextlib.redirect_stdout(io.StringIO()):
             train(parse_config("ddppo", flags.split()))
         reports = read_metrics(Path(folder) / "metrics.jsonl")
-        evaluated = evaluate(Path(folder), episodes=100)["return_mean"]
+        own = Trust(everything=True)
+        evaluated = evaluate(folder, episodes=100, trust=own)["return_mean"]
     curve = [(r["env_steps"], r["wall_s"], r["return_mean"]) for r in reports if "return_mean" in r]
     steps = [reports[-1][f"rank{rank}_steps"] for rank in range(4)]
     return Learned(curve, evaluated, steps[0] / sum(steps))

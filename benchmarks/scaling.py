@@ -81,6 +81,7 @@ class SleepEncoder(nn.Module):
 
 def settings(workers: int, rows: int, splits: int = 1, **others: Any) -> Any:
     """The config of a run with ``rows`` rows per split."""
+    from sampleforge.models.config import ModelConfig
     from sampleforge.topologies.config import AppoConfig
 
     return AppoConfig(
@@ -94,7 +95,7 @@ def settings(workers: int, rows: int, splits: int = 1, **others: Any) -> Any:
         precision="fp32",
         seed=1,
         quiet=True,
-        **others,
+        **{"rollout": 32, "model": ModelConfig(separate_critic=False), **others},
     )
 
 
@@ -148,7 +149,7 @@ def overlap(seconds: float) -> list[tuple[float, ...]]:
                 splits,
                 env_kwargs={"seconds": ratio * INFERENCE_S},
                 inference="worker",
-                model=ModelConfig(encoder="benchmarks.scaling:SleepEncoder"),
+                model=ModelConfig(encoder="benchmarks.scaling:SleepEncoder", separate_critic=False),
             )
             for splits in (1, 2)
         )

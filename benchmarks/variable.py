@@ -111,6 +111,7 @@ class UnevenRows(VectorEnv[Any, Any, Any]):
 def measure(env: str, seconds: float, **settings: Any) -> float:
     """Env steps per second, over so many ``seconds`` from the third update on."""
     from sampleforge.api import Trainer
+    from sampleforge.models.config import ModelConfig
     from sampleforge.topologies.config import DdppoConfig
 
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +120,9 @@ def measure(env: str, seconds: float, **settings: Any) -> float:
             num_ranks=RANKS,
             num_envs_per_worker=ROWS,
             rollout=ROLLOUT,
+            minibatch_size=ROWS * ROLLOUT,
             num_epochs=1,
+            model=ModelConfig(separate_critic=False),
             device="cpu",
             decorrelate=False,
             report_interval=0.25,

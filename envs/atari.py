@@ -223,4 +223,5 @@ FAMILY = Family(
     make_single=make_single,
     requires="ale_py",
     extra="atari",
+    plain_kwargs=True,
 )

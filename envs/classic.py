@@ -23,6 +23,8 @@ LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
 class CartPoleVector(EnvVector):
     """``num_rows`` carts as one array program, NEXT_STEP. Steps happen in ``recv``."""
 
+    always_finite = True  # a cart that leaves its bounds ends its episode
+
     def __init__(self, config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> None:
         limit = config.max_episode_steps or LIMITS[config.env]
         env = CartPoleVectorEnv(num_rows, max_episode_steps=limit, **config.env_kwargs)  # type: ignore[arg-type]
@@ -101,4 +103,5 @@ FAMILY = Family(
     ids=lambda: list(LIMITS),
     make_vector=make_vector,
     make_single=gymnasium_env,
+    plain_kwargs=True,
 )

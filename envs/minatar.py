@@ -140,4 +140,5 @@ FAMILY = Family(
     make_single=make_single,
     requires="minatar",
     extra="minatar",
+    plain_kwargs=True,
 )

@@ -86,4 +86,5 @@ FAMILY = Family(
     make_single=make_single,
     requires="mujoco",
     extra="mujoco",
+    plain_kwargs=True,
 )

@@ -268,4 +268,5 @@ FAMILY = Family(
     make_single=make_single,
     requires="vizdoom",
     extra="vizdoom",
+    plain_kwargs=True,
 )

@@ -15,10 +15,13 @@ import torch
 from sampleforge import spec as specs
 from sampleforge.config import ConfigError
 from sampleforge.driver import Run
+from sampleforge.env.door import to_env
 from sampleforge.env.probe import probe
+from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.folder.resume import model_tensors
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.trust import Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
@@ -108,7 +111,7 @@ class LoadedPolicy:
         distribution = self.model.distribution(output.parameters, leaves)
         chosen = distribution.sample() if stochastic else distribution.mode()
         actions = {
-            name: leaf[0].numpy() + self.spec.actions[name].start for name, leaf in chosen.items()
+            name: to_env(self.spec.actions[name])(leaf.numpy())[0] for name, leaf in chosen.items()
         }
         action = actions[specs.ACTION] if set(actions) == {specs.ACTION} else actions
         return action, output.state
@@ -140,26 +143,31 @@ def _leaves_of(obs: Any, spec: specs.EnvSpec) -> dict[str, torch.Tensor]:
     return leaves
 
 
-def load_policy(run_dir: str | Path, which: str = "latest") -> LoadedPolicy:
+def load_policy(run_dir: str | Path, which: str = "latest", *, trust: bool = False) -> LoadedPolicy:
     """The policy of a run folder's latest or best checkpoint.
 
     Its environment is constructed once, in a process of its own, to learn the spaces. Raises
-    ConfigError if the folder has no checkpoint.
+    ConfigError if the folder has no checkpoint, and without ``trust`` also if it names code that
+    would be imported: an environment of the form package.module:factory, arguments of it, or an
+    encoder. Such a folder can run any code: set ``trust`` only for one whose origin you know.
     """
     folder = RunFolder.existing(run_dir)
-    config = read_config(folder)
+    config = read_config(folder, Trust(everything=trust))
+    if imports_code(config):
+        make_cwd_importable()
     model, spec, _ = load_model(folder, config, which)
     return LoadedPolicy(model, spec)
 
 
-def read_config(folder: RunFolder) -> AnyConfig:
-    """The config of a run, whatever its algorithm. Raises ConfigError if it does not fit."""
+def read_config(folder: RunFolder, trust: Trust) -> AnyConfig:
+    """The config of a run, whatever its algorithm. Raises ConfigError if it does not fit, or names
+    code that is not to be trusted."""
     algo = folder.algo
     if algo not in ALGOS:
         raise ConfigError(
             f"the run in {folder.path} is of algorithm {algo!r}, which this version does not have"
         )
-    return folder.read_config(ALGOS[algo])
+    return folder.read_config(ALGOS[algo], trust)
 
 
 def load_model(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sampleforge.folder.opening import Opened
     from sampleforge.folder.run_folder import RunFolder
     from sampleforge.reporting.reporter import Reporter
+    from sampleforge.reporting.staleness import StaleWarning
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.apex_plan import ApexPlan
     from sampleforge.topologies.graph import Graph
@@ -96,7 +97,9 @@ class Run:
         if not self._in_process:
             start_fork_server()
         from sampleforge.env.probe import probe
+        from sampleforge.env.scratch import make_cwd_importable
 
+        make_cwd_importable()  # the user's environment and encoder may lie there
         self._resources.enter_context(self.interrupts)
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
@@ -112,9 +115,11 @@ class Run:
 
     def _open_folder(self) -> None:
         from sampleforge.folder.opening import open_folder
+        from sampleforge.topologies.registry import topology
 
+        fitted = topology(self._asked).fit(self._asked, self.spec)
         self._opened: Opened = open_folder(
-            self._asked, self._resources, self._is_interrupted, _complain
+            self._asked, fitted, self._resources, self._is_interrupted, _complain
         )
         self.config: AnyConfig = self._opened.config
         self.folder: RunFolder = self._opened.folder
@@ -123,13 +128,14 @@ class Run:
         from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.folder.saving import Saving
         from sampleforge.models.registry import resolve_encoder
+        from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.topologies.evaluating import beside, with_evaluator
         from sampleforge.topologies.parts import Start
 
         config, chosen, opened = self.config, self._topology(), self._opened
-        model = resolve_encoder(config.model, spec.observations)
         config = chosen.fit(config, spec)
+        model = resolve_encoder(config.model, spec.observations)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)
@@ -155,6 +161,11 @@ class Run:
         self.graph: Graph = with_evaluator(wired, config, self.new_model, start)
         self.statistics = RunStatistics(self.graph, opened.earlier.get("statistics", {}))
         self.reporter = self._make_reporter()
+        self._stale_warning = _stale_warning(plan)
+        counted = [self.graph.counters]
+        if self.graph.evaluator is not None:
+            counted.append(self.graph.evaluator.counters)
+        self._env_restarts = EnvRestarts(counted, config.max_env_restart_rate, self._warn)
         self._saving = Saving(
             opened.replays,
             self.graph.archive,
@@ -183,7 +194,8 @@ class Run:
 
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
         log = partial(self.reporter.log, level="warning", on_screen=False)
-        return ProcessRunner(graph, self._control, surroundings, self.config.env_timeout, log)
+        timeout, interrupted = self.config.env_timeout, self._is_interrupted
+        return ProcessRunner(graph, self._control, surroundings, timeout, log, interrupted)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.reporting.reporter import Reporter
@@ -212,8 +224,13 @@ class Run:
             if result is not None:
                 self.folder.write_benchmark(result)
             return
-        progress = self.graph.progress
-        next_report, next_save = self._clock() + self._interval(), self._save_clock()
+        from sampleforge.folder.saving import CheckpointTimer
+
+        progress, counters = self.graph.progress, self.graph.counters
+        next_report = self._clock() + self._interval()
+        timer = CheckpointTimer(
+            self.config.checkpoint_interval, lambda: counters.total("updates") > 0
+        )
         while not progress.done and not self._is_interrupted():
             self._work_on()
             due = self._clock() >= next_report
@@ -221,8 +238,8 @@ class Run:
                 next_report = self._clock() + self._interval()
             if due or self.statistics.evaluations.waits:
                 yield self._report()
-            if monotonic() >= next_save:
-                next_save = self._save_clock()
+            if timer.due:
+                timer.restart()
                 self.save()
         if self.interrupts.received is None:
             yield self._report()
@@ -231,7 +248,13 @@ class Run:
 
     def _work_on(self) -> None:
         assert self._runner is not None
-        self._runner.poll(POLL)
+        try:
+            self._runner.poll(POLL)
+        except Exception as error:
+            # The signal may have ended what an environment in this process runs on.
+            if not (self._in_process and self._is_interrupted()):
+                raise
+            self.reporter.log(f"after the interrupt: {describe(error)}", "warning", on_screen=False)
         self._take_episodes()
 
     def _is_interrupted(self) -> bool:
@@ -244,13 +267,19 @@ class Run:
     def _interval(self) -> float:
         return self.config.report_interval * (1000.0 if self._serial else 1.0)
 
-    def _save_clock(self) -> float:
-        return monotonic() + self.config.checkpoint_interval
-
     def _take_episodes(self) -> None:
         self.statistics.take_episodes(self.graph.episodes.take())
+        if (first := self.statistics.first_nonfinite()) is not None:
+            self.reporter.log(first, "warning")
         if self.graph.evaluator is not None:
             self.statistics.evaluations.take(self.graph.evaluator.results.take())
+        if not self._is_interrupted():
+            self._env_restarts.look()
+
+    def _warn(self, text: str) -> None:
+        """Say it also where only errors and results are shown."""
+        print(text, file=sys.stderr)
+        self.reporter.log(text, "warning", on_screen=False)
 
     def _report(self) -> dict[str, float]:
         assert self._runner is not None
@@ -264,6 +293,8 @@ class Run:
             wall_s=scalars["wall_s"],
             histograms=asked.read() if asked else {},
         )
+        if self._stale_warning and (warning := self._stale_warning.of(scalars)):
+            self.reporter.log(warning, "warning")
         return scalars
 
     def save(self, timeout: float = SAVE_TIMEOUT) -> None:
@@ -277,7 +308,7 @@ class Run:
             "wall_s": self.graph.progress.wall_s,
             "resumes": self._start.resumes,
             "statistics": self.statistics.state(),
-            "return_mean": self.statistics.return_mean,
+            **self.statistics.rating(),
         }
 
     # ---- benchmark ----
@@ -317,8 +348,40 @@ class Run:
     def _final_save(self) -> None:
         if self.config.sampler_only or self.config.benchmark:
             return
-        interrupted = self.interrupts.received is not None
-        self.save(INTERRUPTED_SAVE_TIMEOUT if interrupted else SAVE_TIMEOUT)
+        if not self._is_interrupted():
+            self.save()
+            return
+        from sampleforge.topologies.processes import WorkerDied
+
+        try:
+            self.save(INTERRUPTED_SAVE_TIMEOUT)
+        except (TimeoutError, WorkerDied):
+            if self.graph.snapshot is None or self.graph.snapshot.version < 0:
+                raise
+            self._save_snapshot()
+
+    def _save_snapshot(self) -> None:
+        """Write the checkpoint in the place of a learner that does not do so in time."""
+        from sampleforge.folder.resume import SaveCheckpoint
+
+        snapshot, runner = self.graph.snapshot, self._runner
+        assert snapshot is not None and runner is not None
+        runner.kill()  # one process writes at a time
+        tensors, plain = snapshot.read()
+
+        def write(_kind: str, about: dict[str, Any], _timeout: float) -> str | None:
+            try:
+                SaveCheckpoint(self._opened.store)(tensors, {**about, "learner": plain})
+            except OSError as error:
+                return f"{type(error).__name__}: {error}"
+            return None
+
+        self._saving.save(write, lambda: None, self._state, 0.0)
+        self.reporter.log(
+            f"the learner did not write the checkpoint in time: it holds update "
+            f"{plain['version']:,}, as kept in shared memory",
+            "warning",
+        )
 
     def _end(self, error: BaseException | None) -> None:
         """Close everything, whatever fails; write the summary if there is anything to sum up."""
@@ -357,6 +420,16 @@ class Run:
             self._runner.kill()
 
 
+def _stale_warning(plan: Plan | ApexPlan) -> StaleWarning | None:
+    """Of runs that learn from experience of a limited policy lag."""
+    from sampleforge.reporting.staleness import StaleWarning
+    from sampleforge.topologies.plan import Plan
+
+    if not isinstance(plan, Plan):
+        return None
+    return StaleWarning(plan.lag.limit, synchronous=plan.synchronous)
+
+
 def _complain(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -366,8 +439,9 @@ def describe(error: BaseException) -> str:
     was when it noticed says nothing; so it is with a rank that others lose, or a full disk."""
     from sampleforge.data.ranks import RankLost
     from sampleforge.folder.saving import CheckpointNotWritten
+    from sampleforge.reporting.env_restarts import EnvironmentFails
     from sampleforge.topologies.processes import WorkerDied
 
-    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten):
+    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten | EnvironmentFails):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

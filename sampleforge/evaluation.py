@@ -2,42 +2,149 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
 from sampleforge.api import load_model, read_config
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.importable import names_code
+from sampleforge.env.scratch import scratch_directory
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.trust import Trust, imports_code
+from sampleforge.topologies.config import AnyConfig
 from sampleforge.workers.playing import EpisodePlayer, evaluation_envs, evaluation_seed, outcome
+
+EPISODES = 100
+FEW_EPISODES = 20
+"""Where an episode takes minutes."""
+LONG_S = 60.0
+"""Seconds within which every row must have ended its first episode for `EPISODES` to be played."""
+LOOK_S = 0.05
+"""Seconds between looks at how far it is."""
+NO_TRUST = Trust()
+
+
+class Display(Protocol):
+    """Where an evaluation says how far it is."""
+
+    def message(self, text: str, level: str) -> None: ...
+    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
 
 
 def evaluate(
-    run_dir: Path,
+    run_dir: str | Path,
     *,
-    episodes: int,
+    episodes: int | None = None,
+    max_episode_steps: int | None = None,
     stochastic: bool = False,
     seed: int | None = None,
     which: str = "latest",
+    trust: Trust = NO_TRUST,
+    display: Display | None = None,
+    clock: Callable[[], float] = monotonic,
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the frozen policy of a run folder; see `EpisodePlayer`.
+    None: 100, or 20 where one takes minutes.
 
     The same seed gives the same episodes; without one they are those that the run's own evaluator
     plays. Returns what `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
-    episodes, length_mean, stochastic, seed, env_steps (of the checkpoint).
+    episodes, length_mean, episodes_cut (by a limit that the environment does not have itself),
+    stochastic, seed, env_steps (of the checkpoint). Raises ConfigError if the folder names code
+    that ``trust`` does not cover.
     """
-    folder = RunFolder.existing(run_dir)
-    config = read_config(folder)
-    model, _, state = load_model(folder, config, which)
-    seed = evaluation_seed(config.seed or 0) if seed is None else seed
-    envs = evaluation_envs(config, episodes, seed)
-    try:
-        player = EpisodePlayer(envs, model.eval(), episodes, stochastic=stochastic, seed=seed)
-        while not player.done:
-            player.step()
-    finally:
-        envs.close()
+    folder = RunFolder.existing(Path(run_dir).absolute())
+    config = read_config(folder, trust)
+    with scratch_directory(cwd_importable=imports_code(config)):
+        model, _, state = load_model(folder, config, which)
+        seed = evaluation_seed(config.seed or 0) if seed is None else seed
+        limited, limit = _with_limit(config, max_episode_steps)
+        envs = evaluation_envs(limited, episodes or EPISODES, seed)
+        try:
+            player = EpisodePlayer(
+                envs,
+                model.eval(),
+                episodes or EPISODES,
+                stochastic=stochastic,
+                seed=seed,
+                limit=limit,
+            )
+            _play(player, config.env, episodes is None, display or _Silent(), clock)
+        finally:
+            envs.close()
+    cut = sum(one.cut for one in player.played)
+    if cut and limit is None and display is not None:
+        display.message(_cut_warning(config, player, cut), "warning")
     return {
         **outcome(player.played),
+        "episodes_cut": cut,
         "stochastic": stochastic,
         "seed": seed,
         "env_steps": state["env_steps"],
     }
+
+
+def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:
+    """The config to make the rows with, and the limit that the player shall enforce: a factory of
+    the user's knows nothing of --max-episode-steps, everything else does."""
+    if limit is None or names_code(config.env):
+        return config, limit
+    return dataclasses.replace(config, max_episode_steps=limit), None
+
+
+def _play(
+    player: EpisodePlayer,
+    env: str,
+    choose: bool,
+    display: Display,
+    clock: Callable[[], float],
+) -> None:
+    """Play until done. ``choose``: decide by the first episodes how many there shall be."""
+    started, next_look = clock(), 0.0
+    while not player.done:
+        player.step()
+        took = clock() - started
+        if took < next_look:
+            continue
+        next_look = took + LOOK_S
+        if choose and (player.rows_in_first == 0 or took >= LONG_S):
+            choose = False
+            display.message(_choose(player, env, took), "info")
+        display.progress(player.num_played, player.episodes, player.return_mean)
+
+
+def _choose(player: EpisodePlayer, env: str, took: float) -> str:
+    """Settle the number of episodes by how long the first ones took; returns what to say of it."""
+    rows, left = player.num_rows, player.rows_in_first
+    if left == 0:
+        lengths = [one.length for one in player.played]
+        return (
+            f"{player.episodes} episodes of {env} (the first {rows}, played together, took "
+            f"{took:.1f} s, and up to {max(lengths):,} steps); --episodes sets the number"
+        )
+    player.shorten(FEW_EPISODES)
+    return (
+        f"{FEW_EPISODES} episodes of {env} rather than {EPISODES}, because one takes minutes: "
+        f"after {took:.0f} s ({player.steps:,} steps) {left} of the first {rows}, played together, "
+        "have not ended; --episodes sets the number"
+    )
+
+
+def _cut_warning(config: EnvConfig, player: EpisodePlayer, cut: int) -> str:
+    text = (
+        f"{cut} of {len(player.played)} episodes were cut at {player.limit:,} steps, because "
+        f"{config.env} has no time limit; --max-episode-steps sets another"
+    )
+    if not player.can_cut:
+        text += (
+            ". Its vector environment cannot end one row alone, so that those rows played no "
+            f"further episode ({player.episodes} were asked for)"
+        )
+    return text
+
+
+class _Silent:
+    def message(self, text: str, level: str) -> None: ...
+    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -22,6 +22,9 @@ ACTION = "action"
 ACTION_MASK = "action_mask"
 """The observation leaf that says which discrete actions are allowed: bool [sum of categories], in
 the order of the logits. It masks the logits and is not an input of the encoder."""
+
+NO_BOUND = 1e30
+"""A Box bound of this size or more is none: spaces give the largest float32 for "unbounded"."""
 
 ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
 Autoreset = Literal["next_step", "same_step"]
@@ -49,8 +52,10 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
-        """uint8 of rank 3, at least 8 pixels high and wide, [C, H, W] or [H, W, C]."""
-        return self.dtype == "uint8" and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
+        """uint8 of rank 3, not categorical, at least 8 pixels high and wide, [C, H, W] or
+        [H, W, C]."""
+        pixels = self.dtype == "uint8" and self.categories is None
+        return pixels and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
 
 
 @dataclass(frozen=True)
@@ -59,17 +64,21 @@ class ActionSpec:
 
     ``shape`` is () for discrete. ``categories`` holds the number of values per element (discrete:
     one number; multidiscrete: the flattened nvec; multibinary: 2 each; box: empty). ``start`` is
-    Discrete's offset, added when the action is handed to the environment. ``low`` and ``high`` are
-    the flattened bounds of a box.
+    added to a discrete action (multidiscrete: element by element) for the environment. ``low`` and
+    ``high`` are the flattened bounds of a box as the policy sees it and the slots hold it;
+    ``env_low`` and ``env_high`` are the environment's, if they differ (see `rescaled`): a bounded
+    element then maps [low, high] affinely to [env_low, env_high].
     """
 
     kind: ActionKind
     shape: tuple[int, ...]
     dtype: str
     categories: tuple[int, ...] = ()
-    start: int = 0
+    start: int | tuple[int, ...] = 0
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    env_low: tuple[float, ...] = ()
+    env_high: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,8 @@ def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
     if isinstance(space, spaces.Discrete):
         return ArraySpec((), "int64", (int(space.n),))
     if isinstance(space, spaces.MultiDiscrete):
-        return ArraySpec(space.shape, "int64", tuple(int(n) for n in space.nvec.ravel()))
+        categories = tuple(int(n) for n in space.nvec.ravel())
+        return ArraySpec(space.shape, np.dtype(space.dtype).name, categories)
     if isinstance(space, spaces.MultiBinary):
         return ArraySpec(space.shape, "int8")
     raise ValueError(
@@ -172,7 +182,8 @@ def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
         return ActionSpec("discrete", (), "int64", (int(space.n),), start=int(space.start))
     if isinstance(space, spaces.MultiDiscrete):
         categories = tuple(int(n) for n in space.nvec.ravel())
-        return ActionSpec("multidiscrete", space.shape, "int64", categories)
+        start = tuple(int(n) for n in space.start.ravel())
+        return ActionSpec("multidiscrete", space.shape, "int64", categories, start)
     if isinstance(space, spaces.MultiBinary):
         return ActionSpec("multibinary", space.shape, "int8", (2,) * math.prod(space.shape))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
@@ -183,3 +194,22 @@ def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
         f"action leaf {name!r} is {space}, which no policy head covers; supported are Discrete, "
         "MultiDiscrete, MultiBinary, Box of floats, and Dict or Tuple of those"
     )
+
+
+def rescaled(spec: ActionSpec) -> ActionSpec:
+    """``spec`` with every bounded element of a box in [-1, 1] for the policy; the environment's
+    bounds are kept beside. Any other spec as it is.
+
+    An element without a bound on each side keeps the environment's units. A bound of `NO_BOUND` or
+    more, or the dtype's largest number, counts as none: a policy could not use such a range.
+    """
+    if spec.kind != "box" or spec.env_low:
+        return spec
+    largest = min(NO_BOUND, float(np.finfo(spec.dtype).max))
+    given = np.array([spec.low, spec.high])
+    given = np.where(np.abs(given) < largest, given, np.copysign(np.inf, given))
+    bounded = np.isfinite(given).all(0)
+    low, high = (tuple(row) for row in np.where(bounded, [[-1.0], [1.0]], given).tolist())
+    if (low, high) == (spec.low, spec.high):
+        return spec
+    return replace(spec, low=low, high=high, env_low=spec.low, env_high=spec.high)

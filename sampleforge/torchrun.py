@@ -123,8 +123,10 @@ def follow(config: DdppoConfig, world: World) -> int:
             runner = runner_of(graph, encounter, None, interrupts, config.env_timeout)
             try:
                 runner.start()
+                told = False
                 while not graph.progress.done and interrupts.received is None:
                     runner.poll(POLL)
+                    told = told or tell_of_fault(graph, world)
             finally:
                 runner.close()
     except ConfigError:
@@ -133,6 +135,19 @@ def follow(config: DdppoConfig, world: World) -> int:
         print(f"{whoami(world)}:\n{describe(error)}", file=sys.stderr)
         return 1
     return interrupts.exit_code
+
+
+def tell_of_fault(graph: Graph, world: World) -> bool:
+    """Show the first error that an environment of this rank raised; False if there is none. Rank 0
+    counts those of all ranks, but has no texts of other hosts."""
+    text = graph.counters.first_fault.get()
+    if text is not None:
+        print(
+            f"{whoami(world)}: an environment raised an error; it was rebuilt, and its episode is "
+            f"dropped. The first traceback:\n\n{text}",
+            file=sys.stderr,
+        )
+    return text is not None
 
 
 def whoami(world: World) -> str:
@@ -184,11 +199,17 @@ def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Enco
             f"{whoami(encounter.world)}, was started with other settings than rank 0 (rank 0's -> "
             f"this one's):\n  {lines}\ngive all ranks the same command"
         )
+    from sampleforge.folder.stored_config import with_own_code
+
     kept = {name: own[name] for name in OF_THE_HOST}
-    config = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    led = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    config = with_own_code(led, config)  # a forged message makes no code run here
     spec, chosen = spec_from_plain(message["spec"]), topology_of(encounter)
     assert config.seed is not None
     start = Start(config.seed, message["resumes"], message["env_steps"], message["wall_s"], time())
+    resolved = chosen.fit(config, spec)
+    assert isinstance(resolved, DdppoConfig)
+    config = resolved
     plan = chosen.plan(config, spec, resolve_device(config.device))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)

@@ -119,25 +119,25 @@ def check_transition(
 
 
 class CheckingLearner(DqnLearner):
-    """Checks every transition, and answers random errors."""
+    """Checks every transition, and answers random errors. ``truncated`` counts those whose window
+    ends with a final observation that is bootstrapped from."""
 
     def __init__(self, model: Any, config: ApexConfig) -> None:
         super().__init__(model, config, device=torch.device("cpu"), precision="fp32")
         self.config = config
         self.random = np.random.default_rng(0)
-        self.checked = 0
+        self.checked = self.truncated = 0
 
     def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
         assert torch.isfinite(batch.odds).all() and (batch.odds > 0).all()
         for i in range(len(batch.action)):
-            check_transition(
-                batch.obs["obs"][i].numpy(),
-                int(batch.action[i]),
-                float(batch.returns[i]),
-                float(batch.discount[i]),
-                batch.next_obs["obs"][i].numpy(),
-                self.config,
-            )
+            now, after = (leaves["obs"][i].numpy() for leaves in (batch.obs, batch.next_obs))
+            action, discount = int(batch.action[i]), float(batch.discount[i])
+            length = episode_length(*now[:2].astype(int), LONGEST)
+            if discount == 0 and after[1] > now[1]:  # a same-step environment's, of no account
+                after = np.array([*now[:2], length, action], np.float32)
+            check_transition(now, action, float(batch.returns[i]), discount, after, self.config)
+            self.truncated += discount > 0 and after[2] == length
         self.checked += len(batch.action)
         self.version += 1
         errors = self.random.gamma(0.5, size=len(batch.action)).astype(np.float32)

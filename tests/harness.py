@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 
@@ -13,11 +14,14 @@ from sampleforge.env.registry import make_vector
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo import appo
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.parts import Start
 from sampleforge.topologies.plan import Plan, plan_appo
+from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.serial import SerialRunner
+
+Ppo = TypeVar("Ppo", AppoConfig, DdppoConfig)
 
 
 def spec_of(config: EnvConfig) -> EnvSpec:
@@ -27,9 +31,17 @@ def spec_of(config: EnvConfig) -> EnvSpec:
     return envs.spec
 
 
+def resolved(config: Ppo, spec: EnvSpec) -> Ppo:
+    """The config as the driver has it: what it leaves open is fitted to the environment."""
+    found = resolve_defaults(config, spec)
+    assert isinstance(found, type(config))
+    return found
+
+
 def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
     """The wired graph of a config; nothing is started."""
     spec = spec_of(config)
+    config = resolved(config, spec)
     plan = plan_appo(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     return appo(config, plan, spec, Start(seed), lambda tensors, state: None, None), plan

@@ -18,9 +18,11 @@ SMALL = ("--num-workers", "1", "--num-envs-per-worker", "8", "--report-interval"
 """One actor of a few rows, so that a test machine is not full of them; frequent reports."""
 
 
-def train(env: str, *more: str, run_dir: str = "run") -> list[str]:
-    """A small training command in the folder ``run_dir``; ``more`` goes over it."""
-    return ["train", "appo", "--env", env, "--run-dir", run_dir, "--quiet", *SMALL, *more]
+def train(env: str, *more: str, run_dir: str = "run", algo: str = "appo") -> list[str]:
+    """A small training command in the folder ``run_dir``, with actors beside the learner; ``more``
+    goes over it."""
+    beside = ["--async-rl"] if algo == "appo" else []
+    return ["train", algo, "--env", env, "--run-dir", run_dir, "--quiet", *SMALL, *beside, *more]
 
 
 def summary(run_dir: Path) -> dict[str, Any]:

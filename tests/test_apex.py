@@ -13,6 +13,7 @@ import torch
 
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
+from sampleforge.data.slots import Owner
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.apex import exploration_thirds, network_maker, row_epsilons, rung
 from sampleforge.topologies.apex_plan import ApexPlan, fit, plan_apex
@@ -27,6 +28,8 @@ from tests.apex_harness import (
     with_learner,
 )
 from tests.harness import spec_of
+
+COUNTING = "tests.fakes.envs:CountingVectorEnv"
 
 
 def checking_graph(config: ApexConfig):  # type: ignore[no-untyped-def]
@@ -62,6 +65,28 @@ def test_every_transition_comes_from_its_place(
     assert limiter.ledger.inserted.sum() > 2 * plan.capacity, "the storage went round"
     samples = limiter.ledger.sampled[0] / limiter.ledger.inserted_since_start
     assert samples == pytest.approx(1.0, rel=0.5)
+
+
+@pytest.mark.parametrize("inference", ["inline", "worker"])
+@pytest.mark.parametrize(
+    "kwargs", [{"mode": "same_step"}, {"mode": "same_step", "stacked": True}, {"mode": "disabled"}]
+)
+def test_truncated_transitions_of_same_step_environments_are_kept(
+    inference: str, kwargs: dict[str, Any]
+) -> None:
+    """With the final observation, which ``obs`` does not have there, at the end of their window."""
+    chosen = apex_config(env=COUNTING, env_kwargs=kwargs, inference=inference)
+    graph, plan = checking_graph(chosen)
+    for _ in serial_rounds(graph, 200):
+        pass
+    worker: Any = graph.learner.worker
+    slots = graph.exchange.slots
+    ledger = worker._limiter.ledger
+    assert ledger.inserted.sum() > 2 * plan.capacity, "the storage went round"
+    stored = [slot for slot in range(slots.count) if slots.owner[slot] == Owner.STORED]
+    assert slots.truncated[stored].any()
+    assert (slots.extras["steps"][stored] > 0).all(), "every step is drawn"
+    assert worker._learner.truncated > 100
 
 
 @pytest.mark.multiprocess

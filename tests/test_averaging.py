@@ -18,7 +18,7 @@ from sampleforge.data.ranks import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.parts import seeded_model
-from tests.harness import rollouts, spec_of
+from tests.harness import resolved, rollouts, spec_of
 from tests.rank_threads import on_ranks
 
 UPDATES = 20
@@ -27,13 +27,14 @@ LEFT_TO_RANKS = ("own_trained_steps",)
 
 
 def config(**kwargs: object) -> AppoConfig:
-    return AppoConfig(
+    chosen = AppoConfig(
         **{
             "env": "tests.fakes.envs:CodeEnv",
             "num_workers": 1,
             "num_envs_per_worker": 8,
             "num_splits": 1,
             "rollout": 8,
+            "async_rl": True,
             "learning_rate": 1e-3,
             "num_epochs": 2,
             "normalise_returns": True,
@@ -41,6 +42,7 @@ def config(**kwargs: object) -> AppoConfig:
             **kwargs,
         }  # type: ignore[arg-type]
     )
+    return resolved(chosen, spec_of(chosen))
 
 
 def learner_of(

@@ -13,6 +13,7 @@ import torch
 
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from sampleforge.folder.checkpoint_file import decode, encode
+from sampleforge.folder.saving import CheckpointTimer
 
 
 def checkpoint(number: int) -> Checkpoint:
@@ -236,6 +237,18 @@ def test_going_on_from_an_earlier_checkpoint(store):
     assert load(store) == (2, [])
 
 
+def test_older_weights_never_take_the_place_of_later_ones(store):
+    """Neither as the latest, nor, with the return that the later ones had, as the best."""
+    for number in (6, 7, 8):
+        save(store, number, return_mean=float(number))
+    files = sorted(store.folder.iterdir())
+    with pytest.raises(CheckpointError, match=r"update 0 are older .* update 7"):
+        save(store, 0, return_mean=100.0)
+    assert sorted(store.folder.iterdir()) == files
+    assert load(store) == (8, []) and load(store, "best") == (8, [])
+    save(store, 8, return_mean=9.0)  # no update was made in between
+
+
 @contextmanager
 def largest_file(size: int):
     """No file may grow beyond ``size`` bytes: what a full disk looks like to a writer."""
@@ -271,3 +284,61 @@ def test_leftovers_of_a_killed_save_are_removed(store):
     leftover.write_text("half")
     save(store, 2)
     assert not leftover.exists()
+
+
+def test_the_best_is_that_of_the_best_evaluation(store):
+    """Returns of training count only where there is none. After the same evaluation the first
+    checkpoint has the weights that are nearest to the evaluated ones."""
+    rated = [(500.0, None), (1.0, (10.0, 100)), (2.0, (30.0, 200)), (3.0, (30.0, 200))]
+    rated += [(4.0, (float("nan"), 300)), (5.0, (20.0, 400))]
+    for number, (mean, evaluation) in enumerate(rated):
+        found, steps = evaluation or (None, None)
+        store.save(
+            checkpoint(number),
+            env_steps=100 * number,
+            version=number,
+            return_mean=mean,
+            eval_return_mean=found,
+            eval_env_steps=steps,
+        )
+    assert load(store, "best") == (2, [])
+    (store.folder / "manifest.json").unlink()
+    assert load(store, "best")[0] == 2, "the files themselves say so"
+
+
+def test_without_a_rating_the_best_is_the_latest_and_said_to_be(store):
+    for number in range(3):
+        save(store, number)
+    number, (said,) = load(store, "best")
+    assert number == 2 and said.endswith("using the latest")
+
+
+def test_a_manifest_of_an_earlier_version_is_read(store):
+    for number in range(3):
+        save(store, number, 3.0 - number)
+    path = store.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for entry in manifest["entries"]:
+        del entry["eval_return_mean"], entry["eval_env_steps"]
+    path.write_text(json.dumps(manifest))
+    assert load(store, "best") == (0, [])
+
+
+def test_the_first_checkpoint_is_due_early_if_something_was_learned():
+    now, learned = [0.0], []
+    timer = CheckpointTimer(120.0, lambda: bool(learned), clock=lambda: now[0])
+    seen = []
+    for second in range(0, 400):
+        now[0] = float(second)
+        if second == 40:
+            learned.append(True)
+        if timer.due:
+            seen.append(second)
+            timer.restart()
+    assert seen == [40, 160, 280]
+    for interval, learns, first in [(120.0, True, 30), (120.0, False, 120), (7.0, False, 7)]:
+        now[0] = 0.0
+        timer = CheckpointTimer(interval, lambda learns=learns: learns, clock=lambda: now[0])
+        while not timer.due:
+            now[0] += 1.0
+        assert now[0] == first

@@ -179,6 +179,8 @@ def test_eval_prints_json_last(monkeypatch, capsys, tmp_path):
 
     def fake(run_dir, **kwargs):
         print("protocol: one life")
+        assert not kwargs.pop("trust").everything
+        kwargs.pop("display")
         return {"return_mean": 1.0, "return_std": float("nan"), **kwargs}
 
     monkeypatch.setattr(evaluation, "evaluate", fake)

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor, distributions
 
 from sampleforge.ops.distributions import ActionDistribution, num_parameters
+from sampleforge.ops.gaussian import Gaussian
 from sampleforge.spec import ActionSpec, action_specs
 
 DISCRETE = action_specs(spaces.Discrete(4))
@@ -175,7 +176,46 @@ def test_squashed_density_integrates_to_one_and_has_its_entropy(
     integral = torch.trapezoid(log_prob.exp(), a[:, 0])
     entropy = -torch.trapezoid(log_prob.exp() * log_prob, a[:, 0])
     assert integral.item() == pytest.approx(1.0, abs=1e-3)
-    assert dist.entropy()[0].item() == pytest.approx(entropy.item(), abs=2e-2)
+    assert dist.entropy()[0].item() == pytest.approx(entropy.item(), abs=2e-3)
+
+
+@pytest.mark.parametrize("std", [1e-3, 0.03, 0.3, 1.0, 2.0, 4.5, 10.0, 30.0])
+def test_squashed_entropy_is_the_integral_for_any_std(std: float) -> None:
+    """To 1e-4, also where tanh is nearly a step within the distribution, and its gradient."""
+    means = torch.tensor([0.0, 1e-3, 0.5, -1.0, 3.0, -20.0, 100.0], dtype=torch.float64)
+    bounds = torch.tensor([-2.0], dtype=torch.float64), torch.tensor([4.0], dtype=torch.float64)
+
+    def integral(log_std: torch.Tensor) -> torch.Tensor:
+        z = torch.linspace(-9.0, 9.0, 400_001, dtype=torch.float64)
+        density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+        found = []
+        for mean in means:
+            u = (mean + log_std.exp() * z).abs()
+            log_slope = 2 * (math.log(2.0) - u - torch.log1p(torch.exp(-2 * u)))
+            found.append(torch.trapezoid(density * log_slope, z))
+        gaussian = log_std + 0.5 * math.log(2 * math.pi * math.e)
+        return gaussian + math.log(3.0) + torch.stack(found)
+
+    log_std = torch.tensor(math.log(std), dtype=torch.float64, requires_grad=True)
+    exact = integral(log_std)
+    (slopes,) = torch.autograd.grad(exact.sum(), log_std)
+    ours = torch.full((len(means), 1), math.log(std), requires_grad=True)
+    entropy = Gaussian(means.float()[:, None], ours, *bounds).entropy()
+    (our_slopes,) = torch.autograd.grad(entropy.sum(), ours)
+    torch.testing.assert_close(entropy.double(), exact, rtol=1e-6, atol=1e-4)
+    assert our_slopes.sum().item() == pytest.approx(slopes.item(), abs=1e-3)
+
+
+def test_gradients_of_the_squashed_entropy_are_right() -> None:
+    mean = torch.tensor([[-30.0, -0.7, 0.0], [1e-3, 2.0, 8.0]], dtype=torch.float64)
+    log_std = torch.tensor([[1.0, -7.0, 0.0], [3.4, -1.0, 2.0]], dtype=torch.float64)
+    bounds = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+    def entropy(mean: Tensor, log_std: Tensor) -> Tensor:
+        return Gaussian(mean, log_std, *bounds).entropy()
+
+    inputs = mean.requires_grad_(), log_std.requires_grad_()
+    assert torch.autograd.gradcheck(entropy, inputs)
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0])

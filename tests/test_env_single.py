@@ -14,7 +14,7 @@ from sampleforge.env.door import ActionDoor
 from sampleforge.env.probe_child import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector
-from sampleforge.spec import ACTION_MASK
+from sampleforge.spec import ACTION_MASK, action_specs
 from tests.fakes.envs import MixedActionEnv, RaisingEnv
 from tests.test_env_vectors import buffers, play
 
@@ -122,7 +122,7 @@ def test_mixed_actions_and_observations_round_trip() -> None:
 
 
 def test_box_actions_are_clipped_to_their_bounds_and_not_in_place() -> None:
-    door = ActionDoor(MixedActionEnv.action_space)
+    door = ActionDoor(MixedActionEnv.action_space, action_specs(MixedActionEnv.action_space))
     stored = {
         "move": np.array([0, 2]),
         "body.0": np.zeros((2, 2), np.int64),

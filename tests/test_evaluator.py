@@ -22,6 +22,7 @@ from sampleforge.data.weights import SharedWeights
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import row_seeds
 from sampleforge.evaluation import evaluate
+from sampleforge.folder.trust import Trust
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
@@ -168,7 +169,7 @@ def test_every_row_plays_its_share(episodes: int) -> None:
         for k in range(episodes // rows + (row < episodes % rows)):
             length = episode_length(seed % 1000, k, 9)
             ret = sum(code_reward(seed % 1000, k, step + 1) for step in range(length))
-            expected.append((ret, length))
+            expected.append((ret, length, False))
     assert player.played == expected and len(expected) == episodes
 
 
@@ -197,7 +198,7 @@ COMMON: dict[str, Any] = {
     "evaluate_episodes": 3,
 }
 CONFIGS: dict[str, Any] = {
-    "appo": lambda **more: AppoConfig(**{**COMMON, "num_workers": 1, **more}),
+    "appo": lambda **more: AppoConfig(**{**COMMON, "num_workers": 1, "async_rl": True, **more}),
     "apex": lambda **more: ApexConfig(
         **{**COMMON, "num_workers": 1, "learning_starts": 200, "replay_capacity": 5000, **more}
     ),
@@ -242,7 +243,7 @@ def test_eval_plays_the_same_episodes_and_a_resumed_run_goes_on_evaluating(tmp_p
     finds."""
     run_serially(tmp_path, 4, make=CONFIGS["appo"], train_for_env_steps=2000)
     before = summary(tmp_path)
-    expected = evaluate(tmp_path, episodes=3)
+    expected = evaluate(tmp_path, episodes=3, trust=Trust(everything=True))
     more = {"train_for_env_steps": 4000, "evaluate_interval": before["env_steps"] + 1}
     _, reports = run_serially(tmp_path, 4, make=CONFIGS["appo"], **more)
     report = next(r for r in reports if r.get("eval_env_steps", 0) > before["env_steps"])

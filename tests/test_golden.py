@@ -26,7 +26,16 @@ def losses() -> list[dict[str, float]]:
         num_workers=2,
         num_envs_per_worker=8,
         batch_size=512,
+        async_rl=True,
+        rollout=32,
+        num_epochs=1,
+        advantage="vtrace",
         learning_rate=1e-3,
+        adam_eps=1e-6,
+        max_grad_norm=4.0,
+        clip_ratio=0.1,
+        value_clip=1.0,
+        exploration_coeff=0.003,
         model=ModelConfig(hidden_sizes=(32,), core="gru", core_size=16),
     )
     return [{name: m[name] for name in COLUMNS} for _, m in updates(config, UPDATES, seed=7)]

@@ -17,13 +17,13 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.parts import seeded_model
 from tests.fakes.envs import episode_length
-from tests.harness import rollouts, spec_of, updates
+from tests.harness import resolved, rollouts, spec_of, updates
 
 SMALL = ModelConfig(hidden_sizes=(16,), core_size=8, cnn_features=16)
 
 
 def config(**kwargs: object) -> AppoConfig:
-    return AppoConfig(
+    chosen = AppoConfig(
         **{
             "env": "tests.fakes.envs:CodeEnv",
             "num_workers": 1,
@@ -32,11 +32,13 @@ def config(**kwargs: object) -> AppoConfig:
             "learner_threads": 1,  # several add up in another order: 1.1e-5 instead of 1e-6
             "rollout": 8,
             "batch_size": 64,
+            "async_rl": True,
             "learning_rate": 1e-3,
             "model": SMALL,
             **kwargs,
         }  # type: ignore[arg-type]
     )
+    return resolved(chosen, spec_of(chosen))
 
 
 def model_of(config: AppoConfig) -> ActorCritic:
@@ -85,9 +87,11 @@ def test_the_first_ratio_on_fresh_experience_is_one(
         assert metrics["approx_kl"] > 0, "later minibatches must have moved away"
 
 
-def test_squashed_and_state_dependent_box_actions_have_ratio_one() -> None:
+@pytest.mark.parametrize("noise_correlation", [0.0, 0.8])
+def test_squashed_and_state_dependent_box_actions_have_ratio_one(noise_correlation: float) -> None:
     chosen = config(
         env="Pendulum-v1",
+        noise_correlation=noise_correlation,
         async_rl=False,
         minibatch_size=16,
         advantage="gae",
@@ -104,7 +108,7 @@ def test_asynchronous_experience_is_stale_and_shows_it() -> None:
 
 
 def test_truncation_bootstraps_from_the_final_observation() -> None:
-    chosen = config(env_kwargs={"ending": "truncate"}, decorrelate=False)
+    chosen = config(env_kwargs={"ending": "truncate"}, decorrelate=False, normalise_returns=False)
     model, found = model_of(chosen), 0
     loss = AppoLoss(AppoLossConfig(advantage="gae"), gamma=0.9)
     for batch in rollouts(chosen, 8):
@@ -148,6 +152,7 @@ def test_same_step_environments_have_their_final_observations_valued(
         env_kwargs={"mode": "same_step", "ending": "truncate"},
         inference=inference,
         model=dataclasses.replace(SMALL, core=core, normalise_observations=False),
+        normalise_returns=False,  # else all values are 0 until the first batch is learned from
     )
     model, found = model_of(chosen), 0
     for batch in rollouts(chosen, 10):
@@ -233,11 +238,11 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted() -> None:
 
 
 def test_the_normaliser_has_counted_every_observation_once() -> None:
-    seen = 0
-    for graph, _ in updates(config(), 6):
+    seen = 0.0
+    for graph, metrics in updates(config(), 6):
         model = model_of(config())
         graph.weights.read(model.state_dict())
-        seen += 64
+        seen += metrics["valid_steps"]  # not final observations: no step begins with them
         assert model.normaliser is not None
         assert model.normaliser.state_dict()[
             next(n for n in model.normaliser.state_dict() if "count" in n)

@@ -158,12 +158,16 @@ def test_the_panel_fits_80_columns(folder, algo):
         learned |= {"loss": -1.234e-5, "q_mean": -1.23e-5, "td_error_mean": 1.2e-5}
     else:
         learned |= dict.fromkeys(("loss", "policy_loss", "value_loss", "approx_kl"), -1.234e-5)
-        learned |= {"entropy": 12.345, "clip_fraction": 1.0, "policy_lag_mean": 123.4}
+        learned |= {"entropy": 12.345, "clip_fraction": 1.0, "stale_fraction": 1.0}
+        learned |= {"policy_lag_mean": 1234.5, "policy_lag_max": 12345.0}
+        learned |= {"policy_lag_batches_mean": 123.4, "policy_lag_batches_max": 1234.5}
     reporting, screen = reporter(folder, terminal=True, width=80)
     with reporting:
         reporting.report({**rates, **learned}, env_steps=10**9, wall_s=5.0)
     shown = screen.getvalue()
     assert "grad norm" in shown and "145k (60 s)" in shown and "\u2026" not in shown
+    if algo == "appo":
+        assert "123.4 mean  1234.5 max" in shown and "100% of the rows" in shown
 
 
 def test_quiet_shows_errors_and_the_result_only(folder):

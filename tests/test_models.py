@@ -219,7 +219,8 @@ def test_vector_of_categories_bytes_and_numbers() -> None:
 
 def test_normaliser_counts_what_it_saw_and_changes_in_update_only() -> None:
     normaliser = ObservationNormaliser(observation_specs(NESTED))
-    assert list(normaliser.leaves) == ["arm/position"]
+    normalised = {"arm.position", "bytes"}
+    assert {name.replace("/", ".") for name in normaliser.leaves} == normalised
     total = 0
     for size in (1, 7, 100):
         obs = {n: x + 5 if n == "arm.position" else x for n, x in observed(NESTED, size).items()}
@@ -227,11 +228,12 @@ def test_normaliser_counts_what_it_saw_and_changes_in_update_only() -> None:
         before = copy.deepcopy(normaliser.state_dict())
         out = normaliser(obs)
         assert all(torch.equal(before[k], v) for k, v in normaliser.state_dict().items())
-        assert out["arm.position"].dtype == torch.float32
-        assert all(torch.equal(out[n], obs[n]) for n in obs if n != "arm.position")
+        assert all(out[n].dtype == torch.float32 for n in normalised)
+        assert all(torch.equal(out[n], obs[n]) for n in obs if n not in normalised)
         normaliser.update(obs, mask)
         total += int(mask.sum())
-    assert normaliser.state_dict()["leaves.arm/position.count"] == total
+    for name in normaliser.leaves:
+        assert normaliser.state_dict()[f"leaves.{name}.count"] == total
 
 
 def test_normaliser_normalises_and_clips() -> None:
@@ -242,6 +244,28 @@ def test_normaliser_normalises_and_clips() -> None:
     assert torch.allclose(y.mean(0), torch.zeros(2), atol=1e-3)
     assert torch.allclose(y.std(0, correction=0), torch.ones(2), atol=1e-3)
     assert normaliser({"obs": torch.tensor([[1e9, -1e9]])})["obs"].tolist() == [[10.0, -10.0]]
+
+
+def test_bytes_that_are_no_image_are_normalised() -> None:
+    """Codes from 0 to 10, as of a grid world: divided by 255 they would all look alike."""
+    model = model_of(spaces.Box(0, 255, (7, 7, 3), np.uint8))
+    assert model.normaliser is not None
+    codes = torch.randint(0, 11, (5000, 7, 7, 3), dtype=torch.uint8)
+    codes[:, 0, 0, 0] = 4
+    codes[0, 0, 0, 0] = 5  # hardly ever changes
+    first = model.normaliser({"obs": codes})["obs"]
+    assert torch.allclose(first, codes / 255.0)  # nothing is known yet
+    model.normaliser.update({"obs": codes})
+    found = model.actor.encoder.vector(model.normaliser({"obs": codes}))  # type: ignore[union-attr, operator]
+    assert found.std(0)[1:].min() > 0.9 and found.abs().max() < 2.0
+
+
+def test_weights_for_bytes_divided_by_255_are_refused() -> None:
+    space = spaces.Box(0, 255, (6,), np.uint8)
+    before = model_of(space, normalise_observations=False)  # what was built for bytes before
+    with pytest.raises(ConfigError, match="bytes of observation leaf 'obs' by 255"):
+        model_of(space).load_state_dict(before.state_dict())
+    before.load_state_dict(model_of(space, normalise_observations=False).state_dict())
 
 
 def test_images_alone_need_no_normaliser() -> None:

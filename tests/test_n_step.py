@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from decimal import Decimal, localcontext
+
 import numpy as np
 import pytest
 import torch
 
 from sampleforge.ops.exploration import epsilon_ladder
-from sampleforge.ops.n_step import initial_errors, n_step_windows
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.n_step import FinalValues, initial_errors, n_step_windows
+from sampleforge.ops.value_rescaling import EPSILON, rescale, slope, unrescale
 
 GAMMA = 0.9
 
 
-def literal_window(row: dict[str, np.ndarray], t: int, n: int, same_step: bool):
+def literal_window(row: dict[str, np.ndarray], t: int, n: int, drop_truncated: bool):
     """(return, discount, steps) of one step, by walking."""
     total, steps = 0.0, 0
     for k in range(t, min(t + n, len(row["reward"]))):
         unseen = row["truncated"][k] and not row["terminated"][k]  # what comes after it
-        if not row["valid"][k] or (same_step and unseen):
+        if not row["valid"][k] or (drop_truncated and unseen):
             break
         total += GAMMA ** (k - t) * row["reward"][k]
         steps += 1
@@ -43,16 +45,17 @@ def random_rollout(seed: int, length: int = 20, rows: int = 6) -> dict[str, np.n
 
 
 @pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("drop_truncated", [False, True])
 @pytest.mark.parametrize("n", [1, 3, 5, 30])
-def test_windows_are_the_literal_sums(n: int, same_step: bool) -> None:
+def test_windows_are_the_literal_sums(n: int, drop_truncated: bool, same_step: bool) -> None:
     rollout = random_rollout(n)
     if same_step:
         rollout["valid"][:] = True
-    found = n_step_windows(**rollout, n=n, gamma=GAMMA, same_step=same_step)
+    found = n_step_windows(**rollout, n=n, gamma=GAMMA, drop_truncated=drop_truncated)
     for row in range(6):
         columns = {name: column[:, row] for name, column in rollout.items()}
         for t in range(20):
-            wanted = literal_window(columns, t, n, same_step)
+            wanted = literal_window(columns, t, n, drop_truncated)
             got = found.returns[t, row], found.discount[t, row], found.steps[t, row]
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
@@ -75,15 +78,31 @@ def test_an_episode_boundary_equals_two_episodes() -> None:
 
 
 @pytest.mark.parametrize("rescaled", [False, True])
+@pytest.mark.parametrize("same_step", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_first_priorities_are_the_td_errors_of_the_behaviour_network(
-    n: int, rescaled: bool
+    n: int, same_step: bool, rescaled: bool
 ) -> None:
+    """``same_step``: values of final observations lie apart, and are known at the very end too."""
     rng = np.random.default_rng(0)
     rollout = random_rollout(7)
-    values, taken = rng.standard_normal((2, 20, 6)).astype(np.float32)
+    values, taken, final_values = rng.standard_normal((3, 20, 6)).astype(np.float32)
+    unseen = rollout["truncated"] & ~rollout["terminated"]
+    if same_step:
+        rollout["valid"][:] = True
+        unseen[19, :3] = rollout["truncated"][19, :3] = True
+        rollout["terminated"][19, :3] = False
+    final = FinalValues(unseen, np.where(unseen, final_values, np.float32(np.nan)))
     windows = n_step_windows(**rollout, n=n, gamma=GAMMA)
-    found = initial_errors(windows, rollout["reward"], values, taken, GAMMA, rescaled=rescaled)
+    found = initial_errors(
+        windows,
+        rollout["reward"],
+        values,
+        taken,
+        GAMMA,
+        rescaled=rescaled,
+        final=final if same_step else None,
+    )
 
     def h(x: float) -> float:
         return float(rescale(torch.tensor(x))) if rescaled else x
@@ -98,14 +117,18 @@ def test_first_priorities_are_the_td_errors_of_the_behaviour_network(
             total, discount, steps = literal_window(columns, t, n, False)
             if steps == 0:
                 continue
-            at_end = t + steps == 20 and discount > 0
+            apart = same_step and discount > 0 and unseen[t + steps - 1, row]
+            at_end = t + steps == 20 and discount > 0 and not apart
             if at_end and steps == 1:
                 unknown.append(found[t, row])
                 continue
             if at_end:  # as if n were one less: the value of obs[T] is not there yet
                 total -= GAMMA ** (steps - 1) * columns["reward"][19]
                 discount, steps = discount / GAMMA, steps - 1
-            bootstrap = discount * raw(values[t + steps, row]) if discount else 0.0
+            value = 0.0
+            if discount:
+                value = final_values[t + steps - 1, row] if apart else values[t + steps, row]
+            bootstrap = discount * raw(value)
             assert found[t, row] == pytest.approx(
                 abs(h(total + bootstrap) - taken[t, row]), rel=1e-4, abs=1e-4
             )
@@ -122,3 +145,48 @@ def test_value_rescaling_is_invertible_and_squashes() -> None:
     x = torch.tensor([-1e4, -3.0, -1e-3, 0.0, 0.5, 200.0, 1e5], dtype=torch.float64)
     torch.testing.assert_close(unrescale(rescale(x)), x, rtol=1e-6, atol=1e-9)
     assert rescale(torch.tensor(3.0)).item() == pytest.approx(1.0 + 3e-3)
+
+
+def test_value_rescaling_keeps_all_digits_in_float32() -> None:
+    """There and back, and each way against float64, within 3 roundings; small values included,
+    where the textbook forms lose theirs (h(0.001) came back as 0.00105)."""
+    sizes = torch.logspace(-8, 8, 321)
+    x = torch.cat((-sizes, torch.zeros(1), sizes))
+    close = {"rtol": 3 * 2.0**-23, "atol": 0.0}
+    torch.testing.assert_close(unrescale(rescale(x)), x, **close)
+    exact = x.double()
+    sign, size = exact.sign(), exact.abs()
+    with localcontext() as context:
+        context.prec = 50
+        rescaled = [_literal_h(Decimal(v)) for v in size.tolist()]
+        unrescaled = [_literal_inverse(Decimal(v)) for v in size.tolist()]
+    torch.testing.assert_close(
+        rescale(x), (sign * torch.tensor(rescaled, dtype=torch.float64)).float(), **close
+    )
+    torch.testing.assert_close(
+        unrescale(x), (sign * torch.tensor(unrescaled, dtype=torch.float64)).float(), **close
+    )
+
+
+def test_gradients_of_value_rescaling_are_right_everywhere() -> None:
+    """h' = slope, and the inverse's is 1 / h' there; at 0 as well, where sign(x) would lose it."""
+    sizes = torch.logspace(-8, 8, 65)
+    x = torch.cat((-sizes, torch.zeros(1), sizes)).requires_grad_()
+    (there,) = torch.autograd.grad(rescale(x).sum(), x)
+    torch.testing.assert_close(there, slope(x.detach()), rtol=1e-6, atol=0)
+    y = rescale(x).detach().requires_grad_()
+    (back,) = torch.autograd.grad(unrescale(y).sum(), y)
+    torch.testing.assert_close(back, 1 / slope(x.detach()), rtol=1e-6, atol=0)
+    double = torch.tensor([-30.0, -1e-3, 1e-3, 0.7, 30.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(rescale, double) and torch.autograd.gradcheck(unrescale, double)
+
+
+def _literal_h(x: Decimal) -> float:
+    return float((x + 1).sqrt() - 1 + Decimal(EPSILON) * x)
+
+
+def _literal_inverse(y: Decimal) -> float:
+    """Proposition A.2 of the paper."""
+    epsilon = Decimal(EPSILON)
+    root = (1 + 4 * epsilon * (y + 1 + epsilon)).sqrt()
+    return float(((root - 1) / (2 * epsilon)) ** 2 - 1)

@@ -168,6 +168,8 @@ def test_a_slow_rank_is_cut_short_and_the_others_wait_less(tmp_path: Path) -> No
             num_ranks=3,
             num_envs_per_worker=2,
             rollout=32,
+            minibatch_size=64,
+            num_epochs=2,
             train_for_env_steps=600,
             report_interval=1,
             sync_fraction=fraction,

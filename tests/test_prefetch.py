@@ -244,7 +244,8 @@ def test_on_a_gpu_copies_and_kernels_keep_their_order(
 
 
 def test_it_is_for_a_gpu_and_only_where_there_is_a_next_batch() -> None:
-    _, plan = build(AppoConfig(env="CartPole-v1", num_workers=2, num_envs_per_worker=4))
+    config = AppoConfig(env="CartPole-v1", num_workers=2, num_envs_per_worker=4, async_rl=True)
+    _, plan = build(config)
     gpu = dataclasses.replace(plan, device="cuda:0")
     assert gathers_ahead(gpu, serial=False)
     assert not gathers_ahead(gpu, serial=True)
@@ -272,6 +273,7 @@ def small_run(folder: Path, env_steps: int) -> Run:
         env="CartPole-v1",
         num_workers=2,
         num_envs_per_worker=8,
+        async_rl=True,
         train_for_env_steps=env_steps,
         report_interval=0.2,
         run_dir=str(folder),

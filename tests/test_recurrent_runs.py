@@ -11,6 +11,7 @@ import yaml
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
+from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.statistics import RunStatistics
 from sampleforge.topologies.apex_plan import fit, plan_apex
@@ -126,13 +127,13 @@ def test_a_run_says_what_it_chose_and_goes_on(tmp_path: Path) -> None:
     second = train(config(train_for_env_steps=10_000))
     assert second.summary["updates"] > updates + 3
     assert "resumed with an empty replay: 2000 transitions are collected" in log.read_text()
-    played = evaluate(first.run_dir, episodes=10)
+    played = evaluate(first.run_dir, episodes=10, trust=Trust(everything=True))
     assert played["episodes"] == 10 and played["length_mean"] == 11
     third = train(config(train_for_env_steps=14_000, save_replay=True))
     fourth = train(config(train_for_env_steps=15_000, save_replay=True))
     assert fourth.summary["updates"] > third.summary["updates"], "no refill of 2000 steps"
     assert "resumed with the replay of 14," in log.read_text()
-    action, state = load_policy(first.run_dir).act([1.0, 0.0])
+    action, state = load_policy(first.run_dir, trust=True).act([1.0, 0.0])
     assert action in (0, 1) and state.shape == (1, 64) and state.abs().sum() > 0
     with pytest.raises(ConfigError, match="burn_in: 8 -> 4"):
         train(config(train_for_env_steps=16_000, burn_in=4))

@@ -181,10 +181,9 @@ def test_a_killed_actor_is_replaced_until_that_is_too_often(
     start_cli: StartCli, tmp_path: Path, algo: str, inference: str
 ) -> None:
     run = tmp_path / "run"
-    command = train("CartPole-v1", "--inference", inference, "--max-worker-restarts", "1")
-    command[1] = algo
     more = ["--learning-starts", "500"] if algo == "apex" else []
-    process = start_cli(*command, *more, "--debug")
+    more += ["--inference", inference, "--max-worker-restarts", "1", "--debug"]
+    process = start_cli(*train("CartPole-v1", *more, algo=algo))
     until_trained(process, run)
     first = worker(process, "sampleforge: actor 0")
     first.kill()

@@ -26,6 +26,7 @@ def config(run: Path, env_steps: int = 3000, **more: Any) -> AppoConfig:
         run_dir=str(run),
         train_for_env_steps=env_steps,
         num_envs_per_worker=8,
+        async_rl=True,
         serial=True,
         quiet=True,
         **more,
@@ -128,7 +129,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         train(config(run, 4000))
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
-        load_policy(run)
+        load_policy(run, trust=True)
 
 
 @contextmanager
@@ -170,7 +171,56 @@ def test_an_env_that_raises_now_and_then_is_rebuilt_and_counted(tmp_path: Path) 
             env="tests.fakes.envs:RaisingEnv",
             env_kwargs=raising,
         )
-        counts.append(train(chosen).summary["restarts"])
+        counts.append(train(chosen).summary["env_restarts"])
     assert 0 < counts[0] < counts[1]
     assert "rebuilt" not in reports(tmp_path / "run")[-1]
-    assert reports(tmp_path / "run")[-1]["restarts"] == counts[1]
+    assert reports(tmp_path / "run")[-1]["env_restarts"] == counts[1]
+
+
+def kinds(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """The manifest's entries, by what they are kept as."""
+    entries = json.loads((run / "checkpoints" / "manifest.json").read_text())["entries"]
+    return {k: [e for e in entries if k in e["kinds"]] for k in ("latest", "best")}
+
+
+def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with Trainer(config(run, 100_000, env_kwargs={"length": 200})) as trainer:
+        reports = iter(trainer)
+        while 0 < trainer._run.statistics._episodes < 100 or not files(run):
+            next(reports)
+            trainer.save()
+            if trainer._run.statistics._episodes < 100:
+                assert not kinds(run)["best"], "the mean of a few episodes may be luck"
+        assert kinds(run)["best"][0]["return_mean"] == trainer._run.statistics.return_mean
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = {"evaluate_interval": 400, "evaluate_episodes": 2, "report_interval": 0.4}
+    evaluations = {}
+    with Trainer(config(run, 4000, **more)) as trainer:
+        for report in trainer:
+            if "eval_return_mean" in report:
+                evaluations[int(report["eval_env_steps"])] = report["eval_return_mean"]
+                trainer.save()
+    (best,) = kinds(run)["best"]
+    assert len(evaluations) > 3
+    assert best["eval_return_mean"] == max(evaluations.values())
+    assert evaluations[best["eval_env_steps"]] == best["eval_return_mean"]
+
+
+def test_a_run_that_is_killed_early_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the interval of 120 s that there is by default."""
+    monkeypatch.setattr("sampleforge.folder.saving.FIRST_CHECKPOINT_S", 0.05, raising=False)
+    run = tmp_path / "run"
+    with Trainer(config(run, 1_000_000)) as trainer:
+        reports = iter(trainer)
+        while trainer._run.graph.counters.total("updates") < 20:
+            next(reports)
+        next(reports)
+        assert len(files(run)) == 1
+        (kept,) = files(run)
+        assert int(kept.name.split("-")[0]) > 0

@@ -14,7 +14,7 @@ from tests.runs import summary, train, until_trained
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
-    *("policy_lag", "restarts", "error"),
+    *("policy_lag", "restarts", "env_restarts", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8
 """Env steps that may be under way when the goal is reached: rollouts of `SMALL`, twice over."""
@@ -78,7 +78,7 @@ def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, rem
     ("more", "complaint"),
     [
         (["--num-envs-per-worker", "100000", "--rollout", "30000"], "of shared memory"),
-        (["--batch-size", "1000"], "--batch-size 1000 is not a multiple of"),
+        (["--batch-size", "1009"], "--batch-size 1009 is not a multiple of"),
         (["--device", "cuda:17"], "CUDA devices"),
         (["--model.encoder", "nature_cnn"], "image"),
     ],

@@ -12,6 +12,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.folder.stored_config import MAY_CHANGE
+from sampleforge.folder.trust import Trust
 from sampleforge.folder.versions import git_commit
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
@@ -71,7 +72,7 @@ def test_the_lock_dies_with_its_process(tmp_path):
 def test_config_survives_storage(folder):
     config = AppoConfig(env="a:b", env_kwargs={"x": 1}, adam_betas=(0.5, 0.6), seed=1)
     folder.write_config(config, config)
-    assert folder.read_config(AppoConfig) == config
+    assert folder.read_config(AppoConfig, Trust(everything=True)) == config
     assert folder.algo == "appo"
 
 
@@ -107,6 +108,15 @@ def test_what_a_resumed_run_may_change(folder):
     assert folder.check_resume(changed) == changed
     fields = {field.name for config in ALGOS.values() for field in dataclasses.fields(config)}
     assert fields >= MAY_CHANGE, "a name that no algorithm's config has"
+
+
+def test_a_run_stored_with_the_fixed_lag_limit_of_before_resumes_with_one_that_fits(folder):
+    asked = AppoConfig(env="CartPole-v1")
+    folder.write_config(dataclasses.replace(asked, max_policy_lag=100), asked)
+    text = folder.config_file.read_text()
+    folder.config_file.write_text(text.replace("  max_policy_lag: null\n", ""))  # of left_open
+    assert folder.check_resume(asked).max_policy_lag is None
+    assert "max_policy_lag: 100" in text
 
 
 def test_a_damaged_config_is_named(folder):

@@ -14,25 +14,27 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.plan import plan_appo
 from tests.fakes.envs import code_reward
-from tests.harness import rollouts, spec_of
+from tests.harness import resolved, rollouts, spec_of
 
 CODE = "tests.fakes.envs:CodeEnv"
 
 
 def config(**kwargs: object) -> AppoConfig:
     model = ModelConfig(hidden_sizes=(8,), normalise_observations=False)
-    return AppoConfig(
+    chosen = AppoConfig(
         **{
             "env": CODE,
             "num_workers": 2,
             "num_envs_per_worker": 6,
             "num_splits": 2,
             "rollout": 7,
+            "async_rl": True,
             "model": model,
             "debug": True,
             **kwargs,
         }  # type: ignore[arg-type]
     )
+    return resolved(chosen, spec_of(chosen))
 
 
 def histories(batches: list[Batch]) -> dict[int, dict[str, np.ndarray]]:
@@ -159,8 +161,8 @@ def test_splits_are_there_where_something_can_overlap(
     splits: int,
 ) -> None:
     monkeypatch.setattr("sampleforge.topologies.plan.available_cores", lambda: list(range(cores)))
-    chosen = AppoConfig(env=CODE, **given)
+    chosen = AppoConfig(env=CODE, async_rl=True, **given)
     spec = dataclasses.replace(spec_of(chosen), asynchronous=steps_by_itself)
-    plan = plan_appo(chosen, spec, "cpu")
+    plan = plan_appo(resolved(chosen, spec), spec, "cpu")
     assert plan.num_splits == splits
     assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.envs_in_words()

@@ -128,7 +128,7 @@ class MakeReader:
 
     def __init__(self, new_network: Any, config: ApexConfig, graph: Graph, frames: Any) -> None:
         self.new_network = new_network
-        self.windows = MakeWindows(config, graph.exchange.slots.shape.spec.autoreset == "same_step")
+        self.windows = MakeWindows(config, graph.exchange.slots.shape.drops_truncated)
         self.slots, self.frames = graph.exchange.slots, frames
 
     def __call__(self) -> CheckingReader:
@@ -213,7 +213,7 @@ def test_no_step_is_left_out_between_sequences(length: int, overlap: int, burn_i
 
 
 def test_first_priorities_are_those_of_the_steps_that_are_learned_from() -> None:
-    config = sequence_config(n_step=2, gamma=0.9, value_rescaling=False)
+    config = sequence_config(n_step=2, gamma=0.9, value_rescaling=False, reward_clip=None)
     spec, random = spec_of(config), np.random.default_rng(0)
     sequences = config.sequences
     assert sequences is not None and sequences.starts(16) == 2
@@ -244,13 +244,14 @@ def test_masks_and_normalisation_hold_in_sequences_too() -> None:
     """MaskedEnv itself asserts that no masked action is taken."""
     model = ModelConfig(hidden_sizes=(8,), core="gru", core_size=6, normalise_observations=True)
     masked = {"env": "tests.fakes.envs:MaskedEnv", "env_kwargs": {"where": "obs"}}
-    graph, _ = build_apex(sequence_config(model=model, **masked))
+    graph, plan = build_apex(sequence_config(model=model, **masked))
     for _ in serial_rounds(graph, 200):
         pass
     learner = graph.learner.worker._learner  # type: ignore[attr-defined]
     assert learner.version > 20
     (statistics,) = learner.model.normaliser.leaves.values()
-    assert int(statistics.count) == learner.version * 16 * 10, "each step of each sequence"
+    inserted = graph.counters.total("rollouts") * plan.rollout * plan.rows
+    assert 0.5 * inserted < int(statistics.count) <= inserted, "each once, however often drawn"
     assert all(torch.isfinite(p).all() for p in learner.model.parameters())
 
 

@@ -21,14 +21,14 @@ from sampleforge.topologies.parts import seeded_model
 from sampleforge.topologies.serial import SerialRunner
 from sampleforge.workers.actor import ActorWorker
 from tests import test_averaging as averaging
-from tests.harness import _copy, build, spec_of
+from tests.harness import _copy, build, resolved, spec_of
 from tests.rank_threads import on_ranks
 
 ROLLOUT = 8
 
 
 def config(core: str = "none", **kwargs: object) -> AppoConfig:
-    return AppoConfig(
+    chosen = AppoConfig(
         **{
             "env": "tests.fakes.envs:CodeEnv",
             "num_workers": 1,
@@ -37,11 +37,13 @@ def config(core: str = "none", **kwargs: object) -> AppoConfig:
             "rollout": ROLLOUT,
             "advantage": "gae",
             "async_rl": False,
+            "num_epochs": 1,
             "debug": True,
             "model": ModelConfig(hidden_sizes=(8,), core=core, core_size=8),  # type: ignore[arg-type]
             **kwargs,
         }  # type: ignore[arg-type]
     )
+    return resolved(chosen, spec_of(chosen))
 
 
 class Endings:

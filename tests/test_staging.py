@@ -81,6 +81,7 @@ def test_a_policy_worker_samples_the_same_either_way(
             inference="worker",
             num_workers=2,
             num_envs_per_worker=2,
+            async_rl=True,
             train_for_env_steps=600,
             run_dir=str(tmp_path / name),
             quiet=True,

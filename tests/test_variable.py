@@ -3,9 +3,9 @@ more steps counts for no more, and ranks stay in step."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,53 +27,52 @@ from sampleforge.data.short_rollouts import NOT_TAKEN
 from sampleforge.data.slots import PER_ROLLOUT
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.ddppo import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.parts import Start, seeded_model
+from sampleforge.topologies.plan import Plan
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
-from tests.fakes.envs import CodeEnv, code_reward
-from tests.harness import _copy, spec_of
+from tests.fakes.envs import code_reward
+from tests.harness import _copy, resolved, spec_of
 from tests.rank_threads import on_ranks
 from tests.test_averaging import learner_of
 from tests.test_ddppo import rank_process, training, wait_for_updates
 
 ROWS, ROLLOUT = 5, 8
-
-
-class UnevenEnv(CodeEnv):
-    """CodeEnv whose steps take no time, or, seldom, long."""
-
-    def step(self, action: Any) -> Any:
-        assert self.env_id is not None
-        draw = np.random.default_rng([self.env_id, self.episode, self.steps]).random()
-        time.sleep(0.03 if draw < 0.05 else 0.0005)
-        return super().step(action)
+MODEL = ModelConfig(hidden_sizes=(8,), core_size=8, separate_critic=False)
 
 
 def config(core: str = "none", **kwargs: Any) -> DdppoConfig:
     defaults: dict[str, Any] = {
-        "env": "tests.test_variable:UnevenEnv",
+        "env": "tests.fakes.envs:UnevenEnv",
         "device": "cpu",
         "num_ranks": 1,
         "num_envs_per_worker": ROWS,
         "rollout": ROLLOUT,
         "variable_experience": True,
+        "num_epochs": 2,
         "learning_rate": 1e-2,
         "quiet": True,
         "debug": True,
         "seed": 1,
-        "model": ModelConfig(hidden_sizes=(8,), core=core, core_size=8),  # type: ignore[arg-type]
+        "model": dataclasses.replace(MODEL, core=core),
     }
-    return DdppoConfig(**{**defaults, **kwargs})
+    chosen = DdppoConfig(**{**defaults, **kwargs})
+    return resolved(chosen, spec_of(chosen))
+
+
+def planned(chosen: DdppoConfig) -> Plan:
+    return plan_ddppo(chosen, spec_of(chosen), "cpu")
 
 
 def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
     """One rank, nothing started."""
-    spec = spec_of(chosen)
-    plan = plan_ddppo(chosen, spec, "cpu")
-    graph = ddppo(chosen, plan, spec, Start(1), lambda tensors, state: None, None)
+    graph = ddppo(
+        chosen, planned(chosen), spec_of(chosen), Start(1), lambda tensors, state: None, None
+    )
     rank = graph.nodes[0].worker
     assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
     assert isinstance(graph.exchange, SlotExchange)
@@ -317,7 +316,8 @@ def test_what_an_env_gave_twice_counts_as_once(advantage: str) -> None:
 
 @pytest.mark.parametrize(("advantage", "core"), [("gae", "none"), ("vtrace", "gru")])
 def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str, core: str) -> None:
-    chosen = config(core, advantage=advantage, learning_rate=1e-3, normalise_returns=True)
+    whole = {"normalise_returns": True, "minibatch_size": None}  # whatever number of steps it has
+    chosen = dataclasses.replace(config(core, advantage=advantage, learning_rate=1e-3), **whole)
     batches = list(rounds(chosen, 6))
     alone = learner_of(chosen)  # type: ignore[arg-type]
     for batch in batches:
@@ -345,12 +345,12 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="variable_experience the steps come in the order"):
         config(serial=True)
     with pytest.raises(ConfigError, match=r"7 does not divide the batch of 40 .* nearest: 8"):
-        plan_ddppo(config(minibatch_size=7), spec_of(config()), "cpu")
+        planned(config(minibatch_size=7))
     with pytest.raises(ConfigError, match=r"25 gradient steps \(5 epochs x 5 .*-lag 50"):
-        older = config(minibatch_size=ROLLOUT, num_epochs=5, max_policy_lag=24)
-        plan_ddppo(older, spec_of(older), "cpu")
-    plan = plan_ddppo(config(num_envs_per_worker=None), spec_of(config()), "cpu")
-    assert (plan.num_splits, plan.rows, plan.slots) == (16, 1, 32)
+        planned(config(minibatch_size=ROLLOUT, num_epochs=5, max_policy_lag=24))
+    plan = planned(config(num_envs_per_worker=None))
+    envs = ppo_defaults.ROWS
+    assert (plan.num_splits, plan.rows, plan.slots) == (envs, 1, 2 * envs)
 
 
 @pytest.mark.multiprocess(timeout=120)

@@ -27,17 +27,21 @@ class LossOutput:
 
     Where several ranks share a minibatch, all of these are means over this rank's rows alone, and
     ``weight`` (0 to 1) is the part of the minibatch's valid rows that they are, or of what these
-    count for.
+    count for. ``rows``: all of these, over the ranks; 0 where there is nothing to learn from.
     """
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor]
     weight: torch.Tensor
+    rows: torch.Tensor
 
 
 class AppoLoss:
     """Clipped surrogate on the ratio to the behaviour policy, clipped value loss, exploration
     bonus.
+
+    Values, targets and advantages are divided by the model's ``value_scale``: what they add to the
+    loss is independent of the rewards' unit where that scale follows the returns.
 
     With V-trace, advantages and value targets are recomputed for every minibatch from the newest
     values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
@@ -83,6 +87,7 @@ class AppoLoss:
         """The loss of a minibatch, or of this rank's part of one: then ``gather`` tells what the
         advantages of all parts together are like."""
         config, counts = self._config, experience.counts
+        assert config.exploration_coeff is not None
         rollout = experience.reward.shape[0]
         output = model(experience.obs, experience.state, experience.first)
         distribution = model.distribution(
@@ -93,12 +98,14 @@ class AppoLoss:
         log_ratio = torch.where(experience.mask, log_ratio, 0.0)
         values = output.values[:rollout]
         targets, advantages = self._targets(experience, output.values, log_ratio)
+        # Until the first reward the scale is 0, as are all of these.
+        scale = torch.where(model.value_scale > 0, model.value_scale, 1.0)
+        advantages = advantages / scale
         own = scalar_moments(advantages, counts)
         whole = over_ranks(own, gather)
         if config.normalise_advantages:
             advantages = normalise(advantages, whole, counts)
 
-        scale = model.value_scale
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, counts)
         value_loss = clipped_value_loss(
             values / scale, experience.value / scale, targets / scale, config.value_clip, counts
@@ -126,10 +133,10 @@ class AppoLoss:
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
                 "value_mean": masked_mean(values, counts),
                 "target_mean": masked_mean(targets, counts),
-                "target_square_mean": masked_mean(targets.square(), counts),
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
-        return LossOutput(loss, {name: m.detach() for name, m in metrics.items()}, weight)
+        detached = {name: m.detach() for name, m in metrics.items()}
+        return LossOutput(loss, detached, weight, whole.count)
 
     def _targets(
         self, experience: Experience, values: torch.Tensor, log_ratio: torch.Tensor

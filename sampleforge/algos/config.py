@@ -14,30 +14,37 @@ class LearnerConfig(Checked):
     batch_size: int | None = None
     """Env steps per learner batch (none: one rollout of every row, 1024 at least)."""
     minibatch_size: int | None = None
-    """Env steps per gradient step (none: the whole batch)."""
-    num_epochs: int = 1
-    """Passes over each batch."""
+    """Env steps per gradient step (none: about 256; with --async-rl the whole batch)."""
+    num_epochs: int | None = None
+    """Passes over each batch (none: 10, with images 3, with planes that are no pixels 4; with
+    --async-rl 1)."""
     gamma: float = 0.99
     """Discount per env step."""
-    learning_rate: float = 1e-4
+    learning_rate: float | None = None
+    """Step size of Adam (none: 5e-4, with planes that are no pixels 1e-3; with --async-rl 3e-4)."""
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
     """linear: to zero at the stop condition; kl_adaptive: holds the KL near --lr-target-kl."""
     lr_target_kl: float = 0.008
-    """KL per batch that the kl_adaptive schedule aims at."""
-    adam_eps: float = 1e-6
+    """KL between the policies before and after the update of a batch that the kl_adaptive schedule
+    aims at."""
+    adam_eps: float = 1e-5
+    """Added to the denominator of Adam's step."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = 4.0
+    max_grad_norm: float = 0.5
     """Gradients are clipped to this norm (0: never)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this for learning; reported returns are not."""
     reward_clip: float | None = None
     """Scaled rewards are clipped to +- this for learning; reported returns are not."""
     normalise_returns: bool = True
-    """The value head learns returns divided by their running standard deviation."""
-    max_policy_lag: int = 100
-    """Experience older than so many policy versions is masked out of the loss, and counted."""
-    async_rl: bool = True
-    """Sampling goes on while the learner trains; off: it waits, and every batch is on-policy."""
+    """The value head learns returns divided by their running standard deviation, which rewards of
+    any size then fit; it is counted from the first reward that is not zero."""
+    max_policy_lag: int | None = None
+    """Experience more than this many policy versions old is masked out of the loss, and counted
+    (default: 100, or twice the lag that is expected of the settings if that is more)."""
+    async_rl: bool | None = None
+    """Sampling goes on while the learner trains; off: they take turns, and every batch is on-policy
+    (none: on with images, else off)."""
     num_batches_to_accumulate: int = 2
     """Batches that may wait for the learner before sampling stops (back-pressure; async only)."""
     learner_threads: int | None = None
@@ -64,29 +71,33 @@ class LearnerConfig(Checked):
 
 @dataclass(frozen=True)
 class AppoLossConfig(Checked):
-    advantage: Literal["vtrace", "gae"] = "vtrace"
+    advantage: Literal["vtrace", "gae"] | None = None
     """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values
-    at sampling."""
+    at sampling (none: gae; with --async-rl vtrace)."""
     vtrace_rho: float = 1.0
     vtrace_c: float = 1.0
     gae_lambda: float = 0.95
     """Trace decay of GAE, and of V-trace's trace coefficients (1: the paper's V-trace)."""
     normalise_advantages: bool = True
-    clip_ratio: float = 0.1
+    clip_ratio: float = 0.2
     """The ratio to the behaviour policy is clipped to [1/(1+e), 1+e]."""
-    value_clip: float | None = 1.0
+    value_clip: float | None = None
     """Value predictions may move so far from those at sampling within one batch (none: freely)."""
     value_coeff: float = 0.5
     exploration: Literal["entropy", "symmetric_kl"] = "entropy"
-    exploration_coeff: float = 0.003
-    """Weight of the entropy bonus, or of the symmetric KL to the uniform policy."""
+    exploration_coeff: float | None = None
+    """Weight of the entropy bonus, or of the symmetric KL to the uniform policy (none: .003,
+    with Box actions 0, with images and --no-async-rl .01)."""
+    noise_correlation: float = 0.7
+    """Box actions: every fourth env row explores with noise that resembles the noise of the step
+    before, with this correlation (0: all noise is independent)."""
     kl_coeff: float = 0.0
     """Weight of a penalty on KL(behaviour, policy)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "vtrace_rho vtrace_c clip_ratio value_clip", low=0, above=True)
-        check_range(self, "gae_lambda", low=0, high=1)
+        check_range(self, "gae_lambda noise_correlation", low=0, high=1)
         check_range(self, "value_coeff exploration_coeff kl_coeff", low=0)
 
 
@@ -109,20 +120,21 @@ class DqnConfig(QHeadsConfig):
     """The online network chooses the action that the target network values."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages."""
-    head_size: int = 0
-    """Width of a hidden layer in each head (0: none)."""
+    head_size: int | None = None
+    """Width of a hidden layer in each head (none: 512 for images, else 0, which is no layer)."""
     huber_delta: float = 1.0
     """TD errors beyond this count linearly (0: all count squared)."""
     value_rescaling: bool | None = None
     """Learn squashed values h(Q) instead of clipping rewards (none: with a recurrent core)."""
     optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
-    """rmsprop: centred, as in the paper (auto: rmsprop for images, else adam)."""
+    """rmsprop: centred, as in the paper (auto: rmsprop for images without a core, else adam)."""
     learning_rate: float | None = None
-    """None: the paper's 6.25e-5 for images, else 5e-4."""
+    """None: the paper's 6.25e-5 for images (with a recurrent core 1e-4), else 5e-4."""
     lr_schedule: Literal["constant", "linear"] = "constant"
     """linear: to zero at the stop condition."""
     optimiser_eps: float | None = None
-    """Added to the denominator of the step (none: 1.5e-7 for images, else 1e-6)."""
+    """Added to the denominator of the step (none: for images 3.9e-4 with rmsprop, 1.5e-4 with adam,
+    1e-3 with a recurrent core; else 1e-6)."""
     rmsprop_decay: float = 0.95
     max_grad_norm: float = 40.0
     """Gradients are clipped to this norm (0: never)."""
@@ -131,8 +143,13 @@ class DqnConfig(QHeadsConfig):
     else 100)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this for learning; reported returns are not."""
-    reward_clip: float | None = None
-    """Scaled rewards are clipped to +- this for learning; reported returns are not."""
+    reward_clip: Literal["auto"] | float | None = "auto"
+    """Scaled rewards are clipped to +- this for learning; reported returns are not (auto: 1 for
+    images unless values are rescaled, else none)."""
+    normalise_returns: bool | None = None
+    """Learn returns of rewards divided by the running root mean square of those that are not zero,
+    which rewards of any size then fit (none: yes, but for clipped rewards and for c51, whose
+    support is in the rewards' own unit)."""
     epsilon_base: float | None = None
     """Exploration of env row i of N: epsilon_base ** (1 + epsilon_exponent * i / (N - 1)) (none:
     0.4, or 0 with noisy nets, which explore by themselves)."""
@@ -151,8 +168,15 @@ class DqnConfig(QHeadsConfig):
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
-        check_range(self, "learning_rate optimiser_eps", low=0, above=True)
-        check_range(self, "reward_scale reward_clip", low=0, above=True)
+        check_range(self, "learning_rate optimiser_eps reward_scale", low=0, above=True)
+        if self.reward_clip != "auto":
+            check_range(self, "reward_clip", low=0, above=True)
+        if self.normalise_returns and self.value_distribution == "c51":
+            raise ConfigError(
+                "normalise_returns divides rewards by their typical size, but with "
+                "value_distribution 'c51' returns lie between v_min and v_max, which are in the "
+                "rewards' own unit; leave it out, or use 'quantile'"
+            )
 
     @property
     def base_epsilon(self) -> float:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.first_priorities import first_errors
+from sampleforge.algos.return_scale import typical_size
 from sampleforge.algos.windows import MakeWindows, finish_sequences
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import Transitions
+from sampleforge.data.weights import SharedWeights
 from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.value_rescaling import rescale, unrescale
 
 
@@ -80,17 +84,22 @@ class FinishRollout:
     acted on; of sequences only the priorities."""
 
     config: DqnConfig
+    weights: SharedWeights | None = None
+    """The newest, whose ``value_scale`` is needed where returns are normalised."""
 
     def __call__(self, slots: TrajectorySlots, slot: int) -> None:
-        make = MakeWindows(self.config, slots.shape.spec.autoreset == "same_step")
+        make = MakeWindows(self.config, slots.shape.drops_truncated)
         extras, reward = slots.extras, slots.reward[slot]
         windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
+        rewards = make.rewards(reward)
+        unit = self._unit(rewards)
         errors = first_errors(
             self.config,
-            windows,
-            make.rewards(reward),
+            windows._replace(returns=windows.returns / unit),
+            rewards / unit,
             make.gamma,
             {name: column[slot] for name, column in extras.items()},
+            _final(slots, slot),
         )
         if slots.shape.sequences is not None:
             finish_sequences(slots, slot, errors, windows.steps > 0)
@@ -99,3 +108,23 @@ class FinishRollout:
         extras["discount"][slot] = windows.discount
         extras["steps"][slot] = windows.steps
         extras["td_error"][slot] = errors
+
+    def _unit(self, rewards: Floats) -> np.float32:
+        """What returns are learned in units of; before the learner knows it, as these rewards
+        are."""
+        if not self.config.normalise_returns:
+            return np.float32(1.0)
+        assert self.weights is not None
+        scale = self.weights.scalar("value_scale")
+        if scale > 0:
+            return np.float32(scale)
+        return np.float32(typical_size(torch.from_numpy(rewards)).item())
+
+
+def _final(slots: TrajectorySlots, slot: int) -> FinalValues | None:
+    """The values of a rollout's final observations, where ``obs`` does not have these."""
+    if not slots.final_obs:
+        return None
+    assert slots.final_value is not None
+    truncated = slots.truncated[slot] & ~slots.terminated[slot] & slots.valid[slot]
+    return FinalValues(truncated, slots.final_value[slot])

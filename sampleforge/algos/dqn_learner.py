@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +17,23 @@ from sampleforge.algos.dqn import DqnOutput, dqn_loss
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
+from sampleforge.algos.return_scale import RewardScale, typical_size
 from sampleforge.data.sequences import Sequences
 from sampleforge.data.transitions import Transitions
 from sampleforge.models.noisy import Noise, noise_size, set_noise
 from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.running_stats import Moments
 from sampleforge.ops.schedules import linear
+
+SCALE_INTERVAL = 16
+"""Learner steps between looks at the scale of the rewards, which is known by then."""
 
 
 class Learned(NamedTuple):
     metrics: dict[str, float]
     errors: npt.NDArray[np.float32] | None
-    """`DqnOutput.errors` [B], the new priorities; None where the step was skipped."""
+    """`DqnOutput.errors` [B], the new priorities, in units of the network's ``value_scale``; None
+    where the step was skipped."""
 
 
 class DqnLearner:
@@ -59,12 +67,14 @@ class DqnLearner:
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimiser = _make_optimiser(self._parameters, config)
+        self._reward_scale = RewardScale(device) if config.normalise_returns else None
+        self._scale_is_known = False
 
     def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
         """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
         linear schedule. A step whose gradient is not finite is skipped and counted."""
         config = self._config
-        batch = batch.to(self._device)
+        batch = self._in_units(batch.to(self._device))
         with autocast(self._device, self._precision):
             output = self._loss(batch, beta)
         self._optimiser.zero_grad(set_to_none=True)
@@ -72,7 +82,10 @@ class DqnLearner:
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         scalars = {**output.metrics, **noise_size(self.model), "grad_norm": norm}
+        scalars["value_scale"] = self.model.value_scale
         metrics, errors = _fetch(scalars, output.errors)
+        self._scale_is_known = metrics["value_scale"] > 0
+        metrics["q_mean"] *= metrics["value_scale"] or 1.0
         rate = self._learning_rate
         if config.lr_schedule == "linear":
             rate = linear(rate, progress)
@@ -81,8 +94,6 @@ class DqnLearner:
             for group in self._optimiser.param_groups:
                 group["lr"] = rate
             self._optimiser.step()
-            if self.model.normaliser is not None:
-                self.model.normaliser.update(batch.flat_obs)
         self.version += 1
         if self.version % self._target_interval == 0:
             self.target.load_state_dict(self.model.state_dict())
@@ -90,6 +101,40 @@ class DqnLearner:
         if not finite:
             return Learned(metrics, None)
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+
+    def observe(self, seen: Mapping[str, Moments]) -> None:
+        """Take the moments of new observations into the statistics that normalise them."""
+        if self.model.normaliser is not None:
+            self.model.normaliser.merge(
+                {
+                    name: Moments(*(part.to(self._device) for part in (of.mean, of.var, of.count)))
+                    for name, of in seen.items()
+                }
+            )
+
+    def _in_units(self, batch: Transitions | Sequences) -> Transitions | Sequences:
+        """The batch with returns in units of the networks' ``value_scale``, which follows the
+        rewards. All that the loss compares them with, and the priorities, then are so as well."""
+        if self._reward_scale is None:
+            return batch
+        if not self._scale_is_known or self.version % SCALE_INTERVAL == 0:
+            assert batch.reward is not None
+            clip = self._config.reward_clip
+            assert clip != "auto", "the topology's fit comes first"
+            reward = batch.reward * self._config.reward_scale
+            reward = reward if clip is None else reward.clamp(-clip, clip)
+            self._set_scale(self._reward_scale.update(reward))
+        unit = self.model.value_scale
+        if not self._scale_is_known:  # the first reward may be a later one of the window
+            unit = torch.where(unit > 0, unit, typical_size(batch.returns).to(unit.dtype))
+        return replace(batch, returns=batch.returns / unit)
+
+    def _set_scale(self, scale: torch.Tensor) -> None:
+        # Squashed values cannot be kept by scaling the heads: they have to be learned anew, as far
+        # as the scale still moves.
+        keep = not self._config.value_rescaling
+        for network in (self.model, self.target):
+            network.rescale_values(scale, keep=keep)
 
     def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
         if isinstance(batch, Sequences):
@@ -105,6 +150,8 @@ class DqnLearner:
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"target/{n}": t for n, t in self.target.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
+        if self._reward_scale is not None:
+            tensors["reward_scale"] = self._reward_scale.state()
         plain = {"version": self.version}
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
@@ -117,6 +164,13 @@ class DqnLearner:
             except RuntimeError as error:
                 raise ValueError(f"the checkpoint is of another model: {error}") from error
         load_optimiser(self._optimiser, tensors)
+        if self._reward_scale is None:
+            self._set_scale(torch.ones((), device=self._device))
+        elif "reward_scale" in tensors:
+            self._reward_scale.load(tensors["reward_scale"])
+        else:  # the run did not normalise until now
+            self._reward_scale.begin_at(self.model.value_scale)
+        self._scale_is_known = bool(self.model.value_scale > 0)
         self.version = plain["version"]
 
 

@@ -105,9 +105,9 @@ def experience_of(
     """Mark what counts and shape the rewards.
 
     Masked: rows whose action the environment ignored, and rows whose policy is more than
-    ``max_policy_lag`` versions older than ``version``. A row that is not valid also cuts the trace
-    of the step before it. Where envs give different numbers of steps, ``gather`` tells what an
-    equal share over all ranks would be.
+    ``max_policy_lag`` versions older than ``version`` (None: rows may be of any age). A row that is
+    not valid also cuts the trace of the step before it. Where envs give different numbers of steps,
+    ``gather`` tells what an equal share over all ranks would be.
     """
     reward = batch.reward * config.reward_scale
     if config.reward_clip is not None:
@@ -116,6 +116,9 @@ def experience_of(
     valid_next[:-1] = batch.valid[1:]
     own = batch.env_row
     taken = batch.version != NOT_TAKEN
+    mask, limit = batch.valid, config.max_policy_lag
+    if limit is not None:
+        mask = mask & (version - batch.version <= limit)
     return Experience(
         obs=batch.obs,
         first=batch.first,
@@ -128,7 +131,7 @@ def experience_of(
         truncated=batch.truncated,
         cut=batch.terminated | batch.truncated | ~valid_next,
         taken=taken,
-        mask=batch.valid & (version - batch.version <= config.max_policy_lag),
+        mask=mask,
         final_value=batch.final_value,
         share=None if own is None else env_share(taken, own, gather),
     )

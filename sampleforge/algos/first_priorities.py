@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.ops.n_step import Windows, initial_errors, known_windows
+from sampleforge.ops.n_step import FinalValues, Windows, initial_errors, known_windows
 from sampleforge.ops.value_distributions import quantile_huber_loss
 from sampleforge.ops.value_rescaling import rescale, slope, unrescale
 
@@ -34,19 +34,22 @@ def first_errors(
     reward: Floats,
     gamma: float,
     acted: Mapping[str, npt.NDArray[Any]],
+    final: FinalValues | None = None,
 ) -> Floats:
     """[T, rows], as `DqnOutput.errors`, by the behaviour network itself instead of the target
     network. ``acted``: columns [T, rows] of `data.replay.EXTRAS`, and of `SPREADS` if there are
-    distributions."""
+    distributions. ``final``: see `sampleforge.ops.n_step.known_windows`; the spread of a final
+    observation's value is taken to be that of the one before."""
     values, taken, rescaled = acted["value"], acted["taken"], bool(config.value_rescaling)
     if config.value_distribution == "none":
-        return initial_errors(windows, reward, values, taken, gamma, rescaled=rescaled)
-    known = known_windows(windows, reward, gamma)
+        return initial_errors(windows, reward, values, taken, gamma, rescaled=rescaled, final=final)
+    known = known_windows(windows, reward, gamma, final)
+    final_values = None if final is None else final.values
     mean, std = moved_moments(
         torch.from_numpy(known.returns),
         torch.from_numpy(known.discount),
-        torch.from_numpy(known.bootstrap(values)),
-        torch.from_numpy(known.bootstrap(acted["value_std"])),
+        torch.from_numpy(known.bootstrap(values, final_values)),
+        torch.from_numpy(known.bootstrap(acted["value_std"], acted["value_std"])),
         rescaled=rescaled,
     )
     ours = torch.from_numpy(taken), torch.from_numpy(acted["taken_std"])

@@ -13,13 +13,12 @@ from sampleforge.algos.averaging import Alone, Averaging
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.return_scale import ReturnScale
+from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.data.batch import Batch
-from sampleforge.data.short_rollouts import NOT_TAKEN
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
-
-_SCALE_FLOOR = 1e-4  # of the return's standard deviation, where rewards are all zero so far
 
 
 class Loss(Protocol):
@@ -39,6 +38,7 @@ class Learner:
     """Model, optimiser, schedules and running statistics of one policy.
 
     ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
+    A minibatch without a valid row (on any rank) makes no step and no version.
     ``averaging`` joins it with the learners of the same policy in other processes (none: alone).
     They begin with one `state` and have one `state` after each update. ``batch_size``: the env
     steps of a batch, where it may have more or fewer; gradient steps are as many as these make.
@@ -56,6 +56,7 @@ class Learner:
         averaging: Averaging | None = None,
         batch_size: int | None = None,
     ) -> None:
+        assert config.learning_rate is not None and config.num_epochs is not None
         self.model = model.to(device)
         self.version = 0
         self._loss = loss
@@ -73,9 +74,10 @@ class Learner:
             eps=config.adam_eps,
             fused=True,
         )
-        self._learning_rate = config.learning_rate
+        self._initial_rate = self._learning_rate = config.learning_rate
+        self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(seed)  # minibatch order
-        self._return_moments = torch.zeros(3, dtype=torch.float64)  # batches, mean, mean of squares
+        self._return_scale = ReturnScale(config.gamma, device)
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; returns what to report. The device is waited for once, at
@@ -83,32 +85,60 @@ class Learner:
         in size, for how many steps it has.)
 
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
-        gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``.
+        gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``,
+        a minibatch without a valid row in ``empty_minibatches``. Means are weighted by valid rows,
+        and 0 if there is none.
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
-            self._learning_rate = linear(self._config.learning_rate, progress)
+            self._learning_rate = linear(self._initial_rate, progress)
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version, self._averaging.gather)
         counts = self._count(batch, experience)
+        if self._config.normalise_returns:
+            gather = self._averaging.gather
+            self.model.rescale_values(self._return_scale.update(experience, gather))
+        counts["value_scale"] = self.model.value_scale
         self.model.train()
+        adapts, change = self._config.lr_schedule == "kl_adaptive", None
         with autocast(self._device, self._precision):
+            if adapts:
+                change = UpdateKl(self.model, experience, self._generator)
             experience = self._loss.prepare(self.model, experience)
         per_step = [self._step(mb) for mb in self._minibatches(experience)]
-        means = {name: torch.stack([m[name] for m in per_step]).mean() for name in per_step[0]}
-        deviations = torch.stack([m["ratio_deviation"] for m in per_step])
-        deviations = self._averaging.gather(deviations).amax(0)
-        means["ratio_deviation"] = deviations.mean()
-        means["ratio_deviation_first"] = deviations[0]
-        skipped = torch.stack([m["skipped_steps"] for m in per_step]).sum()
-        metrics = to_floats({**means, "skipped_steps": skipped, **counts})
+        found = self._over_minibatches(per_step)
+        if change is not None:
+            with autocast(self._device, self._precision):
+                found["update_kl"] = change.measure(self.model, self._averaging.gather)
+        metrics = to_floats({**found, **counts})
+        steps = len(per_step) - int(metrics["empty_minibatches"])
+        self.version -= len(per_step) - steps
+        for name in ("policy_lag_mean", "policy_lag_max"):
+            in_batches = name.replace("lag", "lag_batches")
+            metrics[in_batches] = metrics[name] / len(per_step)
         self._update_statistics(batch, metrics)
-        if self._config.lr_schedule == "kl_adaptive":
+        # Until the first reward there is nothing to learn: no KL, which says nothing of the rate.
+        if adapts and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
             self._learning_rate = kl_adaptive(
-                self._learning_rate, metrics["approx_kl"], self._config.lr_target_kl
+                self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
             )
         metrics["learning_rate"] = self._learning_rate
         return metrics
+
+    def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The metrics of all steps together: means are weighted by the minibatches' valid rows."""
+        columns = {name: torch.stack([m[name] for m in per_step]) for name in per_step[0]}
+        rows, skipped = columns.pop("rows"), columns.pop("skipped_steps")
+        deviations = self._averaging.gather(columns["ratio_deviation"]).amax(0)
+        columns["ratio_deviation"] = deviations
+        weight = rows / torch.where(rows.sum() > 0, rows.sum(), 1.0)
+        means = {n: torch.where(rows > 0, c * weight, 0.0).sum() for n, c in columns.items()}
+        return {
+            **means,
+            "ratio_deviation_first": deviations[0],
+            "skipped_steps": skipped.sum(),
+            "empty_minibatches": (rows == 0).sum(),
+        }
 
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
         """Env steps that are valid, and stale, and their policy lag; over all ranks, but for
@@ -137,7 +167,7 @@ class Learner:
     def _minibatches(self, experience: Experience) -> Iterator[Experience]:
         size = self._config.minibatch_size or self._batch_size or experience.reward.numel()
         whole_rows = self._loss.looks_along_time or self.model.state_size > 0
-        for _ in range(self._config.num_epochs):
+        for _ in range(self._num_epochs):
             yield from minibatches(
                 experience,
                 size,
@@ -147,15 +177,17 @@ class Learner:
             )
 
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
-        """One gradient step; the device is never waited for."""
+        """One gradient step, or none; the device is never waited for. The version counts it here,
+        and `update` takes that back where the device has found no valid row."""
         with autocast(self._device, self._precision):
             output = self._loss(self.model, minibatch, self._averaging.gather)
         metrics = self._averaging.backward(output)
         limit = self._config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        skip = (~torch.isfinite(norm)).float()
+        empty = output.rows == 0
+        skip = (~torch.isfinite(norm) & ~empty).float()
         # The fused kernel skips the step on the device itself where this is 1 (see GradScaler).
-        self._optimiser.found_inf = skip  # type: ignore[attr-defined]
+        self._optimiser.found_inf = skip + empty.float()  # type: ignore[attr-defined]
         self._optimiser.grad_scale = None  # type: ignore[attr-defined]
         for group in self._optimiser.param_groups:
             group["lr"] = self._learning_rate
@@ -163,7 +195,7 @@ class Learner:
         self.version += 1
         deviation = output.metrics["ratio_deviation"]  # a maximum, of which the mean says nothing
         extra = {"ratio_deviation": deviation, "grad_norm": norm.detach(), "skipped_steps": skip}
-        return {**metrics, **extra}
+        return {**metrics, **extra, "rows": output.rows}
 
     @torch.no_grad()
     def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:
@@ -175,29 +207,16 @@ class Learner:
             # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
             rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
-            taken = (batch.version != NOT_TAKEN).flatten()
-            self.model.normaliser.update(leaves, taken, self._averaging.gather)
-        learned = metrics["valid_steps"] > metrics["stale_steps"] and not metrics["skipped_steps"]
-        if self._config.normalise_returns and learned:
-            self._rescale_values(metrics["target_mean"], metrics["target_square_mean"])
-
-    def _rescale_values(self, mean: float, mean_of_squares: float) -> None:
-        """Track the targets' standard deviation in ``model.value_scale``, keeping all predictions
-        (the output-preserving step of Pop-Art, van Hasselt et al. 2016, arXiv 1602.07714)."""
-        self._return_moments[0] += 1
-        rate = max(1.0 / float(self._return_moments[0]), 0.01)
-        new = torch.tensor([mean, mean_of_squares], dtype=torch.float64)
-        self._return_moments[1:] += rate * (new - self._return_moments[1:])
-        variance = float(self._return_moments[2] - self._return_moments[1] ** 2)
-        scale = max(variance, _SCALE_FLOOR**2) ** 0.5
-        self.model.rescale_values(scale)
+            # Not those of steps that are no experience: some are zeros (env.not_finite).
+            valid = batch.valid.flatten()
+            self.model.normaliser.update(leaves, valid, self._averaging.gather)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
         tensors["rng/minibatches"] = self._generator.get_state()
-        tensors["return_moments"] = self._return_moments
+        tensors["return_scale"] = self._return_scale.state()
         plain = {"version": self.version, "learning_rate": self._learning_rate}
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
@@ -210,7 +229,12 @@ class Learner:
             raise ValueError(f"the checkpoint is of another model: {error}") from error
         load_optimiser(self._optimiser, tensors)
         self._generator.set_state(tensors["rng/minibatches"])
-        self._return_moments.copy_(tensors["return_moments"])
+        if "return_scale" in tensors:
+            self._return_scale.load(tensors["return_scale"])
+        else:
+            self._return_scale.load_batch_moments(tensors["return_moments"])
+        if not self._config.normalise_returns and not self.model.value_scale:
+            self.model.rescale_values(1.0)  # they were normalised, and no reward had come
         self.version = plain["version"]
         self._learning_rate = plain["learning_rate"]
 

@@ -16,10 +16,10 @@ from sampleforge.ops.sequence_priority import sequence_priority
 @dataclass(frozen=True)
 class MakeWindows:
     """n-step windows of the rewards that are learned from; everything is [T, rows]. ``config`` was
-    fitted; ``same_step``: see `sampleforge.ops.n_step.n_step_windows`."""
+    fitted; ``drop_truncated``: see `sampleforge.ops.n_step.n_step_windows`."""
 
     config: DqnConfig
-    same_step: bool
+    drop_truncated: bool
 
     @property
     def gamma(self) -> float:
@@ -29,6 +29,7 @@ class MakeWindows:
     def rewards(self, reward: Floats) -> Floats:
         """Scaled and clipped."""
         config = self.config
+        assert config.reward_clip != "auto"
         scaled: Floats = reward * np.float32(config.reward_scale)
         if config.reward_clip is None:
             return scaled
@@ -47,7 +48,7 @@ class MakeWindows:
             valid,
             config.n_step,
             self.gamma,
-            same_step=self.same_step,
+            drop_truncated=self.drop_truncated,
         )
 
 

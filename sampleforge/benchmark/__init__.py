@@ -17,6 +17,7 @@ from sampleforge.benchmark.verdict import Setting, verdict
 from sampleforge.benchmark.window import Window, measure
 from sampleforge.data.counters import Counters
 from sampleforge.topologies.graph import COUNTERS, Graph, Node
+from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.workers.simulator import SimulatorWorker
 from sampleforge.workers.worker import StopFlag
 
@@ -99,7 +100,13 @@ class Benchmark:
             self._check()
             self._log(f"benchmark: {what}: a warm-up, then {self._for}")
             self._warm_up(runner, self._graph, updates=WARM_UPDATES if learning else 0)
-            window = measure(self._graph, runner, self._seconds, self._check)
+            window = measure(
+                self._graph,
+                runner,
+                self._seconds,
+                self._check,
+                whole_batches=learning and self._setting.synchronous,
+            )
         except Interrupted:
             self._log("benchmark: interrupted, no result", "warning")
             return None
@@ -129,11 +136,20 @@ class Benchmark:
             runner.poll(0.05)
             self._check()
 
+    def _warnings(self, window: Window) -> tuple[str, ...]:
+        """What of the learning makes the figures worthless."""
+        limit, synchronous = self._setting.max_policy_lag, self._setting.synchronous
+        lag, lag_batches = window.lag["mean"], window.lag["batches_mean"]
+        if limit is None or lag is None or lag_batches is None:
+            return ()
+        found = stale_warning(window.stale, limit, lag, lag_batches, synchronous=synchronous)
+        return (found,) if found else ()
+
     def _result(self, window: Window) -> dict[str, Any]:
         """All of benchmark.json."""
         setting, peak = self._setting, self._peak
         table = stages(window.counted, _crew(self._graph), window.seconds)
-        judged = verdict(table, window.free, window.idle_cores, setting)
+        judged = verdict(table, window.free, window.idle_cores, setting, self._warnings(window))
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         return {
             "env": self._graph.exchange.slots.shape.spec.env_id,
@@ -149,6 +165,7 @@ class Benchmark:
             "peak_emulate_us": peak and peak.per_step("env_s"),
             "queue_fill": {"free": window.free, "ready": window.ready},
             "policy_lag": window.lag,
+            "stale_fraction": window.stale,
             "updates_per_s": window.rate("updates"),
             "busy_cores": window.busy,
             "idle_cores": window.idle_cores,

@@ -42,7 +42,8 @@ def sentence(result: dict[str, Any]) -> str:
         parts.append(f"{fraction:.0%} of the simulator's own rate")
     found = result["verdict"]
     hint = f"; try {found['flags'][0]}" if found["flags"] else ""
-    return f"{', '.join(parts)}. Bottleneck: {found['bottleneck']}{hint}"
+    warned = "".join(f". Warning: {text}" for text in found["warnings"])
+    return f"{', '.join(parts)}. Bottleneck: {found['bottleneck']}{hint}{warned}"
 
 
 def _rates(result: dict[str, Any]) -> Table:
@@ -94,7 +95,10 @@ def _lines(result: dict[str, Any]) -> Iterable[str]:
             "(means over time)"
         )
     if apart and lag["mean"] is not None:
-        yield f"policy lag {lag['mean']:.1f} updates on the average, {lag['max']:.0f} at most"
+        yield (
+            f"policy lag mean {lag['mean']:.1f}, max {lag['max']:.0f} versions; mean "
+            f"{lag['batches_mean']:.1f}, max {lag['batches_max']:.1f} updates of a batch"
+        )
     busy = ", ".join(f"{name} {cores:.2f}" for name, cores in result["busy_cores"].items())
     total, others = sum(result["busy_cores"].values()), result["others_cores"]
     yield f"cores used {total:.2f} of {setting['cores']}: {busy}"
@@ -102,6 +106,8 @@ def _lines(result: dict[str, Any]) -> Iterable[str]:
     if others > OTHERS * setting["cores"]:
         yield f"           {OTHERS_WARNING}"
     found = result["verdict"]
+    for warning in found["warnings"]:
+        yield f"warning    {warning}"
     yield f"bottleneck {found['bottleneck']}: {found['reason']}"
     advice = ", or ".join(map(_advice, found["flags"]))
     yield f"try        {advice or 'nothing: more cores or a faster simulator would help'}"

@@ -23,8 +23,8 @@ IDLE_CORES = 0.25
 """Share of all cores' time that must be unused for more processes to pay."""
 
 CHANGES_LEARNING = (
-    *("--precision", "--batch-size", "--num-epochs", "--num-envs-per-worker"),
-    *("--num-ranks", "--sync-fraction"),
+    *("--precision", "--batch-size", "--minibatch-size", "--num-epochs", "--async-rl"),
+    *("--num-envs-per-worker", "--num-ranks", "--sync-fraction"),
 )
 """Flags that may change what is learned as well."""
 SAMPLER = ("emulate", "gather", "forward", "bookkeeping")
@@ -36,7 +36,7 @@ class Setting:
     """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
     all splits; ``cores`` are those that the run may use; ``ranks``: each worker learns as well,
     from the rollouts of its own envs, together with the others, for which it waits as
-    ``sync_fraction`` says."""
+    ``sync_fraction`` says. ``max_policy_lag``: None where no version is asked for."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -52,8 +52,10 @@ class Setting:
     sampler_only: bool
     images: bool
     cores: int
+    minibatch_size: int | None = None
     ranks: bool = False
     sync_fraction: float = 1.0
+    max_policy_lag: int | None = None
 
     @property
     def waits_for_more(self) -> bool:
@@ -73,7 +75,7 @@ class Setting:
             inference=plan.inference,
             num_policy_workers=plan.num_policy_workers,
             batch_size=plan.batch_size,
-            num_epochs=1 if isinstance(config, ApexConfig) else config.num_epochs,
+            num_epochs=(1 if isinstance(config, ApexConfig) else config.num_epochs) or 1,
             precision=plan.precision,
             device=plan.device,
             learner_threads=plan.learner_threads,
@@ -81,27 +83,37 @@ class Setting:
             sampler_only=config.sampler_only,
             images=any(leaf.is_image for leaf in spec.observations.values()),
             cores=len(available_cores()),
+            minibatch_size=None if isinstance(config, ApexConfig) else config.minibatch_size,
             ranks=isinstance(config, DdppoConfig),
             sync_fraction=config.sync_fraction if isinstance(config, DdppoConfig) else 1.0,
+            max_policy_lag=plan.lag.limit if isinstance(plan, Plan) else None,
         )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``bottleneck`` is a stage's name, ``reason`` says by which figures, ``flags`` what to try."""
+    """``bottleneck`` is a stage's name, ``reason`` says by which figures, ``flags`` what to try;
+    ``warnings``: why the figures may be worthless."""
 
     bottleneck: str
     reason: str
     flags: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
-def verdict(stages: Sequence[Stage], free: float, idle_cores: float, setting: Setting) -> Verdict:
+def verdict(
+    stages: Sequence[Stage],
+    free: float,
+    idle_cores: float,
+    setting: Setting,
+    warnings: tuple[str, ...] = (),
+) -> Verdict:
     """The stage that limits the run. ``free`` is the mean share of free slots, ``idle_cores`` how
-    many cores' time nobody used."""
+    many cores' time nobody used; ``warnings`` are passed on."""
     share = {stage.name: stage.share for stage in stages}
     us = {stage.name: stage.us for stage in stages}
     found, reason = _limit(share, us, free, setting)
-    return Verdict(found, reason, _flags(found, idle_cores, setting))
+    return Verdict(found, reason, _flags(found, idle_cores, setting), warnings)
 
 
 def _limit(
@@ -160,6 +172,9 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
     more_workers = f"--num-ranks {workers}" if setting.ranks else f"--num-workers {workers}"
     more_rows = more_envs if setting.ranks else f"--batch-size {2 * setting.batch_size}"
     bf16 = setting.images and setting.precision == "fp32"
+    half_epochs = f"--num-epochs {setting.num_epochs // 2}"
+    minibatch = 2 * (setting.minibatch_size or setting.batch_size)
+    larger = setting.batch_size % minibatch == 0
     inline = setting.inference == "inline"
     to_inline = cpu and not setting.ranks
     rules = {
@@ -181,7 +196,8 @@ def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
         ],
         "batch": [(True, more_envs)],
         "learn": [
-            (setting.num_epochs > 1, f"--num-epochs {setting.num_epochs - 1}"),
+            (setting.num_epochs > 1, half_epochs),
+            (larger, f"--minibatch-size {minibatch}"),
             (cpu and spare, f"--learner-threads {setting.learner_threads + 1}"),
             (bf16, "--precision bf16"),
             (True, more_rows),

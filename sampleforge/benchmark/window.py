@@ -18,6 +18,10 @@ from sampleforge.topologies.graph import COUNTERS, Graph
 TICK = 0.1
 """Seconds between two looks at the queues."""
 ANSWER_TIMEOUT = 60.0
+SHORT_TICK = 0.01
+"""The same, while a measurement waits for the end of a batch to begin or end at."""
+BATCH_LIMIT = 120.0
+"""Seconds after which it begins or ends all the same."""
 
 
 class Runner(Protocol):
@@ -30,7 +34,8 @@ class Runner(Protocol):
 class Window:
     """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
     ``busy``: processor seconds per second of each process; ``idle_cores``: of the cores that we may
-    use, how many nobody used; ``lag``: policy lag, mean and max, if somebody learned."""
+    use, how many nobody used; ``lag``: policy lag, mean and max, in versions and in updates of a
+    batch, if there was a learner; ``stale``: the share of rows that were too old to learn from."""
 
     seconds: float
     counted: dict[str, npt.NDArray[np.float64]]
@@ -39,6 +44,7 @@ class Window:
     busy: dict[str, float]
     idle_cores: float
     lag: dict[str, float | None]
+    stale: float = 0.0
 
     def rate(self, name: str) -> float:
         """Per second, over all workers."""
@@ -50,10 +56,24 @@ class Window:
         return float(self.counted[name].sum()) / steps * 1e6
 
 
-def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], None]) -> Window:
+def measure(
+    graph: Graph,
+    runner: Runner,
+    seconds: float,
+    go_on: Callable[[], None],
+    *,
+    whole_batches: bool = False,
+) -> Window:
     """Watch the running ``graph`` for so many seconds; ``go_on`` is called at every look and may
-    raise. Raises what the runner raises when a worker dies."""
+    raise. Raises what the runner raises when a worker dies.
+
+    ``whole_batches``: begin when a batch has been learned from and go on until the next one that
+    ends after ``seconds``. Where sampling and learning take turns, any other span would have too
+    much of one of them.
+    """
     learns = graph.learner in graph.nodes
+    if whole_batches:
+        _until_a_batch_ends(graph, runner, go_on)
     if learns:
         runner.ask("metrics", None, ANSWER_TIMEOUT)  # its means start anew
     processes = {"driver": psutil.Process(os.getpid())}
@@ -67,9 +87,11 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
             looked = monotonic()
             fills.append(graph.exchange.fill())
             go_on()
+    if whole_batches:
+        _until_a_batch_ends(graph, runner, go_on)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
-    lag = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
+    learned = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
     free, ready = np.mean(fills, axis=0) if fills else graph.exchange.fill()
     return Window(
         seconds=elapsed,
@@ -78,8 +100,21 @@ def measure(graph: Graph, runner: Runner, seconds: float, go_on: Callable[[], No
         ready=float(ready),
         busy=busy,
         idle_cores=(_idle_s() - idle) / elapsed,
-        lag={"mean": lag.get("policy_lag_mean"), "max": lag.get("policy_lag_max")},
+        lag={
+            "mean": learned.get("policy_lag_mean"),
+            "max": learned.get("policy_lag_max"),
+            "batches_mean": learned.get("policy_lag_batches_mean"),
+            "batches_max": learned.get("policy_lag_batches_max"),
+        },
+        stale=learned.get("stale_steps", 0.0) / max(1.0, learned.get("valid_steps", 0.0)),
     )
+
+
+def _until_a_batch_ends(graph: Graph, runner: Runner, go_on: Callable[[], None]) -> None:
+    trained, give_up_at = graph.counters.total("trained_steps"), monotonic() + BATCH_LIMIT
+    while graph.counters.total("trained_steps") == trained and monotonic() < give_up_at:
+        runner.poll(SHORT_TICK)
+        go_on()
 
 
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,10 +28,11 @@ def run(args: Sequence[str]) -> int:
     """List the ids by family. Raises ConfigError if none fits."""
     text = "List the environments, by the family of their simulator."
     flags = parse(EnvFlags, args, "sampleforge envs", text)
-    from sampleforge.env.registry import families, known_ids
+    from sampleforge.env.registry import families, known_ids, load_plugins
 
     groups = {_title(family): list(family.ids()) for family in families()}
-    groups["gymnasium"] = _others(groups.values())
+    load_plugins()
+    groups["gymnasium"] = _others(families())
     shown = {title: _matching(ids, flags.parts) for title, ids in groups.items()}
     if flags.parts and not any(shown.values()):
         near = nearest(flags.parts[0], known_ids())
@@ -43,7 +44,10 @@ def run(args: Sequence[str]) -> int:
             print(_columns(ids))
     if not families():
         print("\nThe bundled families are known once SampleForge is installed: pip install -e .")
-    print("\nAny other: --env package.module:factory")
+    print(
+        "\nAny other: --env module:Id, an id that the module registers when it is imported, or"
+        "\n--env package.module:factory, a function or class of your own"
+    )
     return 0
 
 
@@ -54,16 +58,16 @@ def _title(family: Family) -> str:
     return f'{family.name} (not installed: pip install "sampleforge[{family.extra}]")'
 
 
-def _others(listed: Iterable[Sequence[str]]) -> list[str]:
+def _others(families: Sequence[Family]) -> list[str]:
     """Ids that are registered with gymnasium and of no family. ALE's ids of old protocols, a
     thousand, are left out of the list (they work)."""
     import gymnasium as gym
 
-    known = {env_id for ids in listed for env_id in ids}
     return sorted(
         env_id
         for env_id, spec in gym.registry.items()
-        if env_id not in known and not str(spec.entry_point).startswith("ale_py")
+        if not str(spec.entry_point).startswith("ale_py")
+        and not any(family.claims(env_id) for family in families)
     )
 
 

@@ -2,52 +2,83 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from sampleforge.cli.flags import parse
+from sampleforge.cli.key_values import KEY_VALUES
 from sampleforge.config import Checked, check_range
 from sampleforge.folder.atomic_file import to_json
+from sampleforge.folder.trust import Trust
+
+Scalars = dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
 class EvalFlags(Checked):
     run_dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Folder of the run."""
-    episodes: int = 10
-    """Episodes to play."""
+    episodes: int | None = None
+    """Episodes to play (default: 100, or 20 where one takes minutes)."""
+    max_episode_steps: int | None = None
+    """Cut episodes after N env steps (default: the environment's own limit, or 27,000 where it has
+    none)."""
     stochastic: bool = False
     """Sample the actions, as in training; off: take the most likely ones."""
     seed: int | None = None
-    """Seed of the episodes (none: one that follows from the run's own)."""
+    """Seed of the episodes (default: one that follows from the run's own)."""
     checkpoint: Literal["latest", "best"] = "latest"
-    """best: that of the highest return in training."""
+    """best: that of the highest mean return in the run's own evaluations (--evaluate-interval); in
+    a run without them, over 100 episodes of training."""
+    quiet: bool = False
+    """Print nothing but errors and the last line."""
+    trust: bool = False
+    """Use code that the run folder names: an environment package.module:factory, its env_kwargs, an
+    encoder. Such a folder can run any code, so give this only for one whose origin you know."""
+    env: str | None = None
+    """Repeat the run's package.module:factory, instead of --trust."""
+    env_kwargs: Annotated[Scalars, KEY_VALUES] = dataclasses.field(default_factory=dict)
+    """Repeat the run's env_kwargs, instead of --trust."""
+    encoder: Annotated[str | None, tyro.conf.arg(name="model.encoder")] = None
+    """Repeat the run's package.module:EncoderClass, instead of --trust."""
+
+    @property
+    def said(self) -> Trust:
+        """What the flags say of the folder's values that name code."""
+        given = {
+            "env": self.env,
+            "env_kwargs": self.env_kwargs or None,
+            "model.encoder": self.encoder,
+        }
+        return Trust(self.trust, {name: v for name, v in given.items() if v is not None})
 
 
 def run(args: Sequence[str]) -> int:
     """Evaluate; the last line printed is one JSON object. Raises ConfigError."""
     text = "Play episodes with a trained policy and print their returns as one line of JSON."
     flags = parse(EvalFlags, args, "sampleforge eval", text)
-    check_range(flags, "episodes", low=1)
+    check_range(flags, "episodes max_episode_steps", low=1)
     check_range(flags, "seed", low=0)
-    from sampleforge.env.scratch import scratch_directory
     from sampleforge.evaluation import evaluate
     from sampleforge.folder.checkpoint import CheckpointError
+    from sampleforge.reporting.evaluating import EvaluationDisplay
 
-    run_dir = Path(flags.run_dir).absolute()
     try:
-        with scratch_directory():
+        with EvaluationDisplay(quiet=flags.quiet) as display:
             result = evaluate(
-                run_dir,
+                flags.run_dir,
                 episodes=flags.episodes,
+                max_episode_steps=flags.max_episode_steps,
                 stochastic=flags.stochastic,
                 seed=flags.seed,
                 which=flags.checkpoint,
+                trust=flags.said,
+                display=display,
             )
     except CheckpointError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)

@@ -35,6 +35,35 @@ def parse(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
     return tyro.cli(cls, args=list(args), prog=prog, description=description, config=_MARKERS)
 
 
+def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
+    """Return ``args`` with a value after each flag of a field that is yes, no or left open
+    (``bool | None``), so that these are typed as all other switches: --async-rl, --no-async-rl."""
+    switches = _open_switches(cls)
+    found: list[str] = []
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
+        flag, value = switches.get(arg.replace("_", "-"), (arg, None))
+        has_value = value == "True" and following in ("True", "False", "None")
+        found += [arg] if value is None or has_value else [flag, value]
+    return found
+
+
+def _open_switches(cls: type[Any], prefix: str = "") -> dict[str, tuple[str, str]]:
+    """What each switch of a ``bool | None`` field of ``cls`` stands for: flag and value."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            found |= _open_switches(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+        elif _is_open_switch(hint):
+            flag = f"--{prefix}{name.replace('_', '-')}"
+            off = f"--{prefix}no-{name.replace('_', '-')}"  # as tyro spells it for other switches
+            found |= {flag: (flag, "True"), off: (flag, "False")}
+    return found
+
+
+def _is_open_switch(hint: Any) -> bool:
+    return set(typing.get_args(hint)) == {bool, type(None)}
+
+
 def unchecked(cls: type[Any]) -> type[Any]:
     """A dataclass with the fields of ``cls`` and none of its checks, for values that are not the
     whole config yet."""
@@ -61,7 +90,7 @@ def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[
         without_prefix = Annotated[(group, tyro.conf.OmitArgPrefixes)]  # type: ignore[valid-type]
         groups.append((_title(part), without_prefix, _field(group())))
     for name, kind in _nested(cls).items():
-        group = _group(kind, getattr(defaults, name))
+        group = _group(kind, getattr(defaults, name), f"{name}.")
         groups.append((name, group, _field(group())))
     return dataclasses.make_dataclass("Flags", groups, frozen=True)
 
@@ -95,14 +124,19 @@ def _title(part: type[Any]) -> str:
     return words[-1].lower()
 
 
-def _group(part: type[Any], defaults: Any) -> type[Any]:
-    """The flags of one part: its own fields, their docstrings as help."""
+def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
+    """The flags of one part: its own fields, their docstrings as help. ``prefix``: of the flags."""
     hints, docs = typing.get_type_hints(part), _docs(part)
     fields: list[Field] = []
     for name in inspect.get_annotations(part):
         if typing.get_origin(hints[name]) is typing.ClassVar:
             continue
-        marks: list[Any] = [tyro.conf.arg(help=docs.get(name, ""))]
+        text = docs.get(name, "")
+        marks: list[Any] = [tyro.conf.arg(help=text)]
+        if _is_open_switch(hints[name]):
+            # Both flags take the value that `with_values` gives to them; help shows an alias first.
+            on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
+            marks = [tyro.conf.arg(help=text, name=off, aliases=on, metavar="")]
         if typing.get_origin(hints[name]) is dict:
             marks.append(KEY_VALUES)
         hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]

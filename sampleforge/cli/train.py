@@ -39,6 +39,7 @@ def run(args: Sequence[str]) -> int:
 def parse_config(algo: str, args: Sequence[str]) -> Any:
     """The config of a command line. Raises ConfigError; exits as `flags.parse` does."""
     cls = config_class(algo)
+    args = flags.with_values(cls, args)
     values = flags.unchecked(cls)
     parsed = _parse(algo, cls, values(), args)
     if parsed.preset or parsed.config:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 STOP_GRACE = 5.0
 """Seconds that a trial has to end after Ctrl-C."""
 LEARNING = (
-    "precision, batch_size and num_envs_per_worker may change what is learned, not only how fast: "
-    "compare the returns before you rely on them."
+    "precision, batch_size, num_workers and num_envs_per_worker may change what is learned, not "
+    "only how fast: compare the returns before you rely on them."
 )
 
 
@@ -181,11 +181,12 @@ class Tuner:
             table.add_row(*rates, trial.result["verdict"]["bottleneck"], _words(trial.flags))
         self._console.print(table)
         assert search.best is not None
-        gain = search.best.score / search.done[0].score
+        defaults = search.done[0].score
+        gain = f", {search.best.score / defaults:.2f}x the defaults" if defaults else ""
         if self._interrupts.received is not None:
             self._console.print("interrupted: this is the best so far")
         best = _words(flags_of(search.best))
-        self._console.print(f"best, {gain:.2f}x the defaults: {best}", soft_wrap=True)
+        self._console.print(f"best{gain}: {best}", soft_wrap=True)
         self._console.print(LEARNING, soft_wrap=True)
         found = [trial.result for trial in search.done if trial.result is not None]
         if max(result["others_cores"] for result in found) > OTHERS * search.best.setting["cores"]:

@@ -25,10 +25,12 @@ class ReplayConfig(Checked):
     learning_starts: int | None = None
     """Transitions in the replay before learning begins, also after a resume (none: 50000 for
     images, else 1000)."""
-    priority_alpha: float = 0.6
-    """Transitions are drawn in proportion to priority ** alpha (0: uniformly, without a tree)."""
-    priority_beta: float = 0.4
-    """Exponent of the importance weights that make up for the priorities (1: entirely)."""
+    priority_alpha: float | None = None
+    """Transitions are drawn in proportion to priority ** alpha (0: uniformly, without a tree; none:
+    0.6, or 0.9 for images with a recurrent core)."""
+    priority_beta: float | None = None
+    """Exponent of the importance weights that make up for the priorities (1: entirely; none: 0.4,
+    or 0.6 for images with a recurrent core)."""
     priority_beta_final: float | None = None
     """Beta moves to this, linearly, until the stop condition (none: it stays)."""
     priority_epsilon: float = 1e-6
@@ -46,6 +48,12 @@ class ReplayConfig(Checked):
     sequence_overlap: int = 40
     """Steps that a sequence shares with the next one of its env row. With a recurrent core,
     --rollout is raised to a multiple of the rest."""
+
+    @property
+    def priority_exponent(self) -> float:
+        """``priority_alpha`` of a config that was fitted."""
+        assert self.priority_alpha is not None
+        return self.priority_alpha
 
     def __post_init__(self) -> None:
         super().__post_init__()

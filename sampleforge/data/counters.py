@@ -1,4 +1,4 @@
-"""Numbers that every process keeps about itself and the driver reads at any time."""
+"""Numbers that every process keeps about itself and the driver reads at any time, and a note."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.data.first_fault import FirstFault
 from sampleforge.data.shared import SharedArrays
 
 
@@ -14,17 +15,38 @@ class Counters:
     """A row of float64 numbers per worker in shared memory; each row has one writer.
 
     Writers index their own row by `index`; readers sum or look at whole columns. A number is read
-    whole, but two numbers need not be of the same instant.
+    whole, but two numbers need not be of the same instant. Beside them each worker may leave one
+    `note`, before the number that it explains. ``first_fault`` has the text of what
+    ``env_restarts`` counts.
     """
+
+    NOTE_BYTES = 512
 
     def __init__(self, names: Sequence[str], workers: int) -> None:
         self.names = tuple(names)
-        self._arrays = SharedArrays({"values": ((workers, len(names)), "float64")})
+        self._arrays = SharedArrays(
+            {
+                "values": ((workers, len(names)), "float64"),
+                "notes": ((workers, self.NOTE_BYTES), "uint8"),
+            }
+        )
+        self.first_fault = FirstFault(workers)
 
     def row(self, worker: int) -> dict[str, npt.NDArray[np.float64]]:
         """One worker's numbers by name, each as a [1] view: ``row["env_steps"] += 32``."""
         values = self._arrays["values"][worker]
         return {name: values[i : i + 1] for i, name in enumerate(self.names)}
+
+    def note(self, worker: int, text: str) -> None:
+        """Leave a text of ``worker``, unless there is one: the first is kept."""
+        note = self._arrays["notes"][worker]
+        if not note[0]:
+            data = text.encode()[: self.NOTE_BYTES]
+            note[: len(data)] = np.frombuffer(data, np.uint8)
+
+    def noted(self, worker: int) -> str:
+        """The note of ``worker``; empty without one, or if it is on another machine."""
+        return bytes(self._arrays["notes"][worker]).rstrip(b"\0").decode(errors="ignore")
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """One number of every worker, as a copy [workers]."""

@@ -54,6 +54,11 @@ class Overlap:
             self._first_stacks[name] = found.numpy()
             self._columns[f"obs/{name}"] = stacks.newest(slot, new + 1, end).copy()
 
+    def zero_states(self, rows: list[int]) -> None:
+        """Zero the recurrent states of ``rows`` that the next rollout begins with."""
+        for state in self._states:
+            state[rows] = 0.0
+
     def restore(self, slot: int) -> int:
         """Copy what was kept into a new slot; returns the step that comes next, 0 the first time.
         Its observation is not among them."""

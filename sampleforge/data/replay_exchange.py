@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sampleforge.data.exchange import left_behind
 from sampleforge.data.rings import IndexRings
+from sampleforge.data.seen import Shapes, packed_size
 from sampleforge.data.shared import SharedArrays
 from sampleforge.data.slots import Owner, TrajectorySlots
 from sampleforge.runtime.wakeup import Wakeup
@@ -116,13 +117,21 @@ class SampleTickets:
 
     The learner orders a sample from a shard; the shard fills the ticket; the learner learns from it
     and returns it with the new errors; the shard takes them and gives the ticket back, spare. The
-    number of tickets is the prefetch: so many samples may be under way.
+    number of tickets is the prefetch: so many samples may be under way. With a sample travel the
+    moments of the observations that were inserted since the last one (``seen``), of the leaves that
+    are ``counted``.
     """
 
     def __init__(
-        self, tickets: int, batch: int, shard_wakeups: list[Wakeup], learner_wakeup: Wakeup
+        self,
+        tickets: int,
+        batch: int,
+        shard_wakeups: list[Wakeup],
+        learner_wakeup: Wakeup,
+        counted: Shapes | None = None,
     ) -> None:
         self.tickets = tickets
+        self.counted = counted or {}
         each = (tickets, batch)
         self._arrays = SharedArrays(
             {
@@ -131,6 +140,7 @@ class SampleTickets:
                 "odds": (each, "float64"),
                 "errors": (each, "float32"),
                 "kind": ((tickets,), "int64"),
+                "seen": ((tickets, packed_size(self.counted)), "float64"),
             }
         )
         self._shard_wakeups = shard_wakeups
@@ -145,6 +155,7 @@ class SampleTickets:
         self.odds: npt.NDArray[np.float64] = self._arrays["odds"]
         self.errors: npt.NDArray[np.float32] = self._arrays["errors"]
         self.kind: npt.NDArray[np.int64] = self._arrays["kind"]
+        self.seen: npt.NDArray[np.float64] = self._arrays["seen"]
 
     def ask(self, shard: int, ticket: int, kind: int) -> None:
         """Learner: have the ticket filled with a sample, or the errors in it taken."""
@@ -175,7 +186,7 @@ class SampleTickets:
         return self._to_learner.pop(shard)
 
     def __getstate__(self) -> dict[str, object]:
-        views = ("items", "generations", "odds", "errors", "kind")
+        views = ("items", "generations", "odds", "errors", "kind", "seen")
         return {name: value for name, value in self.__dict__.items() if name not in views}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -33,11 +33,7 @@ class Sequences:
     discount: torch.Tensor  # float32 [L, B], 0 where the episode terminated within the window
     steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is nothing to learn
     odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
-
-    @property
-    def flat_obs(self) -> dict[str, torch.Tensor]:
-        """What was seen, for statistics: leaves [N, ...]."""
-        return {name: leaf[:-1].flatten(0, 1) for name, leaf in self.obs.items()}
+    reward: torch.Tensor | None = None  # float32 [L, B], as the environment gave it
 
     def to(self, device: torch.device) -> Sequences:
         plain = {n: c.to(device, non_blocking=True) for n, c in self._plain().items()}
@@ -51,7 +47,7 @@ class Sequences:
         return Sequences(obs={n: leaf[:, which] for n, leaf in self.obs.items()}, **plain)
 
     def _plain(self) -> dict[str, torch.Tensor]:
-        return {name: column for name, column in self.__dict__.items() if name != "obs"}
+        return {n: c for n, c in self.__dict__.items() if n != "obs" and c is not None}
 
 
 class GatheredSequences(NamedTuple):
@@ -111,7 +107,8 @@ class SequenceReader:
             of_slot, of_row = (np.tile(each, length + 1) for each in (slot, row))
             found = stacks.read(of_slot, t.reshape(-1), of_row)
             obs[name] = found.view(*t.shape, *found.shape[1:])
-        windows = self._make_windows(*(column[at] for column in self._of_windows))
+        reward, *flags = (column[at] for column in self._of_windows)
+        windows = self._make_windows(reward, *flags)
         batch = Sequences(
             obs=obs,
             first=_take(self._first, seen),
@@ -121,6 +118,7 @@ class SequenceReader:
             discount=torch.from_numpy(windows.discount),
             steps=torch.from_numpy(windows.steps.astype(np.int64)),
             odds=torch.from_numpy(odds.copy()),
+            reward=torch.from_numpy(reward),
         )
         held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         for stacks in self._stacks.values():

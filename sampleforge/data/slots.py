@@ -49,6 +49,8 @@ class SlotShape:
     ``places``: slots whose frames may lie raw at a time (none: all), see
     `sampleforge.data.compressed`. ``sequences``: in a replay for a recurrent core; ``rollout`` then
     counts the overlap too. ``variable``: a batch has as many slots as it happens to take.
+    ``final_obs``: the final observations of truncated episodes are kept where ``obs`` does not hold
+    them, under same-step autoreset; they take as much memory as ``obs``.
     """
 
     rollout: int
@@ -60,6 +62,12 @@ class SlotShape:
     places: int | None = None
     sequences: SequenceShape | None = None
     variable: bool = False
+    final_obs: bool = False
+
+    @property
+    def drops_truncated(self) -> bool:
+        """Whether the observation that a truncated step is bootstrapped from is not kept."""
+        return self.spec.autoreset == "same_step" and not self.final_obs
 
     @property
     def env_steps(self) -> int:
@@ -111,10 +119,20 @@ class SlotShape:
             arrays["place"] = ((count,), "int64")
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
+            arrays |= self._final_obs(step)
         if self.variable:
             arrays["env_row"] = ((count, self.rows), "int64")
             arrays["ends_batch"] = ((count,), "bool")
         return arrays
+
+    def _final_obs(self, step: tuple[int, ...]) -> Layout:
+        """Of the leaves that are stacks of frames the newest frame: the others are in ``obs``."""
+        if not self.final_obs:
+            return {}
+        return {
+            f"final/{name}": (step + leaf.shape[name in self.stacks :], leaf.dtype)
+            for name, leaf in self.spec.observations.items()
+        }
 
     def _beginnings(self, count: int) -> Layout:
         """The recurrent state that the rollout began with, or each sequence, and what the replay
@@ -142,6 +160,8 @@ class TrajectorySlots:
     False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``. With
     sequences there are ``states`` instead, [starts, rows, S] before the first step of each. Where
     batches vary, ``env_row`` says whose rollout it is, and ``ends_batch`` that none comes after.
+    ``final_obs`` (of a shape that keeps them) holds what was seen after the steps that a same-step
+    environment truncated; of stacks the newest frame. Elsewhere it means nothing.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -179,6 +199,8 @@ class TrajectorySlots:
         self.generation = self.arrays["generation"]
         same_step = self.shape.spec.autoreset == "same_step"
         self.final_value = self.arrays["final_value"] if same_step else None
+        kept = leaves if self.shape.final_obs and same_step else {}
+        self.final_obs = {name: self.arrays[f"final/{name}"] for name in kept}
         self.env_row = self.arrays["env_row"] if self.shape.variable else None
         self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None
 

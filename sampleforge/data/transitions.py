@@ -26,18 +26,22 @@ class Transitions:
     discount: torch.Tensor  # float32 [B], 0 where the episode terminated
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
     odds: torch.Tensor  # float64 [B], see `sampleforge.data.replay.Drawn`
-
-    @property
-    def flat_obs(self) -> dict[str, torch.Tensor]:
-        """What was seen, for statistics: leaves [N, ...]."""
-        return self.obs
+    reward: torch.Tensor | None = None  # float32 [B], of the step alone, as the environment gave it
 
     def to(self, device: torch.device) -> Transitions:
         def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}
 
-        plain = move({n: getattr(self, n) for n in ("action", "returns", "discount", "odds")})
+        plain = move(self.plain())
         return Transitions(obs=move(self.obs), next_obs=move(self.next_obs), **plain)
+
+    def plain(self) -> dict[str, torch.Tensor]:
+        """What is no observation, [B] each."""
+        columns = {n: getattr(self, n) for n in _PLAIN}
+        return {n: column for n, column in columns.items() if column is not None}
+
+
+_PLAIN = ("action", "returns", "discount", "odds", "reward")
 
 
 class Gathered(NamedTuple):
@@ -70,9 +74,12 @@ class TransitionReader:
                 "action": f"action/{ACTION}",
                 "returns": "returns",
                 "discount": "discount",
+                "reward": "reward",
             }.items()
         }
         self._windows = slots.extras["steps"].reshape(-1)
+        self._truncated = slots.truncated.reshape(-1)
+        self._final = {n: columns[f"final/{n}"].flatten(0, 2) for n in slots.final_obs}
 
     def read(self, items: Indices, generations: Indices, odds: npt.NDArray[np.float64]) -> Gathered:
         """The transitions of these items (see `sampleforge.data.replay`)."""
@@ -89,16 +96,34 @@ class TransitionReader:
         t, row = np.divmod(step, shape.rows)
         for name, stacks in self._stacks.items():
             obs[name], next_obs[name] = stacks.read_pair(slot, t, t + window, row)
+        if self._final:
+            self._put_final(next_obs, items + (np.maximum(window, 1) - 1) * shape.rows)
         found = Transitions(obs=obs, next_obs=next_obs, odds=torch.from_numpy(odds.copy()), **plain)
         held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         for stacks in self._stacks.values():
             stacks.assert_whole(slot[held])
         return Gathered(found if held.all() else _pick(found, held), held)
 
+    def _put_final(self, next_obs: dict[str, torch.Tensor], last: Indices) -> None:
+        """The final observation into ``next_obs`` where a window was truncated by its ``last``
+        step, as the slot has it apart. (Where it terminated as well, nothing looks at it.)"""
+        where = np.flatnonzero(self._truncated[last])
+        if not len(where):
+            return
+        last, into = last[where], torch.from_numpy(where)
+        slot, step = np.divmod(last, self._slots.shape.env_steps)
+        t, row = np.divmod(step, self._slots.shape.rows)
+        for name, leaf in self._final.items():
+            seen = leaf.index_select(0, torch.from_numpy(last))
+            if name in self._stacks:  # the stack before it has moved on by this frame
+                before = self._stacks[name].read(slot, t, row)
+                seen = torch.cat((before[:, 1:], seen.unsqueeze(1)), 1)
+            next_obs[name].index_copy_(0, into, seen)
+
 
 def _pick(found: Transitions, held: npt.NDArray[np.bool_]) -> Transitions:
     mask = torch.from_numpy(held)
-    plain = {n: getattr(found, n)[mask] for n in ("action", "returns", "discount", "odds")}
+    plain = {n: column[mask] for n, column in found.plain().items()}
     return Transitions(
         obs={n: leaf[mask] for n, leaf in found.obs.items()},
         next_obs={n: leaf[mask] for n, leaf in found.next_obs.items()},

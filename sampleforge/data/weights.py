@@ -56,6 +56,10 @@ class SharedWeights:
         """Policy version of the newest weights."""
         return int(self._arrays["versions"][self.published % 2])
 
+    def scalar(self, name: str) -> float:
+        """The newest value of a tensor [] among the weights."""
+        return float(self._arrays.tensor(f"{self.published % 2}/{name}"))
+
     def read(self, into: Mapping[str, torch.Tensor]) -> tuple[int, int]:
         """Copy the newest weights into the tensors of ``into`` (same names; any device).
 

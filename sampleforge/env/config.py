@@ -11,7 +11,8 @@ from sampleforge.config import Checked, check_range
 @dataclass(frozen=True)
 class EnvConfig(Checked):
     env: str = ""
-    """A gymnasium id (CartPole-v1, ALE/Breakout-v5, ...) or package.module:factory."""
+    """A gymnasium id (CartPole-v1, ALE/Breakout-v5, ...), module:Id for an id that a module
+    registers when it is imported, or package.module:factory for your own function or class."""
     env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor or factory."""
     env_backend: Literal["auto", "vector", "single"] = "auto"
@@ -21,6 +22,9 @@ class EnvConfig(Checked):
     hung."""
     max_episode_steps: int | None = None
     """Cut episodes after so many env steps, as a truncation (none: the environment's own limit)."""
+    rescale_actions: bool = True
+    """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds; off: it
+    acts in the environment's own units."""
     decorrelate: bool = True
     """Spread the rows over the phases of an episode at the start, so that they do not all end
     together."""

@@ -7,7 +7,7 @@ as float32, offsets of Discrete and MultiDiscrete spaces removed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
     OBSERVATION,
+    ActionSpec,
     ArraySpec,
     action_specs,
     flatten,
@@ -66,16 +67,19 @@ def mask_groups(action_space: gym.Space[Any]) -> list[int]:
 
 
 class ActionDoor:
-    """Actions as the slots hold them, leaf -> [rows, ...], to what the environments take."""
+    """Actions as the slots hold them, leaf -> [rows, ...], to what the environments take.
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    ``specs``: of the leaves of ``space``, with the bounds that the slots' actions have.
+    """
+
+    def __init__(self, space: gym.Space[Any], specs: Mapping[str, ActionSpec]) -> None:
         self._space = space
         self._plain = not isinstance(space, spaces.Dict | spaces.Tuple)
-        self._leaves = [(name, _to_env(leaf)) for name, leaf in leaves(space, ACTION)]
+        self._leaves = [(name, to_env(spec)) for name, spec in specs.items()]
 
     def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
-        """Bounds and offsets applied; leaf -> [rows, ...], new arrays except for plain Discrete."""
-        return {name: to_env(actions[name]) for name, to_env in self._leaves}
+        """Scales, bounds and offsets applied; leaf -> [rows, ...], new arrays where they change."""
+        return {name: convert(actions[name]) for name, convert in self._leaves}
 
     def per_row(self, actions: Mapping[str, Array], rows: int) -> list[Any]:
         """One value of the action space per row, of what ``__call__`` returned."""
@@ -87,19 +91,41 @@ class ActionDoor:
         ]
 
 
-def _to_env(space: gym.Space[Any]) -> Callable[[Array], Array]:
-    """From a leaf's stored actions [rows, ...] to the environment's."""
-    if isinstance(space, spaces.Box):
-        low, high, dtype = space.low, space.high, space.dtype
+def to_env(spec: ActionSpec) -> Callable[[Array], Array]:
+    """The function that turns a leaf's actions as the slots hold them, [rows, *shape], into what
+    the environment takes. All actions for an environment pass through it.
+
+    Box: rescaled from the policy's bounds to the environment's where they differ, then clipped.
+    """
+    if spec.kind == "box":
+        return _box_to_env(spec)
+    if spec.kind == "multibinary" or not np.any(spec.start):
+        return lambda a: a
+    offsets = np.reshape(spec.start, spec.shape)
+    return lambda a: a + offsets
+
+
+def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
+    dtype = np.dtype(spec.dtype)
+
+    def elements(values: Sequence[float], dtype: Any) -> Array:
+        return np.array(values, dtype).reshape(spec.shape)
+
+    if not spec.env_low:
+        low, high = elements(spec.low, dtype), elements(spec.high, dtype)
         # Two ufuncs take 2 us, np.clip 7; infinite bounds change nothing.
         return lambda a: np.minimum(np.maximum(a, low), high).astype(dtype, copy=False)
-    if isinstance(space, spaces.Discrete):
-        start = space.start
-        return (lambda a: a) if start == 0 else (lambda a: a + start)
-    if isinstance(space, spaces.MultiDiscrete):
-        offsets = space.start
-        return lambda a: a + offsets
-    return lambda a: a.astype(space.dtype)
+    low, high = elements(spec.env_low, np.float64), elements(spec.env_high, np.float64)
+    bounded = np.isfinite(spec.low).reshape(spec.shape) & np.isfinite(spec.high).reshape(spec.shape)
+    least, most = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    centre, half = least / 2 + most / 2, most / 2 - least / 2
+
+    def to_bounds(a: Array) -> Array:
+        # In float64: rounded once, to the space's dtype, however small the range beside its centre.
+        values = np.multiply(a, half, dtype=np.float64) + centre
+        return np.minimum(np.maximum(values, low), high).astype(dtype)
+
+    return to_bounds
 
 
 class ObservationDoor:

@@ -27,7 +27,9 @@ class Family:
     """``claims`` says whether an id is one of this family's by its form, typing errors included;
     ``ids`` lists those there are (also without the simulator, if it can). ``requires`` is the
     simulator's module, and ``extra`` what `pip install "sampleforge[extra]"` brings it with.
-    ``make_vector(config, rows, seeds)`` honours ``config.env_backend``."""
+    ``make_vector(config, rows, seeds)`` honours ``config.env_backend``. ``plain_kwargs`` promises
+    that no string in env_kwargs is taken for code to import or for a file to load it from: a run
+    folder's strings then need no --trust."""
 
     name: str
     claims: Callable[[str], bool]
@@ -36,6 +38,7 @@ class Family:
     make_single: Callable[[EnvConfig, str | None], gym.Env[Any, Any]]
     requires: str | None = None
     extra: str | None = None
+    plain_kwargs: bool = False
 
     @property
     def installed(self) -> bool:

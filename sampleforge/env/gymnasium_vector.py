@@ -80,11 +80,12 @@ class GymnasiumVector(EnvVector):
         self._seeds = list(seeds)
         self._action_space = action_space
         self._leaves = dict(leaves(space, OBSERVATION))
+        self._is_gymnasiums_own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._resets_rows = self._is_gymnasiums_own or self._mode is AutoresetMode.DISABLED
 
     def reset(self, obs: Mapping[str, Array]) -> None:
-        # Only these two take a seed per row; the others promise an int.
-        per_row = isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        seed: Any = self._seeds if per_row else self._seeds[0]
+        # Only gymnasium's own take a seed per row; the others promise an int.
+        seed: Any = self._seeds if self._is_gymnasiums_own else self._seeds[0]
         observations, info = self._env.reset(seed=seed)
         if ACTION_MASK in info:
             raise ConfigError(
@@ -93,6 +94,15 @@ class GymnasiumVector(EnvVector):
                 "--env-backend single"
             )
         self._write(observations, obs)
+        self._check_first_obs(obs)
+
+    def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
+        if not self._resets_rows:
+            return False
+        rows = np.arange(self.num_rows) == row
+        observations, _ = self._env.reset(options={"reset_mask": rows})
+        self._write(observations, obs, rows)
+        return True
 
     def _begin(self, actions: dict[str, Array]) -> None:
         self._actions = unflatten(self._action_space, actions, "action")

@@ -46,7 +46,8 @@ def probe(config: EnvConfig) -> EnvSpec:
     Raises EnvProbeError with the child's traceback, or with its stacks if it took longer than
     ``config.env_timeout`` seconds. No process is left, whatever happens.
     """
-    make_cwd_importable()
+    if ":" in config.env:
+        make_cwd_importable()
     read_end, write_end = os.pipe()
     with (
         tempfile.TemporaryDirectory(prefix="sampleforge-", ignore_cleanup_errors=True) as scratch,

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.probe import spec_to_plain
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -42,7 +43,7 @@ def main(payload: dict[str, Any]) -> None:
     try:
         import_main(payload["main"])
         answer = {"spec": spec_to_plain(try_out(config))}
-    except ConfigError as error:
+    except (ConfigError, NotFiniteError) as error:
         answer = {"error": str(error)}
     except BaseException:
         answer = {"error": f"{config.env} failed in the probe\n{traceback.format_exc().strip()}"}
@@ -83,8 +84,6 @@ def try_out(config: EnvConfig) -> EnvSpec:
         vector.send(random_actions(vector.spec, ROWS, rng, masks))
         vector.recv(out)
         check(vector, out.obs)
-        if not np.isfinite(out.reward).all():
-            raise ConfigError(f"{config.env}: the reward is {out.reward}, but must be finite")
     vector.close()
     return vector.spec
 
@@ -103,18 +102,16 @@ def _buffers(spec: EnvSpec) -> StepOut:
 
 
 def check(vector: EnvVector, obs: dict[str, Array] | Any) -> None:
-    """Raise ConfigError for an observation that is not finite or not within its bounds."""
+    """Raise ConfigError if an observation or a reward was not finite, or an observation is not
+    within its bounds."""
+    if vector.not_finite.first:
+        raise ConfigError(f"{vector.not_finite.first}, but must be finite; correct the environment")
     for name, space in leaves(vector.observation_space, OBSERVATION):
         if not isinstance(space, spaces.Box) or name == ACTION_MASK:
             continue
         for row in range(ROWS):
             value = obs[name][row].astype(np.float64)
             where = f"{vector.spec.env_id}, row {row}: observation leaf {name!r}"
-            if not np.isfinite(value).all():
-                bad = value[~np.isfinite(value)][0]
-                raise ConfigError(
-                    f"{where} must be finite, but holds {bad}; correct the environment"
-                )
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
             outside = (value < low - SLACK * (1 + np.abs(low))) | (
                 value > high + SLACK * (1 + np.abs(high))

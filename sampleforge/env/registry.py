@@ -1,7 +1,8 @@
 """From the name of an environment to its rows.
 
-A name is an id of a family (entry-point group ``sampleforge.envs``), any other gymnasium id, or
-``package.module:factory``.
+A name is one of four things: an id of a family (entry-point group ``sampleforge.envs``); any other
+gymnasium id; ``module:Id``, an id that is registered when the module is imported, as in
+``gymnasium.make``; or ``package.module:factory``, a function or class of a module.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
@@ -26,7 +32,10 @@ from sampleforge.env.single import SyncVector
 from sampleforge.env.vector import EnvVector
 
 GROUP = "sampleforge.envs"
+PLUGINS = "gymnasium.envs"
 Env = gym.Env[Any, Any]
+
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -36,20 +45,52 @@ def families() -> tuple[Family, ...]:
     return tuple(entry.load().FAMILY for entry in found)
 
 
+@functools.cache
+def load_plugins() -> None:
+    """Register the ids of installed packages that announce them in the entry-point group
+    ``gymnasium.envs``, under the entry point's name as namespace, as gymnasium did before 1.0.
+
+    Packages that a family serves are left out. One that fails is a warning in the log.
+    """
+    served = {family.requires for family in families()}
+    for entry in entry_points(group=PLUGINS):
+        if entry.module.partition(".")[0] in served:
+            continue
+        is_root = entry.name.startswith("__") and entry.name.endswith("__")
+        try:
+            with nullcontext() if is_root else registration.namespace(entry.name):
+                loaded = entry.load()
+                if callable(loaded):
+                    loaded()
+        except Exception as error:
+            log.warning("%s of the entry points %s failed: %r", entry.value, PLUGINS, error)
+
+
 def known_ids() -> list[str]:
-    """Ids of the installed families and gymnasium's own."""
+    """Ids of the installed families, gymnasium's own, and those of its plugins."""
+    load_plugins()
     ids = {env_id for family in families() for env_id in family.ids()}
     return sorted({*ids, *gym.registry})
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    """``num_rows`` rows of ``config.env``, one seed each; rewards are never clipped.
+    """``num_rows`` rows of ``config.env``, one seed each; rewards are never clipped. Box actions
+    are in [-1, 1] unless ``config.rescale_actions`` is off.
 
     Raises ConfigError for an unknown name or one whose library is missing; what the environment
     itself raises comes through.
     """
-    if ":" in config.env:
-        return _factory_vector(config, num_rows, seeds)
+    vector = _vector(config, num_rows, seeds)
+    if config.rescale_actions:
+        vector.rescale_actions()
+    return vector
+
+
+def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+    """The rows, with actions in the environment's own units."""
+    factory, config = resolve(config)
+    if factory is not None:
+        return _factory_vector(config, factory, num_rows, seeds)
     family = find(config.env)
     if family is not None:
         return family.make_vector(config, num_rows, seeds)
@@ -60,11 +101,11 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
     """One environment with its raw rewards, for video or by hand; evaluation uses `make_vector`."""
-    if ":" not in config.env:
+    factory, config = resolve(config)
+    if factory is None:
         family = find(config.env)
         make = gymnasium_env if family is None else family.make_single
         return make(config, render_mode)
-    factory = load_factory(config.env)
     if _takes(factory, "num_envs"):
         raise ConfigError(
             f"{config.env} makes rows (it takes num_envs), and this needs a single environment; "
@@ -78,45 +119,73 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
 
 def find(env_id: str) -> Family | None:
     """The family of an id, or none for a plain gymnasium id. Raises ConfigError for an id that does
-    not exist, with the nearest ones, or that needs a library, with the line that installs it."""
-    claimed = next((family for family in families() if family.claims(env_id)), None)
-    if claimed is not None and not claimed.installed:
-        raise ConfigError(
-            f"--env {env_id} needs the package {claimed.requires}, which is not installed: "
-            f'pip install "sampleforge[{claimed.extra}]"'
-        )
-    if claimed is not None and env_id in claimed.ids():
-        return claimed
-    if claimed is None and env_id in gym.registry:
+    not exist, with the nearest one, or that needs a library, with the line that installs it."""
+    family = _claiming(env_id)
+    if family is not None and env_id in family.ids():
+        return family
+    if family is None and env_id not in gym.registry:
+        load_plugins()
+    if family is None and env_id in gym.registry:
         return None
     raise ConfigError(_unknown(env_id))
 
 
+def _claiming(env_id: str) -> Family | None:
+    """The family that an id is of by its form. Raises ConfigError if its library is missing."""
+    family = next((family for family in families() if family.claims(env_id)), None)
+    if family is not None and not family.installed:
+        raise _lacking(env_id, family)
+    return family
+
+
+def _lacking(env: str, family: Family) -> ConfigError:
+    return ConfigError(
+        f"--env {env} needs the package {family.requires}, which is not installed: "
+        f'pip install "sampleforge[{family.extra}]"'
+    )
+
+
 def _unknown(env_id: str) -> str:
-    near = nearest(env_id, known_ids())
-    remedy = f"did you mean {' or '.join(near)}?" if near else "`sampleforge envs` lists them;"
+    best = _nearest_id(env_id)
+    remedy = (
+        f"Did you mean {best}?"
+        if best is not None
+        else "`sampleforge envs` lists the known ones; an id that a module registers when it is "
+        "imported is written module:Id, and an environment of your own package.module:factory"
+    )
     if not families():
         remedy += (
             " (The bundled families, Atari among them, are not known, because the package is not "
             "installed: pip install -e .)"
         )
-    return (
-        f"--env {env_id!r} is no environment id; {remedy} "
-        "An environment of your own is package.module:factory"
-    )
+    return f"Unknown environment {env_id}. {remedy}"
+
+
+def _nearest_id(env_id: str) -> str | None:
+    """The known id most like ``env_id``: its newest version where only the version is wrong."""
+    known = known_ids()
+    name = env_id.rpartition("-v")[0] or env_id
+    versions = [i for i in known if i.rpartition("-v")[0].lower() == name.lower()]
+    if versions:
+        return max(versions, key=lambda i: registration.parse_env_id(i)[2] or 0)
+    return next(iter(nearest(env_id, known)), None)
 
 
 # ---- plain gymnasium ids ----
 
 
 def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> Env:
-    """``gym.make`` without the checker, which the probe replaces."""
+    """``gym.make`` without the checker, which the probe replaces. Raises ConfigError, with
+    gymnasium's own line on how to install it, for an environment whose library is missing."""
     given: dict[str, Any] = dict(config.env_kwargs)
     if config.max_episode_steps is not None:
         given["max_episode_steps"] = config.max_episode_steps
     if render_mode is not None:
         given["render_mode"] = render_mode
-    return gym.make(config.env, disable_env_checker=True, **given)
+    try:
+        return gym.make(config.env, disable_env_checker=True, **given)
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"--env {config.env} needs a package: {error}") from error
 
 
 def sync_vector(
@@ -133,17 +202,19 @@ def sync_vector(
 def gymnasium_rows(
     config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **told: Any
 ) -> SyncVector:
-    """Rows of what ``gym.make`` gives, stepped without its outermost wrappers where these do only
-    what SyncVector does as well: keep the time limit, and reset before stepping (0.7 us a step)."""
-
-    def bare() -> Env:
-        env = make()
-        while isinstance(env, TimeLimit | OrderEnforcing):
-            env = env.env
-        return env
-
+    """Rows of what ``gym.make`` gives, stepped `bare`."""
     limit = gym.spec(config.env).max_episode_steps
-    return sync_vector(config, bare, num_rows, seeds, max_episode_steps=limit, **told)
+    return sync_vector(
+        config, lambda: bare(make()), num_rows, seeds, max_episode_steps=limit, **told
+    )
+
+
+def bare(env: Env) -> Env:
+    """``env`` without its outermost wrappers where these do only what SyncVector does as well: keep
+    the time limit, and reset before stepping (0.7 us a step)."""
+    while isinstance(env, TimeLimit | OrderEnforcing):
+        env = env.env
+    return env
 
 
 def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:
@@ -162,37 +233,56 @@ def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:
     return GymnasiumVector(config, env, seeds, max_episode_steps=limit)
 
 
-# ---- package.module:factory ----
+# ---- module:Id and package.module:factory ----
 
 
-def load_factory(name: str) -> Callable[..., Any]:
-    """The object called ``package.module:factory``; modules in the working directory are found.
+def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
+    """(the factory that ``config.env`` names, ``config``), or (None, ``config`` with a plain id).
 
-    Raises ConfigError for a module or name that does not exist, with the nearest.
+    What stands after a colon is an attribute of the module if it could be one and is there, else an
+    id that is registered once the module is imported: no id with a version is a name in Python.
+    Raises ConfigError for a module that does not exist, or that has neither.
     """
+    module_name, colon, name = config.env.partition(":")
+    if not colon:
+        return None, config
+    module = _import(config.env, module_name)
+    factory = getattr(module, name, None) if name.isidentifier() else None
+    if callable(factory):
+        return factory, config
+    if name in gym.registry:
+        return None, replace(config, env=name)
+    callables = [key for key, value in vars(module).items() if callable(value)]
+    best = next(iter(nearest(name, callables)), None) if name.isidentifier() else _nearest_id(name)
+    hint = f". Did you mean {module_name}:{best}?" if best is not None else ""
+    raise ConfigError(
+        f"--env {config.env}: {module_name} has no factory {name!r}, and importing it registers no "
+        f"environment {name!r}{hint}"
+    )
+
+
+def _import(env: str, module_name: str) -> ModuleType:
+    """The module in front of the colon; those in the working directory are found."""
     make_cwd_importable()
-    module_name, _, attribute = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(missing + "."):
             raise  # the module is there; one that it imports is not
+        family = next((family for family in families() if family.requires == missing), None)
+        if family is not None:
+            raise _lacking(env, family) from error
         raise ConfigError(
-            f"--env {name}: there is no module {missing!r}; modules are looked for in the working "
+            f"--env {env}: there is no module {missing!r}; modules are looked for in the working "
             "directory and where Python finds packages"
         ) from error
-    factory = getattr(module, attribute, None)
-    if callable(factory):
-        return factory  # type: ignore[no-any-return]
-    near = nearest(attribute, [n for n, value in vars(module).items() if callable(value)])
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError(f"--env {name}: {module_name} has no factory {attribute!r}{hint}")
 
 
-def _factory_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+def _factory_vector(
+    config: EnvConfig, factory: Callable[..., Any], num_rows: int, seeds: Sequence[int]
+) -> EnvVector:
     """Rows from a factory: one VectorEnv if it takes num_envs, else one env per row."""
-    factory = load_factory(config.env)
     kwargs = config.env_kwargs
     if not _takes(factory, "num_envs"):
         return sync_vector(

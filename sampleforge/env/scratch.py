@@ -14,15 +14,17 @@ from pathlib import Path
 
 
 @contextmanager
-def scratch_directory(parent: Path | None = None) -> Iterator[Path]:
+def scratch_directory(parent: Path | None = None, *, cwd_importable: bool = True) -> Iterator[Path]:
     """Run the body in a fresh working directory, removed at the end.
 
-    What was importable stays importable. Relative paths of the caller are not valid inside: make
+    What was importable stays importable; the working directory becomes so with
+    ``cwd_importable``. Relative paths of the caller are not valid inside: make
     them absolute before. ``parent``: where to make it (none: the system's temporary directory); a
     process that is killed leaves its directory there, for the owner of ``parent`` to remove.
     """
     home = Path.cwd()
-    make_cwd_importable()
+    if cwd_importable:
+        make_cwd_importable()
     sys.path[:] = [str(home / entry) for entry in sys.path]
     parent = None if parent is None else parent.resolve()
     with tempfile.TemporaryDirectory(

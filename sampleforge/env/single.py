@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,12 +93,18 @@ class SyncVector(EnvVector):
         limits[:] = np.maximum(1, limits * np.arange(1, self.num_rows + 1) // self.num_rows)
         self._leave_out_first = True
 
+    def limit_episodes(self, steps: int) -> bool:
+        self.spec = dataclasses.replace(self.spec, max_episode_steps=steps)
+        self._limits = np.full(self.num_rows, steps, np.int64)
+        return True
+
     def reset(self, obs: Mapping[str, Array]) -> None:
         for row, (observation, info) in enumerate(self._first):
             self._observations.write(row, observation, info, obs)
         if self._observations.has_mask:
             self._observations.check_masks(obs[ACTION_MASK], self._ended)
         self._first = []
+        self._check_first_obs(obs)
 
     def _begin(self, actions: dict[str, Array]) -> None:
         self._actions = actions
@@ -147,6 +155,17 @@ class SyncVector(EnvVector):
             self._limits[row] = self.spec.max_episode_steps or 0  # after a shorter first episode
         return self._envs[row].reset()
 
+    def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
+        try:
+            value, info = self._reset_row(row)
+        except Exception as error:
+            value, info = self._rebuild(row, error)
+        self._observations.write(row, value, info, obs)
+        if self._observations.has_mask:
+            nowhere = np.zeros(self.num_rows, np.bool_)
+            self._observations.check_masks(obs[ACTION_MASK], nowhere)
+        return True
+
     def _rebuild(self, row: int, error: Exception) -> tuple[Any, dict[str, Any]]:
         """A new env for ``row`` and its first observation and info.
 
@@ -155,11 +174,14 @@ class SyncVector(EnvVector):
         faults = self._faults.get(row)
         if faults is None or self._recovered(faults, row):
             faults = self._faults[row] = _Faults(error)
+        if self.fault is None:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            self.fault = f"{text}\n({self.spec.env_id}, row {row})"
         faults.step, faults.finished = self._steps, int(self._finished[row])
         while faults.count < MAX_REBUILDS:
             faults.count += 1
             self.rebuilt += 1
-            log.warning("%s, row %d: rebuilt after %r", self.spec.env_id, row, error)
+            self._log(row, error)
             with suppress(Exception):  # a broken env may fail to close as well
                 self._envs[row].close()
             try:
@@ -175,6 +197,12 @@ class SyncVector(EnvVector):
             f"between which the environment was rebuilt {faults.count} times"
         )
         raise faults.first
+
+    def _log(self, row: int, error: Exception) -> None:
+        """Log a rebuild: the first, second, fourth, eighth, ...: there may be thousands."""
+        if self.rebuilt & (self.rebuilt - 1) == 0:
+            what = "%s, row %d: rebuilt after %r (%d times so far in these rows)"
+            log.warning(what, self.spec.env_id, row, error, self.rebuilt)
 
     def _recovered(self, faults: _Faults, row: int) -> bool:
         """Whether the row has done well since its last fault."""

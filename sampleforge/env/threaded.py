@@ -29,6 +29,7 @@ class ThreadedVector(EnvVector):
         inner = self._inner
         spec = dataclasses.replace(inner.spec, asynchronous=True)
         super().__init__(spec, inner.num_rows, inner.observation_space, inner.action_space)
+        self.not_finite = inner.not_finite
         self._out = own_outputs(spec, inner.num_rows)
         self._step: Future[list[Episode]] | None = None
         self._closed = False
@@ -78,3 +79,4 @@ class ThreadedVector(EnvVector):
             for name, leaf in given.final_obs.items():
                 out.final_obs[name][ended] = leaf[ended]
         self.valid_rows, self.rebuilt = self._inner.valid_rows, self._inner.rebuilt
+        self.fault = self._inner.fault

@@ -8,23 +8,28 @@ Layout. The canonical one is NEXT_STEP (``spec.autoreset == "next_step"``): if a
 ``valid`` False, and ``obs[t+2]`` is the reset observation, with ``first``. Under SAME_STEP
 ``obs[t+1]`` is the reset observation already, with ``first``; the final one is in ``final_obs``.
 A backend reports rewards, flags and observations; this base class makes ``valid``, ``first`` and
-the episode statistics of them, the same way for every backend.
+the episode statistics of them, the same way for every backend, and keeps out values that are not
+finite (`sampleforge.env.not_finite`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from sampleforge.env.door import ActionDoor
-from sampleforge.spec import EnvSpec
+from sampleforge.env.not_finite import NotFiniteEvents
+from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
+from sampleforge.spec import EnvSpec, rescaled
 
 Array = np.ndarray[Any, Any]
+_INF = float("inf")
 
 
 class Episode(NamedTuple):
@@ -74,8 +79,12 @@ class EnvVector(ABC):
     ``spec`` says what they take and give, ``observation_space`` is one row's gymnasium space (with
     the bounds). ``valid_rows`` and ``frames`` are the env steps and env frames of the last step.
     ``action_space`` likewise. ``rebuilt`` counts environments that were replaced because they
-    raised.
+    raised, ``fault`` is the traceback of the first one. ``not_finite`` is what was dropped because
+    it was not finite.
     """
+
+    always_finite: ClassVar[bool] = False
+    """Whether the backend's own arithmetic rules out values that are not finite: no check then."""
 
     def __init__(
         self,
@@ -90,7 +99,8 @@ class EnvVector(ABC):
         self.action_space = action_space
         self.valid_rows = 0
         self.rebuilt = 0
-        self._door = ActionDoor(action_space)
+        self.fault: str | None = None
+        self._door = ActionDoor(action_space, spec.actions)
         self._same_step = spec.autoreset == "same_step"
         self._ended = np.zeros(num_rows, np.bool_)
         self._any_ended = False
@@ -101,6 +111,30 @@ class EnvVector(ABC):
         self._finished = np.zeros(num_rows, np.int64)
         self._leave_out_first = False
         """Whether each row's first episode is not counted: set where decorrelation cuts it."""
+        self.not_finite = NotFiniteEvents(spec.env_id, num_rows)
+        leaves = spec.observations.items()
+        floats = {n: leaf.shape for n, leaf in leaves if leaf.dtype.startswith("float")}
+        sizes = {name: num_rows * math.prod(shape) for name, shape in floats.items()}
+        self._floats = tuple(sizes)
+        self._small_floats = tuple(name for name, size in sizes.items() if size <= SMALL)
+        self._large_floats = tuple(name for name, size in sizes.items() if size > SMALL)
+        self._clock = 0
+        self._dropped: list[int] = []
+        """Rows whose step, just taken, is dropped because it was not finite."""
+        self._broken = np.zeros(num_rows, np.bool_)
+        """Rows that are dropped up to the end of their episode, and could not be reset."""
+        self._any_broken = False
+        self._breaking: list[int] = []
+        """Rows that are broken from the next step on."""
+        self._uncounted = np.zeros(num_rows, np.bool_)
+        """Rows whose episode under way is not counted: part of it was dropped."""
+
+    def rescale_actions(self) -> None:
+        """Take Box actions in [-1, 1] and map them to the bounds, where there are bounds: ``spec``
+        then has the policy's bounds. To be called before the first step."""
+        actions = {name: rescaled(leaf) for name, leaf in self.spec.actions.items()}
+        self.spec = replace(self.spec, actions=actions)
+        self._door = ActionDoor(self.action_space, actions)
 
     @property
     def frames(self) -> int:
@@ -113,20 +147,29 @@ class EnvVector(ABC):
         meanwhile."""
         return True
 
+    def limit_episodes(self, steps: int) -> bool:
+        """Have every episode cut after ``steps`` steps, before the first `reset`. Returns False
+        where this is not possible, because rows cannot be ended one by one."""
+        return False
+
     @abstractmethod
     def reset(self, obs: Mapping[str, Array]) -> None:
         """Write the first observations of all rows. Called once, before the first step."""
 
     def send(self, actions: Mapping[str, Array]) -> None:
         """Begin a step with ``actions``, leaf -> [rows, ...] as the slots hold them. They must not
-        change before ``recv``. Box actions are clipped to their bounds, offsets are added.
+        change before ``recv``. Box actions are rescaled and clipped to their bounds, offsets added.
         Backends with threads or processes of their own start here, the others step in ``recv``,
         where there are views to write to."""
         self._begin(self._door(actions))
 
     def recv(self, out: StepOut) -> list[Episode]:
-        """Complete the step: fill every column of ``out``; returns the episodes that ended."""
+        """Complete the step: fill every column of ``out``; returns the episodes that ended. Raises
+        NotFiniteError; see `sampleforge.env.not_finite`."""
         self._complete(out)
+        self._clock += 1
+        if not (self.always_finite or self._is_finite(out)):
+            self._drop_not_finite(out)
         return self._account(out)
 
     @abstractmethod
@@ -141,6 +184,24 @@ class EnvVector(ABC):
     def _complete(self, out: StepOut) -> None:
         """Write reward, terminated, truncated, obs, and final_obs under same_step."""
 
+    def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
+        """Begin a new episode of ``row`` at once and write its first observation into ``obs``;
+        False, and nothing is done, if the backend cannot reset one row."""
+        return False
+
+    def _is_finite(self, out: StepOut) -> bool:
+        """Whether rewards and observations are finite; False also where their squares are not.
+        `all_finite` in the way that is fastest between forward passes, which leave no caches: 2.6
+        us for 16 rows of 4 numbers. (Hence no np.errstate: numpy warns, once, of squares above
+        3e38.)"""
+        if not abs(sum(out.reward.tolist())) < _INF:
+            return False
+        for name in self._small_floats:
+            leaf = out.obs[name]
+            if not np.vdot(leaf, leaf) < _INF:
+                return False
+        return all(all_finite(out.obs[name]) for name in self._large_floats)
+
     def _account(self, out: StepOut) -> list[Episode]:
         """Make ``valid`` and ``first``, and keep the episode statistics."""
         if self._any_ended and not self._same_step:
@@ -154,12 +215,15 @@ class EnvVector(ABC):
         np.logical_or(out.terminated, out.truncated, out=self._ended)
         if self._lost:
             self._drop_lost(out)
+        if self._dropped or self._breaking or self._any_broken:
+            self._mask_dropped(out)
         # count_nonzero takes 0.15 us where .any() takes 1.3.
         self._any_ended = bool(np.count_nonzero(self._ended))
         if not self._any_ended:
             return []
         if self._same_step:
             np.logical_or(out.first, self._ended, out=out.first)
+            self._check_final_obs(out)
         return self._finish_episodes()
 
     def _mask_resets(self, out: StepOut) -> None:
@@ -180,14 +244,125 @@ class EnvVector(ABC):
             out.valid[row], out.truncated[row], out.first[row] = False, True, True
             self._ended[row] = False
             self._returns[row], self._lengths[row] = 0.0, 0
+            self._uncounted[row] = False
         self._lost.clear()
 
     def _finish_episodes(self) -> list[Episode]:
         """The episodes of the rows that ended; their sums start again."""
         episodes = []
         for row in np.flatnonzero(self._ended).tolist():
-            if self._finished[row] or not self._leave_out_first:
-                episodes.append(Episode(row, float(self._returns[row]), int(self._lengths[row])))
+            if not self._uncounted[row]:
+                self.not_finite.episode_counts(row)
+                if self._finished[row] or not self._leave_out_first:
+                    ret, length = float(self._returns[row]), int(self._lengths[row])
+                    episodes.append(Episode(row, ret, length))
             self._finished[row] += 1
             self._returns[row], self._lengths[row] = 0.0, 0
+            self._uncounted[row] = False
         return episodes
+
+    # ---- values that are not finite: see sampleforge.env.not_finite ----
+
+    def _check_first_obs(self, obs: Mapping[str, Array]) -> None:
+        """Called at the end of `reset`: the observations that the first episodes begin with."""
+        for row in np.flatnonzero(self._rows_not_finite(obs)).tolist():
+            self.not_finite.add(row, self._clock, self._describe_obs(obs, row))
+            if not self._begin_again(row, obs):
+                self._broken[row] = self._any_broken = True
+        self._lost.clear()
+
+    def _drop_not_finite(self, out: StepOut) -> None:
+        """Something in this step is not finite. Afterwards all of it is; what becomes of the rows
+        is noted for `_account`."""
+        stepped = np.ones(self.num_rows, np.bool_)
+        if not self._same_step:  # the others were reset; their rewards and flags mean nothing
+            np.logical_not(self._ended, out=stepped)
+            out.reward[self._ended] = 0.0
+        terminated = out.terminated & stepped
+        ended = (terminated | out.truncated) & stepped
+        bad_reward, bad_obs = ~np.isfinite(out.reward), self._rows_not_finite(out.obs)
+        for row in np.flatnonzero(bad_reward | bad_obs).tolist():
+            final = bool(ended[row]) and not self._same_step
+            if final and terminated[row] and not bad_reward[row]:
+                _zero(out.obs, self._floats, row)
+                continue
+            what = f"the reward is {out.reward[row]}"
+            if not bad_reward[row]:
+                what = self._describe_obs(out.obs, row)
+            if not self._broken[row] or self.not_finite.is_due(row):
+                self.not_finite.add(row, self._clock, what)
+            if bad_reward[row]:
+                out.reward[row] = 0.0
+                self._uncounted[row] = True
+            if bad_reward[row] or final or not ended[row]:
+                self._dropped.append(row)
+            if final:
+                _zero(out.obs, self._floats, row)
+            elif bad_obs[row] or not ended[row]:
+                self._leave_episode(row, out, ended=bool(ended[row]))
+
+    def _leave_episode(self, row: int, out: StepOut, *, ended: bool) -> None:
+        """Begin another episode of ``row``, instead of the one that goes on, or begins, with an
+        observation that is not finite."""
+        if not self._begin_again(row, out.obs):
+            self._breaking.append(row)
+        elif not ended:
+            self._lost.append(row)
+
+    def _begin_again(self, row: int, obs: Mapping[str, Array]) -> bool:
+        """Reset ``row`` until its first observation is finite; False if the backend cannot: its
+        observation is zeroed then."""
+        while self._restart(row, obs):
+            if not self._rows_not_finite(obs)[row]:
+                return True
+            self.not_finite.add(row, self._clock, self._describe_obs(obs, row))
+        _zero(obs, self._floats, row)
+        return False
+
+    def _mask_dropped(self, out: StepOut) -> None:
+        """Steps that are dropped are no experience."""
+        self._uncounted |= self._broken
+        for row in {*self._dropped, *np.flatnonzero(self._broken).tolist()}:
+            self._drop_step(row, out)
+        self._broken &= ~self._ended
+        self._broken[self._breaking] = True
+        self._any_broken = bool(self._broken.any())
+        self._dropped.clear()
+        self._breaking.clear()
+
+    def _check_final_obs(self, out: StepOut) -> None:
+        """The final observations [rows, ...] under same_step, of the rows that ended."""
+        assert out.final_obs is not None, "the layout same_step needs final_obs"
+        bad = self._rows_not_finite(out.final_obs) & self._ended
+        for row in np.flatnonzero(bad).tolist():
+            what = f"final {self._describe_obs(out.final_obs, row)}"
+            _zero(out.final_obs, self._floats, row)
+            if not out.terminated[row]:
+                self.not_finite.add(row, self._clock, what)
+                self._drop_step(row, out)
+
+    def _drop_step(self, row: int, out: StepOut) -> None:
+        self.not_finite.drop_step(row)
+        self.valid_rows -= int(out.valid[row])
+        out.valid[row] = False
+
+    def _rows_not_finite(self, obs: Mapping[str, Array]) -> Array:
+        """bool [rows]: whose observation is not finite."""
+        bad = np.zeros(self.num_rows, np.bool_)
+        for name in self._floats:
+            bad |= rows_not_finite(obs[name])
+        return bad
+
+    def _describe_obs(self, obs: Mapping[str, Array], row: int) -> str:
+        """The first element of a row's observation that is not finite, as text."""
+        for name in self._floats:
+            for at in np.argwhere(~np.isfinite(obs[name][row])).tolist():
+                value = obs[name][(row, *at)]
+                return f"observation leaf {name!r} holds {value} at {at}"
+        raise AssertionError(f"the observation of row {row} is finite")
+
+
+def _zero(obs: Mapping[str, Array], leaves: Sequence[str], row: int) -> None:
+    """Set what is not finite in a row's observation to 0."""
+    for name in leaves:
+        obs[name][row] = np.nan_to_num(obs[name][row], nan=0.0, posinf=0.0, neginf=0.0)

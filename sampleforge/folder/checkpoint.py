@@ -36,8 +36,9 @@ _FILE_NAME = re.compile(r"\d{12,}-([0-9a-f]{16})\.safetensors")
 @dataclass(frozen=True)
 class CheckpointEntry:
     """One line of the manifest. ``number`` counts the checkpoints of the run, ``sha256`` and
-    ``size`` (bytes) are of the whole file, ``return_mean`` is None where no episode had ended,
-    ``kinds`` says why it is kept: latest, best, milestone."""
+    ``size`` (bytes) are of the whole file, ``return_mean`` is of training and None until it is a
+    mean over a full window of episodes, ``eval_return_mean`` is that of the last evaluation before,
+    of the weights at ``eval_env_steps``, ``kinds`` says why it is kept: latest, best, milestone."""
 
     file: str
     sha256: str
@@ -48,6 +49,13 @@ class CheckpointEntry:
     return_mean: float | None
     milestone: bool
     kinds: tuple[str, ...] = ()
+    eval_return_mean: float | None = None
+    eval_env_steps: int | None = None
+
+    @property
+    def is_rated(self) -> bool:
+        """Whether it can be the best one."""
+        return self.return_mean is not None or self.eval_return_mean is not None
 
 
 class CheckpointStore:
@@ -67,23 +75,29 @@ class CheckpointStore:
         env_steps: int,
         version: int,
         return_mean: float | None,
+        eval_return_mean: float | None = None,
+        eval_env_steps: int | None = None,
         milestone: bool = False,
     ) -> Path:
         """Write a checkpoint, then remove those that are no longer wanted. Returns its file.
 
         Raises OSError if it cannot be written; those before it are then as they were. Raises
-        TypeError for a state that is not plain.
+        TypeError for a state that is not plain, and CheckpointError for a tensor that is not finite
+        or weights that are older than a valid checkpoint: they would take the place of what was
+        learned later.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         entries, _ = self._entries(_nothing)
-        known = return_mean is not None and math.isfinite(return_mean)
+        self._check_not_older(version, entries)
         about = {
             "number": 1 + max((entry.number for entry in entries), default=0),
             "env_steps": env_steps,
             "version": version,
-            "return_mean": return_mean if known else None,
+            "return_mean": _finite(return_mean),
+            "eval_return_mean": _finite(eval_return_mean),
+            "eval_env_steps": eval_env_steps,
             "milestone": milestone,
         }
         data = encode(checkpoint, about)
@@ -92,6 +106,22 @@ class CheckpointStore:
         write_atomically(path, data)
         self._keep_wanted([*entries, _entry(path.name, data, about)])
         return path
+
+    def _check_not_older(self, version: int, entries: list[CheckpointEntry]) -> None:
+        """Raise CheckpointError if a valid checkpoint is of a later version. One that is damaged
+        does not count: the run has gone on from an earlier one then."""
+        for entry in entries:
+            if entry.version <= version:
+                continue
+            try:
+                decode(self._verified(entry))
+            except (CheckpointError, OSError):
+                continue
+            raise CheckpointError(
+                f"the weights of update {version:,} are older than those of the checkpoint "
+                f"{entry.file}, update {entry.version:,}, and would replace it; start the same "
+                "command again: it goes on from that checkpoint"
+            )
 
     def _keep_wanted(self, entries: list[CheckpointEntry]) -> None:
         """Announce the wanted ones of ``entries`` and remove the others, in this order: a kill in
@@ -107,7 +137,8 @@ class CheckpointStore:
     def load(
         self, which: Literal["latest", "best"] = "latest", *, log: Log
     ) -> tuple[Checkpoint, CheckpointEntry] | None:
-        """The latest checkpoint, or that of the highest return; None if none was ever saved.
+        """The latest checkpoint, or the best one (see `_by_rating`), or the latest as long as none
+        can be called the best, which ``log`` is told; None if none was ever saved.
 
         One that is damaged is refused, which ``log`` is told, and the one before it is taken.
         Raises CheckpointError if there are checkpoints but no valid one: a run never starts again
@@ -120,7 +151,7 @@ class CheckpointStore:
             log(problem)
 
         entries, traces = self._entries(note)
-        for entry in sorted(entries, key=_by_return if which == "best" else _by_number)[::-1]:
+        for entry in sorted(entries, key=_by_rating if which == "best" else _by_number)[::-1]:
             try:
                 checkpoint = decode(self._verified(entry))
             except (CheckpointError, OSError) as error:
@@ -128,6 +159,11 @@ class CheckpointStore:
                 continue
             if problems:
                 log(f"using checkpoint {entry.file} of {entry.env_steps} env steps")
+            if which == "best" and not entry.is_rated:
+                log(
+                    f"no checkpoint in {self.folder} is the best one yet: that takes 100 finished "
+                    "episodes, or an evaluation (--evaluate-interval); using the latest"
+                )
             return checkpoint, entry
         if not traces:
             return None
@@ -203,10 +239,10 @@ def _kinds(entries: list[CheckpointEntry], keep: int) -> dict[str, tuple[str, ..
     """Why each entry is kept; nothing for those to be removed."""
     by_number = sorted(entries, key=_by_number)
     latest = {entry.file for entry in by_number[-keep:]}
-    best = max(entries, key=_by_return)
+    best = max(entries, key=_by_rating)
     found: dict[str, tuple[str, ...]] = {}
     for entry in entries:
-        is_best = entry is best and entry.return_mean is not None
+        is_best = entry is best and entry.is_rated
         reasons = {
             "latest": entry.file in latest,
             "best": is_best,
@@ -220,10 +256,19 @@ def _by_number(entry: CheckpointEntry) -> int:
     return entry.number
 
 
-def _by_return(entry: CheckpointEntry) -> tuple[float, int]:
-    """Best last; without a return before all others; of equals, the later one is better."""
-    unknown = entry.return_mean is None
-    return (-math.inf if unknown else float(entry.return_mean or 0.0)), entry.number
+def _by_rating(entry: CheckpointEntry) -> tuple[float, float, int, int]:
+    """Best last: evaluated ones after those that have a return of training only, and these after
+    the others. Of several after the same evaluation the first is the nearest to its weights; of
+    other equals, the later one is better."""
+    if entry.eval_return_mean is not None:
+        return 2, entry.eval_return_mean, entry.eval_env_steps or 0, -entry.number
+    if entry.return_mean is not None:
+        return 1, entry.return_mean, 0, entry.number
+    return 0, 0.0, 0, entry.number
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _nothing(_: str) -> None:

@@ -6,6 +6,7 @@ No part of it can hold code: tensors are raw numbers, and the rest is JSON.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +37,9 @@ class Checkpoint:
 def encode(checkpoint: Checkpoint, about: dict[str, Any]) -> bytes:
     """A checkpoint and plain values ``about`` it (its entry in the manifest) as one file's bytes.
 
-    Raises TypeError for a state that is not plain.
+    Raises TypeError for a state that is not plain, CheckpointError for a tensor that is not finite.
     """
+    _assert_finite(checkpoint.tensors)
     # Clones, because safetensors refuses views of one storage, and parameters often are.
     tensors = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -46,6 +48,17 @@ def encode(checkpoint: Checkpoint, about: dict[str, Any]) -> bytes:
     _assert_plain(checkpoint.state, "state")
     header = {"format": FORMAT, "state": json.dumps(checkpoint.state), "about": json.dumps(about)}
     return safetensors.torch.save(tensors, header)
+
+
+def _assert_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise CheckpointError for NaN and inf: a run that goes on from them learns nothing."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = tensor[~torch.isfinite(tensor)]
+            raise CheckpointError(
+                f"tensor {name!r} holds {bad.flatten()[0].item()} ({bad.numel()} of its "
+                f"{tensor.numel()} elements are not finite)"
+            )
 
 
 def decode(data: bytes) -> Checkpoint:

@@ -34,12 +34,14 @@ class Opened:
 
 def open_folder(
     asked: AnyConfig,
+    fitted: AnyConfig,
     resources: ExitStack,
     interrupted: Callable[[], bool],
     log: Callable[[str], None],
 ) -> Opened:
-    """Open the folder that a run was asked to have; ``resources`` closes it. ``log`` is told what
-    of it is damaged and left out. Raises ConfigError if the run may not begin, or go on, in it."""
+    """Open the folder that a run was asked to have; ``resources`` closes it. ``fitted``: what was
+    asked for as it is fitted to the environment. ``log`` is told what of it is damaged and left
+    out. Raises ConfigError if the run may not begin, or go on, in it."""
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
     folder.create()
@@ -49,7 +51,7 @@ def open_folder(
     config, earlier = asked, {}
     resuming = folder.resumes(config)
     if resuming:
-        config = folder.check_resume(config)
+        config = folder.check_resume(config, fitted)
         found = store.load(log=log)
         assert found is not None
         earlier = found[0].state

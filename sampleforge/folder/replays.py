@@ -159,6 +159,8 @@ class Replays:
 
     def explain_checkpoint(self, problem: str) -> str:
         """What to do about a checkpoint that could not be written."""
+        if "not finite" in problem:
+            return f"checkpoint not written: {problem}; the one before stays, if there is one"
         free = human_bytes(shutil.disk_usage(self._folder).free)
         left = "goes on from the one before"
         if not any(self._folder.glob("*.safetensors")):

@@ -24,6 +24,8 @@ class SaveCheckpoint:
             env_steps=state["env_steps"],
             version=state["learner"]["version"],
             return_mean=state["return_mean"],
+            eval_return_mean=state["eval_return_mean"],
+            eval_env_steps=state["eval_env_steps"],
             milestone=state["milestone"],
         )
 

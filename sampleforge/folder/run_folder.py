@@ -14,8 +14,15 @@ from typing import Any, TypeVar
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
 from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.folder.trust import Trust, check_places, check_trust
 
 C = TypeVar("C")
+
+_FILES = (
+    *("config.yaml", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
+    *("tb", "checkpoints", ".lock"),
+)
+"""What a run writes and keeps in its folder."""
 
 
 def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
@@ -47,8 +54,10 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that was started, to read. Raises ConfigError if there is none."""
+        """The folder of a run that was started, to read. Raises ConfigError if there is none, or
+        if something in it leads out of it."""
         folder = cls(path)
+        check_places(folder.path, _FILES)
         if folder.config_file.is_file():
             return folder
         parent = folder.path.parent
@@ -61,10 +70,11 @@ class RunFolder:
         """Make the folder (mode 0700), or take an existing one, and lock it against another run.
 
         The kernel drops the lock when this process ends, however it ends. Raises ConfigError if
-        another run has the folder, or it cannot be made.
+        another run has the folder, it cannot be made, or something in it leads out of it.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_places(self.path, _FILES)
             self._lock = self._locked()
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
@@ -107,9 +117,12 @@ class RunFolder:
         """
         stored_config.write_config(self.config_file, resolved, asked)
 
-    def read_config(self, cls: type[C]) -> C:
-        """The config of this run as ``cls``. Raises ConfigError if it does not fit."""
-        return stored_config.read_config(self.config_file, cls)[0]
+    def read_config(self, cls: type[C], trust: Trust) -> C:
+        """The config of this run as ``cls``. Raises ConfigError if it does not fit, or names code
+        that is not to be trusted."""
+        config = stored_config.read_config(self.config_file, cls)[0]
+        check_trust(self.config_file, config, trust)
+        return config
 
     @property
     def algo(self) -> str:
@@ -133,12 +146,13 @@ class RunFolder:
             )
         return found
 
-    def check_resume(self, config: C) -> C:
+    def check_resume(self, config: C, fitted: C | None = None) -> C:
         """The config to resume with: ``config``, in which what this run once resolved for itself
-        (seed, batch size) is filled in as it was. Raises ConfigError, listing the changes, if
+        (seed, batch size) is filled in as it was. ``fitted``: ``config`` as it is fitted to the
+        environment, if that makes a difference. Raises ConfigError, listing the changes, if
         ``config`` would alter what is learned."""
         stored, left_open = stored_config.read_config(self.config_file, type(config))
-        changed = stored_config.changes(stored, left_open, config)
+        changed = stored_config.changes(stored, left_open, config, fitted or config)
         if changed:
             lines = "\n  ".join(changed)
             raise ConfigError(

@@ -1,8 +1,10 @@
-"""Writing a checkpoint: the replay first, if it is kept, then the learner with what names it."""
+"""When a checkpoint is due, and writing it: the replay first, if it is kept, then the learner with
+what names it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from sampleforge.data.replay_archive import ReplayArchive
@@ -11,6 +13,39 @@ from sampleforge.folder.replays import Log, Replays
 
 class CheckpointNotWritten(OSError):
     """A checkpoint, or the replay of one, could not be written; the text says what is left."""
+
+
+FIRST_CHECKPOINT_S = 30.0
+"""Seconds after which the first checkpoint is written, if something has been learned."""
+
+
+class CheckpointTimer:
+    """Says when a checkpoint is due: every ``interval`` seconds, and the first one earlier, so that
+    a run which is killed soon after its start has something to go on from."""
+
+    def __init__(
+        self,
+        interval: float,
+        has_learned: Callable[[], bool],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._interval = interval
+        self._has_learned = has_learned
+        self._clock = clock
+        self._early: float | None = clock() + min(FIRST_CHECKPOINT_S, interval)
+        self._next = clock() + interval
+
+    @property
+    def due(self) -> bool:
+        now = self._clock()
+        if now >= self._next:
+            return True
+        return self._early is not None and now >= self._early and self._has_learned()
+
+    def restart(self) -> None:
+        """Count the interval from now on: a checkpoint is being written."""
+        self._early = None
+        self._next = self._clock() + self._interval
 
 
 Ask = Callable[[str, Any, float], Any]

@@ -15,7 +15,9 @@ import yaml
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.folder.atomic_file import write_atomically
+from sampleforge.folder.trust import IMPORTABLE
 from sampleforge.folder.versions import versions
+from sampleforge.topologies.config import ALGOS
 
 C = TypeVar("C")
 
@@ -34,9 +36,37 @@ _MACHINE = {
     *("num_workers", "num_envs_per_worker", "num_policy_workers", "learner_threads"),
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
-    *("max_rank_restarts", "max_worker_restarts", "keep_driver_weights_in_sync"),
-    *("num_replay_shards", "prefetch_batches", "samples_per_insert_tolerance", "save_replay"),
+    *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
+    "max_policy_lag",  # left open, it follows the number of workers
+    *("keep_driver_weights_in_sync", "num_replay_shards", "prefetch_batches"),
+    *("samples_per_insert_tolerance", "save_replay"),
 }
+_BEFORE_THEY_EXISTED: dict[str, Any] = {"rescale_actions": False, "noise_correlation": 0.0}
+"""What fields of today stand for in the config of a run that began before there were such fields,
+where their defaults would change what was trained."""
+_FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "appo": {
+        **{"async_rl": True, "rollout": 32, "num_epochs": 1, "advantage": "vtrace"},
+        **{"learning_rate": 1e-4, "adam_eps": 1e-6, "max_grad_norm": 4.0},
+        **{"clip_ratio": 0.1, "value_clip": 1.0, "exploration_coeff": 0.003},
+        "model.separate_critic": False,
+    },
+    "ddppo": {
+        **{"rollout": 128, "num_epochs": 2, "advantage": "gae"},
+        **{"learning_rate": 2.5e-4, "adam_eps": 1e-6, "max_grad_norm": 0.2},
+        **{"value_clip": 1.0, "exploration_coeff": 0.01},
+        "model.separate_critic": False,
+    },
+    "apex": {
+        **{"reward_clip": None, "head_size": 0, "priority_alpha": 0.6, "priority_beta": 0.4},
+        "model.separate_critic": False,
+    },
+}
+"""The defaults, where they were others, of the versions before defaults were fitted to the
+environment: what such a run's config holds where its command line said nothing."""
+_CHANGED_DEFAULTS = {*_BEFORE_THEY_EXISTED, *(n for of in _FIXED_DEFAULTS.values() for n in of)}
+_FITTED_SINCE = "rescale_actions"
+"""The field that came together with fitted defaults."""
 MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: when to stop, what to report, how the work is spread over
 the machine. All others shape what is learned."""
@@ -70,45 +100,107 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def config_values(path: Path, algo: str) -> dict[str, Any]:
-    """The config fields in a YAML file of one's own or in a run's config.yaml, whose header is left
-    out. Raises ConfigError if the file is for another algorithm than ``algo``."""
+    """The config fields in a YAML file written by hand or in a run's config.yaml, whose header is
+    left out. Fields that a run's version did not have get the meaning they had then. Raises
+    ConfigError if the file is for another algorithm than ``algo``."""
     found = read_yaml(path)
     if found.get("algo", algo) != algo:
         raise ConfigError(
             f"{path} is a config for {found['algo']}, not for {algo}; train {found['algo']} with "
             "it, or give another file (in a run's folder: another --run-dir)"
         )
-    return {key: value for key, value in found.items() if key not in HEADER}
+    fields = {key: value for key, value in found.items() if key not in HEADER}
+    return _as_meant(fields, algo) if "versions" in found else fields
+
+
+def _as_meant(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    """The fields of a run's config.yaml with what its version meant by those that it left out, or
+    left empty."""
+    known = flat_fields(ALGOS[algo]())
+    meant = {**{n: v for n, v in _BEFORE_THEY_EXISTED.items() if n in known}, **fields}
+    if _takes_whole_batches(fields):
+        meant["minibatch_size"] = fields.get("batch_size")
+    return meant
+
+
+def _has_fixed_defaults(fields: Mapping[str, Any]) -> bool:
+    """Whether the version that wrote these fields had the same defaults for all environments."""
+    return _FITTED_SINCE not in fields
+
+
+def _takes_whole_batches(fields: Mapping[str, Any]) -> bool:
+    """Whether an empty minibatch_size is the whole batch, which since then it is with --async-rl
+    only."""
+    is_empty = "minibatch_size" in fields and fields["minibatch_size"] is None
+    return is_empty and _has_fixed_defaults(fields) and not fields.get("async_rl")
 
 
 def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
-    """A stored config as ``cls``, and what the user had left open, by dotted name.
+    """A stored config as ``cls``, and what the user had left open, or may have, by dotted name: the
+    value that such a field has in a config made today.
 
     Raises ConfigError if the file is damaged, of another algorithm, or has fields unknown here.
     """
     algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
     config = from_plain(cls, config_values(path, algo), str(path))
-    return config, read_yaml(path).get("left_open") or {}
+    found = read_yaml(path)
+    defaults = {name: _plain(value) for name, value in flat_fields(cls()).items()}
+    may_be_open = {n for n in _BEFORE_THEY_EXISTED if n in defaults and n not in found}
+    if _has_fixed_defaults(found):
+        stored, then = flat_fields(config), _FIXED_DEFAULTS[algo]
+        may_be_open |= {name for name, value in then.items() if stored[name] == value}
+    if _takes_whole_batches(found):
+        may_be_open.add("minibatch_size")
+    left_open = {name: defaults[name] for name in may_be_open}
+    return config, {**left_open, **(found.get("left_open") or {})}
 
 
-def changes(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
+def changes(stored: Any, left_open: Mapping[str, Any], config: Any, fitted: Any) -> list[str]:
     """Lines ``name: old -> new`` for every field of ``config`` that would alter the learning of a
-    run with the ``stored`` config."""
-    old, new = flat_fields(stored), flat_fields(config)
+    run with the ``stored`` config.
+
+    ``fitted`` is ``config`` as it is fitted to the environment: a value that comes out as the
+    stored one is no change. ``left_open`` comes from the folder like the stored values, and excuses
+    only a field that ``config`` leaves open as well: never a value that the user gave, and never
+    one that names code.
+    """
+    old, new, fits = flat_fields(stored), flat_fields(config), flat_fields(fitted)
+    defaults = flat_fields(type(config)())
     return [
         f"{name}: {_plain(old[name])!r} -> {_plain(value)!r}"
         for name, value in new.items()
         if name not in MAY_CHANGE
         and value != old[name]
-        and not (name in left_open and _plain(value) == left_open[name])
+        and (name in IMPORTABLE or fits[name] != old[name])
+        and not (
+            _is_open(name, value, defaults[name])
+            and name in left_open
+            and _plain(value) == left_open[name]
+        )
     ]
 
 
+def _is_open(name: str, value: Any, default: Any) -> bool:
+    """Whether a value leaves it to the run to choose one: the default does, too, where an earlier
+    version had another one."""
+    if name in IMPORTABLE:
+        return False
+    return value is None or value == "auto" or (value == default and name in _CHANGED_DEFAULTS)
+
+
 def adopt(stored: C, config: C) -> C:
-    """``config`` with every field that shapes the learning as it is in ``stored``."""
-    kept = {k: v for k, v in flat_fields(stored).items() if k not in MAY_CHANGE}
+    """``config`` with every field that shapes the learning as it is in ``stored``; what names code
+    is the same in both, and taken from ``config``."""
+    own = {*MAY_CHANGE, *IMPORTABLE}
+    kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
     merged = _nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
+
+
+def with_own_code(config: C, own: C) -> C:
+    """``config``, which came from elsewhere, with what names code as it is in ``own``."""
+    kept = {name: value for name, value in flat_fields(own).items() if name in IMPORTABLE}
+    return from_plain(type(config), _nested({**flat_fields(config), **kept}), "config")
 
 
 def flat_fields(config: Any) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class ActorCritic(nn.Module):
     """One policy and its value function.
 
     ``state_size``: S, numbers of recurrent state per row (0 without a core). ``value_scale``: a
-    buffer, 1 until the learner sets it to the running standard deviation of the returns.
+    buffer, 1, or the running scale of the returns, which the learner sets: 0 until it is known, so
+    that values are 0 as well.
     ``normaliser``: of the observations, or None; its statistics change in its ``update`` only.
     Raises ConfigError if the config does not fit the spaces.
     """
@@ -92,12 +93,17 @@ class ActorCritic(nn.Module):
         return ActionDistribution(self.layout, parameters, mask, self.squash)
 
     @torch.no_grad()
-    def rescale_values(self, scale: float) -> None:
-        """Set ``value_scale``, and the value head so that every prediction stays what it is."""
-        ratio = self.value_scale / scale
+    def rescale_values(self, scale: float | Tensor) -> None:
+        """Set ``value_scale``, and the value head so that every prediction stays what it is (the
+        output-preserving step of Pop-Art, van Hasselt et al. 2016, arXiv 1602.07714). A scale of 0
+        is unknown and changes nothing. The device of a tensor [] is not waited for."""
+        old = self.value_scale
+        new = torch.as_tensor(scale, dtype=old.dtype, device=old.device)
+        new = torch.where(new > 0, new, old)
+        ratio = torch.where(new > 0, old / new, 1.0)
         self.value_weight.mul_(ratio)
         self.value_bias.mul_(ratio)
-        self.value_scale.fill_(scale)
+        self.value_scale.copy_(new)
 
     def _make_heads(self, config: ModelConfig, critic_features: int) -> None:
         """The heads' parameters belong to this module itself: see `_output`."""

@@ -23,10 +23,12 @@ class ModelConfig(Checked):
     """Recurrent core between encoder and heads."""
     core_size: int = 256
     """Width of the recurrent core's state."""
-    separate_critic: bool = False
-    """An encoder and a core of its own for the value function."""
+    separate_critic: bool | None = None
+    """An encoder and a core of its own for the value function (none: without images and without a
+    core)."""
     normalise_observations: bool = True
-    """Running mean and standard deviation for vector observations (images are divided by 255)."""
+    """Running mean and standard deviation for observations of floats or bytes (images are divided
+    by 255, categories one-hot encoded)."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False

@@ -107,7 +107,8 @@ class OneHot(nn.Module):
 class Vector(nn.Module):
     """Leaves [N, ...] -> [N, out_features] float32: flattened, concatenated in their order.
 
-    Categorical elements become one-hot, uint8 is divided by 255, other numbers stay as they are.
+    Categorical elements become one-hot, bytes are divided by 255 (unless a normaliser has made
+    floats of them before), other numbers stay as they are.
     """
 
     def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
@@ -136,8 +137,8 @@ class Vector(nn.Module):
         if spec.categories is not None:
             block: Tensor = self.one_hot[str(i)](x)
             return block
-        flat = x.reshape(-1, math.prod(spec.shape)).float()
-        return flat / 255.0 if spec.dtype == "uint8" else flat
+        flat = x.reshape(-1, math.prod(spec.shape))
+        return flat / 255.0 if flat.dtype == torch.uint8 else flat.float()
 
 
 class MLP(Dense):

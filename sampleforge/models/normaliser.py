@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sampleforge.config import ConfigError
 from sampleforge.models.encoders import is_image
 from sampleforge.ops.running_stats import Gather, Moments, alone, merge, moments, over_ranks
 from sampleforge.spec import ACTION_MASK, ArraySpec
@@ -16,11 +18,18 @@ CLIP = 10.0
 
 
 def normalised_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """Leaves of floats that are no images; bytes, categories and masks have their scale already."""
+    """Leaves of floats or bytes that are no images; categories and masks have their scale already.
+
+    Bytes that are no image may be codes of a grid, from 0 to 10: divided by 255 they would all
+    look alike (MiniGrid-Empty-5x5 as bytes, 38k env steps: return .73 so, .95 normalised).
+    """
     return {
         name: spec
         for name, spec in observations.items()
-        if spec.dtype.startswith("float") and not is_image(spec) and name != ACTION_MASK
+        if spec.dtype.startswith(("float", "uint8"))
+        and spec.categories is None
+        and not is_image(spec)
+        and name != ACTION_MASK
     }
 
 
@@ -28,8 +37,9 @@ class ObservationNormaliser(nn.Module):
     """(x - mean) / std, clipped to +- 10, for the leaves that `normalised_leaves` names.
 
     The statistics are buffers: they travel with the weights, rest in checkpoints, and change in
-    `update` only, which the learner calls. Before the first update it is the identity but for the
-    clip.
+    `update` and `merge` only, which the learner calls. Before that it is the identity but for the
+    clip; bytes are divided by 255. The deviation of bytes counts as 1 at least, the step between
+    two of them: many elements of a grid hardly ever change.
     """
 
     def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
@@ -37,7 +47,7 @@ class ObservationNormaliser(nn.Module):
         self.leaves = nn.ModuleDict()
         self._by_name: list[tuple[str, LeafNormaliser]] = []
         for name, spec in normalised_leaves(observations).items():
-            leaf = LeafNormaliser(spec.shape)
+            leaf = LeafNormaliser(spec.shape, of_bytes=spec.dtype == "uint8")
             self.leaves[name.replace(".", "/")] = leaf  # a module's name may not hold a dot
             self._by_name.append((name, leaf))
 
@@ -48,6 +58,19 @@ class ObservationNormaliser(nn.Module):
             found[name] = leaf.forward(obs[name])
         return found
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *more: Any, **named: Any
+    ) -> None:
+        for name, leaf in self._by_name:
+            stored = f"{prefix}leaves.{name.replace('.', '/')}.count"
+            if leaf.of_bytes and stored not in state_dict:
+                raise ConfigError(
+                    "the checkpoint was written by a version that divided the bytes of "
+                    f"observation leaf {name!r} by 255, and this one normalises them by mean and "
+                    "deviation, so its weights do not fit; train anew in another --run-dir"
+                )
+        super()._load_from_state_dict(state_dict, prefix, *more, **named)
+
     @torch.no_grad()
     def update(
         self, obs: Mapping[str, Tensor], mask: Tensor | None = None, gather: Gather = alone
@@ -55,7 +78,13 @@ class ObservationNormaliser(nn.Module):
         """Take in observations [N, *shape] where ``mask`` (bool [N]) is True: each exactly once.
         With ``gather``, also those that the other ranks take in at the same time."""
         for name, leaf in self._by_name:
-            leaf.update(obs[name], mask, gather)
+            leaf.merge(over_ranks(moments(obs[name], mask), gather))
+
+    @torch.no_grad()
+    def merge(self, seen: Mapping[str, Moments]) -> None:
+        """Take in the moments of observations that were counted elsewhere."""
+        for name, leaf in self._by_name:
+            leaf.merge(seen[name])
 
 
 class LeafNormaliser(nn.Module):
@@ -68,12 +97,13 @@ class LeafNormaliser(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], of_bytes: bool = False) -> None:
         super().__init__()
+        self.of_bytes = of_bytes
         self.register_buffer("total_mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("total_var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("scale", torch.full(shape, 1 / 255 if of_bytes else 1.0))
         self.register_buffer("shift", torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,10 +111,9 @@ class LeafNormaliser(nn.Module):
         y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
         return y.clamp_(-CLIP, CLIP)
 
-    def update(self, x: Tensor, mask: Tensor | None, gather: Gather) -> None:
-        seen = Moments(self.total_mean, self.total_var, self.count)
-        total = merge(seen, over_ranks(moments(x, mask), gather))
-        scale = (total.var + 1e-8).rsqrt()
+    def merge(self, more: Moments) -> None:
+        total = merge(Moments(self.total_mean, self.total_var, self.count), more)
+        scale = (total.var.clamp(min=1.0) if self.of_bytes else total.var + 1e-8).rsqrt()
         some = total.count > 0  # else all stays as it is; decided on the device, which may be busy
         for buffer, value in (
             (self.total_mean, total.mean),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,11 @@ def make_heads(
     if hidden:
         return Streams(features, widths, hidden, act, noisy_sigma)
     return _layer(features, sum(widths), noisy_sigma)
+
+
+def output_parameters(heads: nn.Module) -> Iterator[nn.Parameter]:
+    """Of `make_heads`: the parameters that their outputs are linear in."""
+    return (heads.out if isinstance(heads, Streams) else heads).parameters()
 
 
 class Streams(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import activation
 from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
-from sampleforge.models.q_heads import make_heads
+from sampleforge.models.q_heads import make_heads, output_parameters
 from sampleforge.models.trunk import Trunk
 from sampleforge.models.value_distribution import ValueDistribution
 from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
@@ -33,8 +33,12 @@ class QNetwork(nn.Module):
     ones (0: not), which follow their means until `models.noisy.set_noise` is called.
     ``value_distribution``: what they say of each action's return (None: the Q-value alone).
     ``parameters`` of its output are the Q-values [..., A], ``values`` the largest of them that the
-    action mask allows. Raises ConfigError if the config does not fit the spaces.
+    action mask allows, both in units of ``value_scale``: a buffer, 1, or the running scale of the
+    rewards, which the learner sets: 0 until it is known. Raises ConfigError if the config does not
+    fit the spaces.
     """
+
+    value_scale: Tensor
 
     def __init__(
         self,
@@ -65,6 +69,26 @@ class QNetwork(nn.Module):
             act=activation(config.activation, "relu"),
             noisy_sigma=noisy_sigma,
         )
+        self.register_buffer("value_scale", torch.ones(()))
+
+    @torch.no_grad()
+    def rescale_values(self, scale: Tensor, *, keep: bool = True) -> None:
+        """Set ``value_scale``; with ``keep``, and the heads so that every prediction stays what it
+        is in the rewards' own unit. While the scale is not known, predictions have no unit, and
+        stay as they are. A scale of 0 changes nothing. The device is not waited for."""
+        old = self.value_scale
+        new = torch.where(scale > 0, scale, old).to(old.dtype)
+        if keep:
+            ratio = torch.where(old > 0, old / new, 1.0)
+            for parameter in output_parameters(self.heads):
+                parameter.mul_(ratio)
+        self.value_scale.copy_(new)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        state_dict.setdefault(f"{prefix}value_scale", torch.ones(()))  # not in older checkpoints
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
         """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""

@@ -77,6 +77,10 @@ class Categoricals:
             weights = self.probs - share
         return 0.5 * self._total(weights * self.log_probs)
 
+    def kl(self, other: Categoricals) -> Tensor:
+        """[...]: KL(self, other), summed over the parts. Both allow the same categories."""
+        return self._total(self.probs * (self.log_probs - other.log_probs))
+
     def _total(self, x: Tensor) -> Tensor:
         return x.sum(-1) if self._single else x.sum((-2, -1))
 

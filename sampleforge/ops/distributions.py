@@ -111,11 +111,14 @@ class ActionDistribution:
         low, high = _bounds(layout, parameters.device) if squash else (None, None)
         self._box = Gaussian(mean, log_std, low, high)
 
-    def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Leaf name -> [..., *shape] in the leaf's dtype, without gradient."""
+    def sample(
+        self, generator: torch.Generator | None = None, noise: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Leaf name -> [..., *shape] in the leaf's dtype, without gradient. ``noise`` [..., number
+        of box elements]: the standard normal numbers of the boxes, where they are given."""
         return self._leaves(
             None if self._discrete is None else self._discrete.sample(generator),
-            None if self._box is None else self._box.sample(generator),
+            None if self._box is None else self._box.sample(generator, noise),
         )
 
     def mode(self) -> dict[str, Tensor]:
@@ -134,7 +137,7 @@ class ActionDistribution:
         return log_prob if self._discrete is None else log_prob + self._discrete_log_prob(actions)
 
     def entropy(self) -> Tensor:
-        """Sum over the leaves; of squashed boxes to quadrature accuracy (`Gaussian.entropy`)."""
+        """Sum over the leaves; of squashed boxes to 1e-6 each (`Gaussian.entropy`)."""
         if self._box is None:
             assert self._discrete is not None
             return self._discrete.entropy()
@@ -150,6 +153,18 @@ class ActionDistribution:
             return self._discrete.symmetric_kl_to_uniform()
         box = -self._box.entropy()
         return box if self._discrete is None else box + self._discrete.symmetric_kl_to_uniform()
+
+    def kl(self, other: ActionDistribution) -> Tensor:
+        """KL(self, other) [...], of a distribution over the same actions under the same mask."""
+        if self._box is None:
+            assert self._discrete is not None and other._discrete is not None
+            return self._discrete.kl(other._discrete)
+        assert other._box is not None
+        box = self._box.kl(other._box)
+        if self._discrete is None:
+            return box
+        assert other._discrete is not None
+        return box + self._discrete.kl(other._discrete)
 
     def _discrete_log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
         assert self._discrete is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +15,10 @@ MIN_LOG_STD, MAX_LOG_STD = -10.0, 4.0
 SATURATION = 1.0 - 1e-6
 """|tanh u| is kept below this, or a stored action could not be unsquashed."""
 
-# Gauss-Hermite, 8 nodes +-x: E[f(z)] ~ sum_k weight_k (f(node_k) + f(-node_k)), z ~ N(0, 1).
-_NODES = (0.5390798, 1.6365190, 2.8024859, 4.1445472)
-_WEIGHTS = (0.37301226, 0.11723991, 9.6352201e-3, 1.1261454e-4)
+# log(2 cosh u) = E|u + v| for v of density sech(v)^2 / 2, which is a mixture of normal densities
+# (Andrews and Mallows 1974); these five, with these weights, give log(2 cosh u) to 4.1e-7.
+_STDS = (0.462268691, 0.654069801, 0.920876888, 1.292070312, 1.807906874)
+_WEIGHTS = (0.064039795, 0.349479654, 0.41482085, 0.158576793, 0.013082908)
 
 
 class Gaussian:
@@ -35,9 +38,11 @@ class Gaussian:
         self.log_std = log_std.clamp(MIN_LOG_STD, MAX_LOG_STD)
         self.bounds = None if low is None or high is None else (low, (high - low) / 2)
 
-    def sample(self, generator: torch.Generator | None) -> Tensor:
-        """[..., n]: float32, or float64 if squashed."""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
+    def sample(self, generator: torch.Generator | None, noise: Tensor | None = None) -> Tensor:
+        """[..., n]: float32, or float64 if squashed. ``noise`` [..., n]: standard normal numbers to
+        use, drawn from the generator if there are none."""
+        if noise is None:
+            noise = torch.empty_like(self.mean).normal_(generator=generator)
         return self._squash(torch.addcmul(self.mean, self.log_std.exp(), noise).detach())
 
     def mode(self) -> Tensor:
@@ -54,14 +59,19 @@ class Gaussian:
         return log_density.sum(-1)
 
     def entropy(self) -> Tensor:
-        """[...]: exact; squashed: H(u) + E[log da/du], the mean by quadrature with 8 nodes."""
+        """[...]: exact; squashed: H(u) + E[log da/du], to 1e-6 per element whatever the std."""
         entropy = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
         if self.bounds is not None:
-            std = self.log_std.exp()
-            for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-                above, below = self.mean + node * std, self.mean - node * std
-                entropy = entropy + weight * (self._log_slope(above) + self._log_slope(below))
+            log_half = self.bounds[1].log().to(entropy.dtype)
+            log_two_cosh: Tensor = _MeanLogTwoCosh.apply(self.mean, self.log_std)  # type: ignore[no-untyped-call]
+            entropy = entropy + log_half + 2.0 * (math.log(2.0) - log_two_cosh)
         return entropy.sum(-1)
+
+    def kl(self, other: Gaussian) -> Tensor:
+        """[...]: KL(self, other), summed over n. Squashing both alike changes nothing."""
+        spread = (2.0 * self.log_std).exp() + (self.mean - other.mean).square()
+        kl = other.log_std - self.log_std + 0.5 * (spread * (-2.0 * other.log_std).exp() - 1.0)
+        return kl.sum(-1)
 
     def _squash(self, u: Tensor) -> Tensor:
         if self.bounds is None:
@@ -81,3 +91,43 @@ class Gaussian:
         assert self.bounds is not None
         log_half = self.bounds[1].log().float()
         return log_half + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+class _MeanLogTwoCosh(torch.autograd.Function):
+    """E log(2 cosh u) for u ~ N(mean, std), elementwise, of ``mean`` and ``log_std``.
+
+    It is E|u + v| over the parts of v, each of which makes u + v normal, and E|N(m, s)| =
+    s sqrt(2 / pi) exp(-m^2 / 2 s^2) + m erf(m / s sqrt 2). Its derivatives are the two factors that
+    the forward pass computes anyway: by m the erf, by s the one of s.
+
+    Gauss-Hermite quadrature would be off by .25 at a std of 4.5: log cosh bends within a part of
+    the distribution that lies between its nodes. Here a larger std only makes the error smaller.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
+        variances, weights = _mixture(mean.dtype, mean.device)
+        variance = (2.0 * log_std).exp()
+        std = (variance.unsqueeze(-1) + variances).sqrt()
+        z = mean.unsqueeze(-1) / std
+        by_std = z.square().mul_(-0.5).exp_().mul_(weights * math.sqrt(2 / math.pi))
+        # No matrix product: autocast would take it in bfloat16.
+        by_mean = z.mul_(math.sqrt(0.5)).erf_().mul_(weights).sum(-1)
+        found = (std * by_std).sum(-1) + mean * by_mean
+        ctx.save_for_backward(by_mean, variance * (by_std / std).sum(-1))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        by_mean, by_log_std = ctx.saved_tensors
+        return gradients[0] * by_mean, gradients[0] * by_log_std
+
+
+@lru_cache(maxsize=8)
+def _mixture(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Variances and weights [5] of the normal densities."""
+    with torch.inference_mode(False):  # built while acting, used in training too
+        stds = torch.tensor(_STDS, dtype=torch.float64)
+        weights = torch.tensor(_WEIGHTS, dtype=torch.float64)
+        weights = weights / weights.sum()
+        return stds.square().to(device, dtype), weights.to(device, dtype)

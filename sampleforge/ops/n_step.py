@@ -36,21 +36,22 @@ def n_step_windows(
     n: int,
     gamma: float,
     *,
-    same_step: bool = False,
+    drop_truncated: bool = False,
 ) -> Windows:
     """The window of every step.
 
-    A step that is not valid has none, and ends those before it. A truncation bootstraps from the
-    final observation, which is ``obs[t + 1]``. With ``same_step`` it is not: ``obs[t + 1]`` belongs
-    to the next episode already, so windows stop before a truncated step, and it has none itself,
-    unless it terminated as well: then nothing is bootstrapped.
+    A step that is not valid has none, and ends those before it. A window ends with a truncated step
+    and bootstraps from the final observation, which is ``obs[t + 1]``, or under same-step autoreset
+    lies apart. With ``drop_truncated`` the final observations were not kept: windows stop before a
+    truncated step, and it has none itself, unless it terminated as well: then nothing is
+    bootstrapped.
     """
     assert reward.ndim == 2 and 1 <= n <= 255, (reward.shape, n)
     length = len(reward)
     returns = np.zeros_like(reward)
     discount = np.zeros_like(reward)
     steps = np.zeros(reward.shape, np.uint8)
-    usable = valid & (terminated | ~truncated) if same_step else valid
+    usable = valid & (terminated | ~truncated) if drop_truncated else valid
     open_ = np.ones_like(usable)
     for k in range(min(n, length)):
         here = slice(0, length - k)
@@ -63,6 +64,14 @@ def n_step_windows(
     return Windows(returns, discount, steps)
 
 
+class FinalValues(NamedTuple):
+    """[T, rows] each: steps after which the final observation lies apart, under same-step
+    autoreset, and what it is worth; ``values`` mean nothing elsewhere."""
+
+    truncated: Flags
+    values: Floats
+
+
 class KnownWindows(NamedTuple):
     """[T, rows] each: the windows as far as values of ``obs[:T]`` reach. The value of ``obs[T]`` is
     not known yet, so a window that ends there is cut by one step."""
@@ -71,10 +80,13 @@ class KnownWindows(NamedTuple):
     discount: Floats
     following: npt.NDArray[np.intp]  # what step the window bootstraps from, where discount > 0
     known: Flags  # False where there is no window, or nothing is left of it
+    apart: Flags  # where the window bootstraps from what is seen after step ``following`` instead
 
-    def bootstrap(self, values: Floats) -> Floats:
-        """[T, rows]: of ``values`` [T, rows], that which each window ends at; 0 where none."""
-        found = values[self.following, np.arange(values.shape[1])]
+    def bootstrap(self, values: Floats, final: Floats | None = None) -> Floats:
+        """[T, rows]: of ``values`` [T, rows], or of those of final observations that lie apart,
+        that which each window ends at; 0 where none."""
+        at = self.following, np.arange(values.shape[1])
+        found = values[at] if final is None else np.where(self.apart, final[at], values[at])
         return np.where(self.discount > 0, found, np.float32(0))
 
     def completed(self, errors: Floats) -> Floats:
@@ -83,17 +95,24 @@ class KnownWindows(NamedTuple):
         return np.where(self.known, errors, typical).astype(np.float32)
 
 
-def known_windows(windows: Windows, reward: Floats, gamma: float) -> KnownWindows:
-    """What can be said of ``windows`` before ``obs[T]`` has a value."""
-    length = len(reward)
+def known_windows(
+    windows: Windows, reward: Floats, gamma: float, final: FinalValues | None = None
+) -> KnownWindows:
+    """What can be said of ``windows`` before ``obs[T]`` has a value. ``final``: where windows end
+    with a final observation that lies apart."""
+    length, rows = reward.shape
     time = np.arange(length)[:, None] + windows.steps
-    cut = (time == length) & (windows.discount > 0)
-    following = np.minimum(np.minimum(time, length) - cut, length - 1)
+    bootstraps = windows.discount > 0
+    apart = np.zeros_like(bootstraps)
+    if final is not None:
+        apart = bootstraps & final.truncated[np.maximum(time - 1, 0), np.arange(rows)]
+    cut = (time == length) & bootstraps & ~apart
+    following = np.minimum(time - (cut | apart), length - 1)
     last = np.float32(gamma) ** (windows.steps - 1.0) * reward[-1]
     returns = windows.returns - np.where(cut, last, 0)
     discount = np.where(cut, windows.discount / max(gamma, 1e-12), windows.discount)
     known = (windows.steps > 0) & ~(cut & (windows.steps == 1))
-    return KnownWindows(returns, discount, following, known)
+    return KnownWindows(returns, discount, following, known, apart)
 
 
 def initial_errors(
@@ -104,16 +123,21 @@ def initial_errors(
     gamma: float,
     *,
     rescaled: bool = False,
+    final: FinalValues | None = None,
 ) -> Floats:
     """|TD error| [T, rows] by the behaviour network's own Q-values at sampling.
 
     ``values`` is max_a Q(obs[t], a), ``taken`` is Q(obs[t], a_t). Windows are those of
     `known_windows`; others get the mean. ``rescaled``: both are squashed (see
-    `ops.value_rescaling`).
+    `ops.value_rescaling`), those of ``final`` too.
     """
-    raw = unrescale(torch.from_numpy(values)).numpy() if rescaled else values
-    windows_known = known_windows(windows, reward, gamma)
-    target = windows_known.returns + windows_known.discount * windows_known.bootstrap(raw)
+
+    def raw(each: Floats) -> Floats:
+        return unrescale(torch.from_numpy(each)).numpy() if rescaled else each
+
+    windows_known = known_windows(windows, reward, gamma, final)
+    bootstrap = windows_known.bootstrap(raw(values), None if final is None else raw(final.values))
+    target = windows_known.returns + windows_known.discount * bootstrap
     if rescaled:
         target = rescale(torch.from_numpy(target)).numpy()
     return windows_known.completed(np.abs(target - taken))

@@ -13,14 +13,21 @@ EPSILON = 1e-3
 
 
 def rescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """h(x), elementwise."""
-    return x.sign() * ((x.abs() + 1).sqrt() - 1) + epsilon * x
+    """h(x), elementwise: |x| / (sqrt(|x| + 1) + 1) is sqrt(|x| + 1) - 1 without the cancellation
+    near 0. Its gradient at 0 is h'(0), which that of sign(x) is not."""
+    return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x
 
 
 def unrescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """The inverse of `rescale` (proposition A.2 of the paper), elementwise."""
-    root = (1 + 4 * epsilon * (x.abs() + 1 + epsilon)).sqrt()
-    return x.sign() * (((root - 1) / (2 * epsilon)).square() - 1)
+    """The inverse of `rescale`, elementwise: proposition A.2 of the paper in a form without
+    cancellation, right to 3 roundings in float32 where that form loses 5% of 0.001.
+
+    With t = sqrt(|y| + 1) - 1 for the y that is sought, |x| = t (1 + 2 eps + eps t), of which t is
+    the positive root and |y| = t (t + 2).
+    """
+    linear = 1 + 2 * epsilon
+    t = 2 * x / (linear + (linear * linear + 4 * epsilon * x.abs()).sqrt())
+    return t * (t.abs() + 2)
 
 
 def slope(x: Tensor, epsilon: float = EPSILON) -> Tensor:

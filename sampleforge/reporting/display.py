@@ -12,6 +12,7 @@ from sampleforge.reporting.progress import (
     Goal,
     Values,
     duration,
+    env_restarts,
     evaluation,
     has_replay,
     number,
@@ -58,6 +59,7 @@ class LineDisplay(QuietDisplay):
         super().__init__(console, errors)
         self._goal = goal
         self._lines = 0
+        self._env_restarts = 0.0
 
     def update(self, values: Values) -> None:
         self._goal.observe(values)
@@ -83,6 +85,9 @@ class LineDisplay(QuietDisplay):
                 duration(self._goal.seconds_left()),
             ]
         )
+        if values.get("env_restarts", 0.0) > self._env_restarts:
+            self._env_restarts = values["env_restarts"]
+            self._print(env_restarts(values), "warning")
         if found := evaluated(values):
             self._print(f"evaluated: {evaluation(found)}", "info")
 

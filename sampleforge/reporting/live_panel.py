@@ -11,6 +11,7 @@ from sampleforge.reporting.progress import (
     Goal,
     Values,
     duration,
+    env_restarts,
     evaluation,
     has_replay,
     number,
@@ -29,8 +30,13 @@ def panel(title: str, values: Values, goal: Goal) -> RenderableType:
     ):
         figures.add_row(left, left_value.ljust(25), right, right_value)
     lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
+    if values.get("env_restarts"):
+        lines.append(Text(env_restarts(values), "yellow"))
     if "eval_return_mean" in values:
         lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
+    if dropped := values.get("nonfinite_steps"):
+        text = f"{number(dropped)} env steps dropped: values that are not finite"
+        lines.append(Text(text, "yellow"))
     return Group(*lines)
 
 
@@ -72,6 +78,11 @@ def _exchange(values: Values) -> list[tuple[str, str]]:
             "policy lag",
             f"{number(get('policy_lag_mean'), '.1f')} mean  "
             f"{number(get('policy_lag_max'), '.0f')} max",
+        ),
+        (
+            "in batches",
+            f"{number(get('policy_lag_batches_mean'), '.1f')} mean  "
+            f"{number(get('policy_lag_batches_max'), '.1f')} max",
         ),
         (
             "slots",
@@ -122,6 +133,7 @@ def _policy_losses(values: Values) -> list[tuple[str, str]]:
             f"{number(get('entropy'), '.3f')}  KL {number(get('approx_kl'), '.1g')}  "
             f"clipped {number(get('clip_fraction'), '.0%')}",
         ),
+        ("stale", f"{number(get('stale_fraction'), '.0%')} of the rows"),
     ]
 
 

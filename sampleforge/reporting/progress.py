@@ -67,6 +67,16 @@ def evaluation(values: Values) -> str:
     )
 
 
+def env_restarts(values: Values) -> str:
+    """How often environments raised an error, from the values of a report."""
+    count = values["env_restarts"]
+    episodes = count + values.get("episodes", 0.0)
+    return (
+        f"env restarts {number(count)}: {number(count / episodes, '.1%')} of the episodes were "
+        "lost by errors of the environment"
+    )
+
+
 def duration(seconds: float | None) -> str:
     """Hours, minutes and seconds: 1:02:03 or 2:03."""
     if seconds is None:

@@ -28,6 +28,9 @@ class RunStatistics:
         self._remember()
         self._episodes = int(earlier.get("episodes", 0))
         self._restarts = int(earlier.get("restarts", 0))
+        self._nonfinite = int(earlier.get("nonfinite_steps", 0))
+        self._nonfinite_told = False
+        self._env_restarts = int(earlier.get("env_restarts", 0))
         self._frames = int(earlier.get("env_frames", 0))
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
@@ -37,6 +40,9 @@ class RunStatistics:
             self._exploring = ReturnsByExploration(graph.exploration, LAST_EPISODES, before)
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
+        self._lag_batches: tuple[float, float] = tuple(
+            earlier.get("policy_lag_batches", (0.0, 0.0))
+        )
         self._updates = int(earlier.get("updates", 0))
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
         self._compared = int(earlier.get("checksums_compared", 0))
@@ -55,17 +61,32 @@ class RunStatistics:
         """Mean raw return of the last 100 episodes, None before the first."""
         return float(np.mean(self._returns)) if self._returns else None
 
+    def rating(self) -> dict[str, float | int | None]:
+        """How good the policy is, for a checkpoint: ``return_mean`` over a full window of 100
+        episodes (None before: the mean of a few may be luck), and the last evaluation's mean with
+        the env steps of its weights."""
+        full = len(self._returns) == LAST_EPISODES
+        steps = self.evaluations.last.get("eval_env_steps")
+        return {
+            "return_mean": self.return_mean if full else None,
+            "eval_return_mean": self.evaluations.last.get("eval_return_mean"),
+            "eval_env_steps": None if steps is None else int(steps),
+        }
+
     def state(self) -> dict[str, Any]:
         """Plain values to go on from, for a checkpoint."""
         return {
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
+            "nonfinite_steps": self._nonfinite_so_far(),
+            "env_restarts": self._env_restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
+            "policy_lag_batches": list(self._lag_batches),
             "updates": self._updates_so_far(),
             "evaluation": self.evaluations.last,
             **self._checks(),
@@ -78,8 +99,8 @@ class RunStatistics:
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         free, ready = self._graph.exchange.fill()
-        if "policy_lag_mean" in learner:
-            self._lag = learner["policy_lag_mean"], max(self._lag[1], learner["policy_lag_max"])
+        self._lag = _newer_lag(self._lag, learner, "policy_lag")
+        self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
         seen = learner.get("valid_steps", 0.0)
         stale = learner.get("stale_steps", 0.0) / seen if seen else 0.0
         scalars = {
@@ -93,6 +114,8 @@ class RunStatistics:
             "trained_per_s": trained_10s,
             "episodes": float(self._episodes),
             "restarts": float(self._restarts_so_far()),
+            "nonfinite_steps": float(self._nonfinite_so_far()),
+            "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
             "free_slots_fill": free,
@@ -123,9 +146,15 @@ class RunStatistics:
             **self._checks(),
             "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
+            "nonfinite_steps": self._nonfinite_so_far(),
+            "env_restarts": self._env_restarts_so_far(),
             "return_mean": self.return_mean,
             "return_std": float(np.std(self._returns)) if self._returns else None,
-            "policy_lag": {"mean": self._lag[0], "max": self._lag[1]},
+            "policy_lag": {
+                **{"mean": self._lag[0], "max": self._lag[1]},
+                "batches_mean": self._lag_batches[0],
+                "batches_max": self._lag_batches[1],
+            },
             **self.evaluations.last,
         }
 
@@ -133,9 +162,32 @@ class RunStatistics:
         return self._graph.counters.total(name)
 
     def _restarts_so_far(self) -> int:
+        return self._restarts + self._with_evaluator("restarts")
+
+    def _env_restarts_so_far(self) -> int:
+        return self._env_restarts + self._with_evaluator("env_restarts")
+
+    def _with_evaluator(self, name: str) -> int:
         evaluator = self._graph.evaluator
-        beside = 0.0 if evaluator is None else evaluator.counters.total("restarts")
-        return self._restarts + int(self._total("restarts") + beside)
+        beside = 0.0 if evaluator is None else evaluator.counters.total(name)
+        return int(self._total(name) + beside)
+
+    def _nonfinite_so_far(self) -> int:
+        """Env steps that were dropped because of values that are not finite."""
+        return self._nonfinite + int(self._total("nonfinite_steps"))
+
+    def first_nonfinite(self) -> str | None:
+        """What was not finite, and where, the first time since the run began or was resumed; once,
+        and None before and afterwards."""
+        if self._nonfinite_told or not self._total("nonfinite_steps"):
+            return None
+        self._nonfinite_told = True
+        worker = int(np.flatnonzero(self._graph.counters.column("nonfinite_steps"))[0])
+        found = self._graph.counters.noted(worker) or f"worker {worker}, on another machine"
+        return (
+            f"dropped an env step with a value that is not finite: {found}; such steps are not "
+            "learned from, and counted as nonfinite_steps"
+        )
 
     def _updates_so_far(self) -> int:
         return max(self._updates, int(self._total("updates")))
@@ -181,3 +233,12 @@ class RunStatistics:
             (now[2] - then[2]) / elapsed,
             (now[3] - then[3]) / elapsed,
         )
+
+
+def _newer_lag(
+    known: tuple[float, float], learner: dict[str, float], name: str
+) -> tuple[float, float]:
+    """The newest mean, and the highest maximum so far."""
+    if f"{name}_mean" not in learner:
+        return known
+    return learner[f"{name}_mean"], max(known[1], learner[f"{name}_max"])

@@ -41,7 +41,8 @@ class RunConfig(Checked):
     report_interval: float = 5.0
     """Seconds between reports (in serial mode: thousands of env steps)."""
     checkpoint_interval: float = 120.0
-    """Seconds between checkpoints."""
+    """Seconds between checkpoints; the first one is written after 30 s, if something was learned by
+    then."""
     keep_checkpoints: int = 3
     """Latest checkpoints to keep, beside the best one and the milestones."""
     milestone_interval: int | None = None

@@ -1,32 +1,46 @@
-"""Ctrl-C and SIGTERM: once to end in order, twice to end at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: once to end in order, twice to end at once."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import stat
 from collections.abc import Callable
+from time import monotonic
 from types import FrameType
+
+ONE_SIGNAL_S = {signal.SIGINT: 0.3, signal.SIGTERM: 1.0, signal.SIGHUP: math.inf}
+"""Seconds within which the same request comes twice: `timeout` signals its child and then the
+child's group, `uv run` and torchrun pass on what the group has got already, and a terminal that
+goes away hangs up once for its shell and once for itself."""
 
 
 class Interrupts:
-    """While active, the first SIGINT or SIGTERM is remembered in ``received`` (the signal's
-    number); a second one calls ``at_once`` and ends the process with 128 + that number.
+    """While active, the first SIGINT, SIGTERM or SIGHUP is remembered in ``received`` (the signal's
+    number); another one calls ``at_once`` and ends the process with 128 + that number, unless it
+    comes so soon that it belongs to the first (`ONE_SIGNAL_S`).
 
     Until `defer` is called there is nothing to bring in order, and the first one leaves at once
-    too, but by an exception: KeyboardInterrupt, or SystemExit(143).
+    too, but by an exception: KeyboardInterrupt, or SystemExit(128 + number). SIGHUP stays ignored
+    where it is (nohup).
     """
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self.received: int | None = None
         self._at_once = at_once
         self._deferred = False
+        self._received_at = -math.inf
 
     def defer(self) -> None:
         """From now on the caller looks at ``received`` from time to time."""
         self._deferred = True
 
     def __enter__(self) -> Interrupts:
-        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,13 +49,26 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, 0 for neither."""
+        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 0 for none."""
         return 0 if self.received is None else 128 + self.received
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_the_terminal()
         if self.received is not None:
+            if monotonic() - self._received_at < ONE_SIGNAL_S[signal.Signals(number)]:
+                return
             self._at_once()
             os._exit(128 + number)
-        self.received = number
+        self.received, self._received_at = number, monotonic()
         if not self._deferred:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(self.exit_code)
+
+
+def _leave_the_terminal() -> None:
+    """Write nowhere instead of to a terminal that has gone: that would be an error."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)

@@ -15,9 +15,14 @@ import sys
 import threading
 from collections.abc import Iterable
 from multiprocessing.context import BaseContext
+from types import FrameType
 
 PRELOAD = "sampleforge.topologies.preload"
 """What the fork server imports: a name, because what it means lies above this floor."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks the driver to end."""
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
 
 
 def process_context() -> BaseContext:
@@ -36,16 +41,19 @@ def process_context() -> BaseContext:
 def start_fork_server() -> None:
     """Begin the fork server's imports now, so that they run beside our own."""
     if sys.platform == "linux":
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, resource_tracker
 
         process_context()
-        # Inherited: without it, Ctrl-C in the first second would end the server in the middle of
-        # its imports, with a traceback.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Inherited: what ends the driver goes to its whole process group, and the server and its
+        # children must live until the driver has saved a checkpoint. Blocked, not ignored: one that
+        # comes now still reaches us.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
+            resource_tracker.ensure_running()  # which the server needs, and which unblocks some
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             forkserver.ensure_running()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
@@ -54,9 +62,7 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
     import torch
 
     setproctitle.setproctitle(f"sampleforge: {name}")
-    # The driver alone decides what Ctrl-C means; the terminal sends it to the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    outlive_signals()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
@@ -65,6 +71,32 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
     if niceness:
         os.nice(niceness)
     die_with_parent()
+
+
+def outlive_signals() -> None:
+    """Have this process survive what ends the driver: Ctrl-C in a terminal, `timeout`, systemd and
+    Slurm signal the whole process group. The driver alone decides what it means: it needs the
+    learner for a checkpoint, and ends all workers by the stop flag or SIGKILL.
+
+    What an environment starts is as it would be anywhere: handlers, unlike SIG_IGN, do not survive
+    exec, and children that are forked get the default back, so that they can be terminated.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _do_nothing)
+        signal.siginterrupt(number, False)  # a simulator in C need not expect EINTR
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    os.register_at_fork(after_in_child=_end_by_signals)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Survive."""
+
+
+def _end_by_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _do_nothing:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def die_with_parent() -> None:
@@ -86,6 +118,15 @@ def die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that has started it ends: for the fork
+    server, which the driver's main thread starts."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_at_hangup(pipe: int) -> None:

@@ -24,10 +24,12 @@ from sampleforge.data.replay import Prioritisation, ReplayShard
 from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
+from sampleforge.data.seen import Shapes
 from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.slots import TrajectorySlots
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
+from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
@@ -120,18 +122,21 @@ def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
 
 
 def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
-    """The Q-network with its initial weights, the same for the same seed."""
+    """The Q-network with its initial weights, the same for the same seed. ``config`` was fitted."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return QNetwork(
+        network = QNetwork(
             config.model,
             spec.observations,
             spec.actions,
             dueling=config.dueling,
-            head_size=config.head_size,
+            head_size=config.head_size or 0,
             noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
             value_distribution=value_distribution(config, bool(config.value_rescaling)),
         )
+    if config.normalise_returns:
+        network.value_scale.zero_()  # until the first reward: see `algos.return_scale`
+    return network
 
 
 def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
@@ -212,11 +217,19 @@ def _replay_channels(
         restoring = archive.where.saved is not None
         limiter.load(start.resume.plain()["limiter"], restoring=restoring)
     tickets = SampleTickets(
-        config.prefetch_batches, plan.batch_size, shard_wakeups, joined.learner_wakeup
+        config.prefetch_batches,
+        plan.batch_size,
+        shard_wakeups,
+        joined.learner_wakeup,
+        _counted(config, slots.shape.spec),
     )
     return ReplayChannels(
         exchange=ReplayExchange(
-            slots, joined.actor_wakeups, shard_wakeups, plan.leases, FinishRollout(config)
+            slots,
+            joined.actor_wakeups,
+            shard_wakeups,
+            plan.leases,
+            FinishRollout(config, joined.weights),
         ),
         frames=frames,
         tickets=tickets,
@@ -225,6 +238,13 @@ def _replay_channels(
         histograms=ReplayHistograms(tickets, len(shard_wakeups)),
         archive=archive,
     )
+
+
+def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
+    """The observation leaves that are normalised, and so counted as they come in."""
+    if not config.model.normalise_observations:
+        return {}
+    return {name: leaf.shape for name, leaf in normalised_leaves(spec.observations).items()}
 
 
 def _shard(
@@ -245,7 +265,7 @@ def _shard(
         first=sum(counts[:index]),
         count=counts[index],
         capacity=plan.stored_slots[index],
-        priority=Prioritisation(config.priority_alpha, config.priority_epsilon),
+        priority=Prioritisation(config.priority_exponent, config.priority_epsilon),
         ledger=replay.limiter.ledger,
         seed=[start.seed, start.resumes],
     )
@@ -318,7 +338,7 @@ def make_reader(
     """What copies out of the slots what was drawn."""
     if slots.shape.sequences is None:
         return TransitionReader(slots, frames)
-    windows = MakeWindows(config, slots.shape.spec.autoreset == "same_step")
+    windows = MakeWindows(config, slots.shape.drops_truncated)
     return SequenceReader(slots, windows, frames)
 
 
@@ -348,6 +368,13 @@ def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
     )
 
 
+def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
+    clip = config.reward_clip
+    if clip is None:
+        return ()
+    return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
+
+
 def _notes(
     config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
 ) -> tuple[str, ...]:
@@ -367,6 +394,7 @@ def _notes(
         *([compression] if plan.ring_bytes else []),
         *_sequence_notes(config),
         f"samples per insert: {limit}",
+        *_clip_notes(config),
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),

@@ -75,7 +75,7 @@ _FOR_IMAGES: dict[str, Any] = {
     "batch_size": 512,
     "optimiser": "rmsprop",
     "learning_rate": 6.25e-5,
-    "optimiser_eps": 1.5e-7,
+    "head_size": 512,
     "target_update_interval": 2500,
     "learning_starts": 50_000,
     "samples_per_insert": 1.0,
@@ -85,7 +85,7 @@ _FOR_VECTORS: dict[str, Any] = {
     "batch_size": 256,
     "optimiser": "adam",
     "learning_rate": 5e-4,
-    "optimiser_eps": 1e-6,
+    "head_size": 0,
     "target_update_interval": 100,
     "learning_starts": 1000,
     "samples_per_insert": 8.0,
@@ -100,20 +100,52 @@ _WITH_CORE: dict[str, Any] = {
     "value_rescaling": True,
 }
 """Kapturowski et al. 2019, table 2."""
+_WITH_CORE_FOR_IMAGES: dict[str, Any] = {
+    "optimiser": "adam",
+    "learning_rate": 1e-4,
+    "priority_alpha": 0.9,
+    "priority_beta": 0.6,
+}
+"""The same table's, tuned for images."""
+_PRIORITIES: dict[str, Any] = {"priority_alpha": 0.6, "priority_beta": 0.4}
+
+
+def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
+    """What is added to the denominator of a step.
+
+    The paper's RMSProp has 1.5e-7 under the root, torch's beside it: 3.9e-4 is its root. Adam for
+    images has Rainbow's 1.5e-4 (Hessel et al. 2018), with a core R2D2's 1e-3.
+    """
+    if not image:
+        return 1e-6
+    if optimiser == "rmsprop":
+        return 3.9e-4
+    return 1e-3 if core else 1.5e-4
 
 
 def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     """``config`` with what it leaves open fitted to the observations and to the core, and whole
     strides of sequences in a rollout."""
     sequences = config.sequences
-    fitting = _FOR_IMAGES if has_image(spec) else _FOR_VECTORS
-    fitting = fitting | (_WITHOUT_CORE if sequences is None else _WITH_CORE)
+    image, core = has_image(spec), sequences is not None
+    fitting = _PRIORITIES | (_FOR_IMAGES if image else _FOR_VECTORS)
+    fitting |= _WITH_CORE if core else _WITHOUT_CORE
+    if image and core:
+        fitting |= _WITH_CORE_FOR_IMAGES
+    optimiser = fitting["optimiser"] if config.optimiser == "auto" else config.optimiser
+    fitting["optimiser_eps"] = _optimiser_eps(optimiser, image=image, core=core)
     left_open = {n: v for n, v in fitting.items() if getattr(config, n) in (None, "auto")}
     if config.samples_per_insert is None:
         del left_open["samples_per_insert"]  # there, none is an answer
     if "learning_starts" in left_open:
         left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
     left_open["epsilon_base"] = config.base_epsilon
+    if config.reward_clip == "auto":
+        rescaled = left_open.get("value_rescaling", config.value_rescaling)
+        left_open["reward_clip"] = 1.0 if image and not rescaled else None
+    if config.normalise_returns is None:
+        clips = left_open.get("reward_clip", config.reward_clip) is not None
+        left_open["normalise_returns"] = not clips and config.value_distribution != "c51"
     if sequences is not None:
         left_open["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
     return dataclasses.replace(config, **left_open, **_support(config, spec))
@@ -177,7 +209,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
         slot_bytes=shape.nbytes(slots),
         ring_bytes=rings,
         frame_bytes=CompressedFrames.nbytes(shape, slots, sum(rings)) if rings else 0,
-        tree_bytes=int(slots * shape.items * _TREE_BYTES) if config.priority_alpha else 0,
+        tree_bytes=int(slots * shape.items * _TREE_BYTES) if config.priority_exponent else 0,
     )
     _check_memory(config, plan)
     return plan
@@ -190,7 +222,7 @@ def slot_shape(
     rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
     if sequences is None:
         extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
-        return SlotShape(plan.rollout, rows, spec, state_size, extras, True, places)
+        return SlotShape(plan.rollout, rows, spec, state_size, extras, True, places, final_obs=True)
     rollout = sequences.overlap + plan.rollout
     extras = RECURRENT_EXTRAS
     return SlotShape(rollout, rows, spec, state_size, extras, True, places, sequences)

@@ -31,7 +31,7 @@ def make_archive(
 ) -> ReplayArchive:
     """What saves the shards, and knows the replay that they go on with, if it fits. Raises
     ConfigError if there is no room to save them."""
-    ours = geometry(slots, plan.stored_slots, config.priority_alpha)
+    ours = geometry(slots, plan.stored_slots, config.priority_exponent)
     where = start.replays or ReplayFolder(Path())
     if where.saved is not None:
         changed = difference(where.saved.geometry, ours)
@@ -46,7 +46,7 @@ def make_archive(
 def _size(config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots) -> int:
     """Bytes of a full replay on the disk."""
     stored = sum(plan.stored_slots)
-    return saved_bytes(slots, stored, config.priority_alpha > 0, sum(plan.ring_bytes))
+    return saved_bytes(slots, stored, config.priority_exponent > 0, sum(plan.ring_bytes))
 
 
 def _check_room(config: ApexConfig, where: ReplayFolder, size: int) -> None:

@@ -19,10 +19,11 @@ from sampleforge.topologies.parts import (
     Start,
     first_weights,
     make_learner,
+    model_maker,
     policy_maker,
-    seeded_model,
 )
 from sampleforge.topologies.plan import Plan, gathers_ahead
+from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
 from sampleforge.workers.worker import StopFlag
@@ -41,7 +42,7 @@ def appo(
     ``save`` writes a checkpoint, in the learner's process; ``control`` is the learner's end of the
     driver's pipe (None: the driver calls the learner worker itself).
     """
-    new_model = partial(seeded_model, config.model, spec, start.seed)
+    new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
     joined = channels(config, plan, shape, start, weights, other_workers=1)
@@ -50,7 +51,8 @@ def appo(
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
-        return policy_maker(index, new_model, weights, plan, start, spec_if)
+        noise = config.noise_correlation
+        return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
 
     sampling = sampler_nodes(joined, exchange, config, plan, start, new_policy)
     learner = _learner(joined, exchange, config, plan, start, new_model, save, control)
@@ -115,9 +117,11 @@ def _edges(plan: Plan) -> tuple[Edge, ...]:
 def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
+        reason(config, spec),
         plan.envs_in_words(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
+        *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",

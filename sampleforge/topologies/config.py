@@ -4,7 +4,7 @@ an object is given the whole under the type of its own part."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
 from sampleforge.config import ConfigError
@@ -112,16 +112,10 @@ class DdppoConfig(
 
     algo: ClassVar[str] = "ddppo"
     model: ModelConfig = field(default_factory=ModelConfig)
-    # Other defaults than the parts', those of the paper's code:
-    rollout: int = 128
-    num_epochs: int = 2
-    learning_rate: float = 2.5e-4
-    max_grad_norm: float = 0.2
-    clip_ratio: float = 0.2
-    exploration_coeff: float = 0.01
-    advantage: Literal["vtrace", "gae"] = "gae"
+    # Other defaults than the parts':
     async_rl: bool = False
     worker_niceness: int = 0
+    adam_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ from sampleforge.data.ranks import Rendezvous
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.rollout_board import Board, RolloutBoard
 from sampleforge.data.slots import SlotShape, TrajectorySlots
+from sampleforge.data.state_snapshot import StateSnapshot
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.runtime.memory import human_bytes
@@ -38,7 +39,6 @@ from sampleforge.topologies.parts import (
     make_learner,
     model_maker,
     policy_maker,
-    seeded_model,
 )
 from sampleforge.topologies.plan import (
     Plan,
@@ -47,6 +47,8 @@ from sampleforge.topologies.plan import (
     choose_precision,
     overlaps_inline,
 )
+from sampleforge.topologies.policy_lag import minibatches, policy_lag
+from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.workers.accounts import Accounts
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.gathered import GatheredInference
@@ -75,7 +77,8 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
     splits = config.num_splits or (2 if overlaps_inline(spec, cores, here) and even else 1)
-    envs = _envs_per_rank(config, splits, 8 if image else 16)
+    assert config.rollout is not None, "resolve_defaults comes first"
+    envs = _envs_per_rank(config, config.rollout, splits)
     if config.variable_experience and config.num_splits is None:
         splits = envs
     # See `VariableActor`: as many as are filled, and one that each split may have open.
@@ -98,6 +101,11 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
+        lag=policy_lag(
+            config,
+            splits * shape.rows * config.rollout,
+            batches=1.0 if config.variable_experience else 0.0,
+        ),
     )
     flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
     check_memory(plan, shape, flags)
@@ -109,19 +117,19 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
 def check_lag(config: DdppoConfig, plan: Plan) -> None:
     """Raises ConfigError if steps that go on through an update would be too old to learn from: they
     are the slowest, which are to count."""
-    minibatches = plan.batch_size // (config.minibatch_size or plan.batch_size)
-    updates = minibatches * config.num_epochs
-    if config.variable_experience and updates > config.max_policy_lag:
+    updates = plan.lag.steps_per_batch
+    if plan.lag.versions > plan.lag.limit:
         raise ConfigError(
             f"with --variable-experience steps go on through an update of {updates} gradient steps "
-            f"({config.num_epochs} epochs x {minibatches} minibatches), but none is learned from "
-            f"that is older than {config.max_policy_lag} (--max-policy-lag); use at least "
-            f"--max-policy-lag {2 * updates}"
+            f"({config.num_epochs} epochs x {minibatches(config, plan.batch_size)} minibatches), "
+            f"but none is learned from that is older than {plan.lag.limit} (--max-policy-lag); "
+            f"use at least --max-policy-lag {2 * updates}, or leave it out"
         )
 
 
 def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
     state, variable = config.model.state_size, config.variable_experience
+    assert config.rollout is not None, "resolve_defaults comes first"
     rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
     return SlotShape(rollout, rows, spec, state, variable=variable)
 
@@ -131,25 +139,24 @@ def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
     return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
 
 
-def _envs_per_rank(config: DdppoConfig, splits: int, default: int) -> int:
+def _envs_per_rank(config: DdppoConfig, rollout: int, splits: int) -> int:
     """Env rows of a rank: as asked for, or those that fill the batch."""
     envs, batch = config.num_envs_per_worker, config.batch_size
-    if envs is None and batch is None:
-        return math.ceil(default / splits) * splits
+    assert envs is not None or batch is not None, "resolve_defaults comes first"
     if envs is not None and envs % splits:
         raise ConfigError(
             f"--num-envs-per-worker {envs} (of one rank) cannot be split into {splits} equal "
             f"parts; use a multiple of {splits} or another --num-splits"
         )
-    unit = config.rollout * (envs or splits)
+    unit = rollout * (envs or splits)
     if batch is not None and (batch != unit if envs else batch % unit):
         near = unit if envs else max(unit, round(batch / unit) * unit)
         what = f"{envs} envs" if envs else f"a multiple of {splits} envs (--num-splits)"
         raise ConfigError(
-            f"--batch-size {batch} is not {what} x {config.rollout} steps (--rollout): a rank "
+            f"--batch-size {batch} is not {what} x {rollout} steps (--rollout): a rank "
             f"learns from one rollout of each of its envs; leave it out, or use {near}"
         )
-    return envs or (batch or 0) // config.rollout
+    return envs or (batch or 0) // rollout
 
 
 def ddppo(
@@ -175,17 +182,19 @@ def ddppo(
         config.train_for_env_steps,
         config.train_for_seconds,
     )
-    rendezvous, why, held = meet_here(config, plan, model_maker(config, spec, start.seed))
-    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts)
+    new_model = model_maker(config, spec, start.seed)
+    rendezvous, why, held = meet_here(config, plan, new_model)
+    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts, ranks)
+    snapshot = None if config.serial else StateSnapshot(new_model())
     wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
-    wired = [wire(board, regrouping, meet) for meet in rendezvous]
+    wired = [wire(board, regrouping, meet, snapshot=snapshot) for meet in rendezvous]
     nodes, exchanges, weights = zip(*wired, strict=True)
     return Graph(
         name="ddppo",
         nodes=nodes,
         learner=nodes[0],
         edges=edges(ranks),
-        notes=notes(plan, spec, why),
+        notes=notes(config, plan, spec, why, snapshot),
         progress=AgreedProgress(**vars(progress), ranks=tuple(range(ranks))),
         counters=counters,
         episodes=episodes,
@@ -193,6 +202,7 @@ def ddppo(
         weights=weights[0],
         stop=stop,
         regrouping=regrouping,
+        snapshot=snapshot,
         held=held,
     )
 
@@ -247,17 +257,21 @@ def wire_rank(
     regrouping: Regrouping,
     meet: Rendezvous,
     accounts: Accounts | None = None,
+    snapshot: StateSnapshot | None = None,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
     rank, wakeup = meet.rank, Wakeup()
     plan = dataclasses.replace(plan, device=meet.device)
-    new_model: NewModel = partial(seeded_model, config.model, spec, start.seed)
+    new_model = model_maker(config, spec, start.seed)
     shape = slot_shape(config, spec, plan.rows, meet.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
-    policy = (policy_maker(rank, new_model, weights, plan, start), slots, plan.num_splits, rank)
-    envs = env_makers(rank, config, plan, start)
+    new_policy = policy_maker(
+        rank, new_model, weights, plan, start, noise_correlation=config.noise_correlation
+    )
+    policy = (new_policy, slots, plan.num_splits, rank)
+    envs = env_makers(rank, config, plan, start, regrouping)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
     preemption = _preemption(config, plan, board, meet)
@@ -288,6 +302,7 @@ def wire_rank(
         debug=config.debug,
         control=control if rank == 0 else None,
         accounts=accounts,
+        snapshot=snapshot,
         **({"replaced_within": 0.0} if accounts else {}),
     )
     node = Node(worker, wakeup, rank_placement(config, plan, rank), envs=tuple(envs))
@@ -352,15 +367,25 @@ def edges(ranks: int) -> tuple[Edge, ...]:
 VARIABLE = "variable experience: a rank's batch is of whichever splits were ready"
 
 
-def notes(plan: Plan, spec: EnvSpec, gradients: str) -> tuple[str, ...]:
+def notes(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    gradients: str,
+    snapshot: StateSnapshot | None = None,
+) -> tuple[str, ...]:
     ranks = plan.num_workers
+    kept = "" if snapshot is None else human_bytes(snapshot.nbytes)
     return (
+        reason(config, spec),
         plan.envs_in_words("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
+        *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
         gradients,
+        *([f"learner state {kept} of shared memory, for ranks that are replaced"] if kept else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

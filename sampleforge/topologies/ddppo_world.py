@@ -117,7 +117,10 @@ def ddppo_world(
         nodes=(node,),
         learner=node,
         edges=edges(world.size),
-        notes=(*notes(plan, spec, f"gradients through {why}"), f"they have met at {world.store}"),
+        notes=(
+            *notes(config, plan, spec, f"gradients through {why}"),
+            f"they have met at {world.store}",
+        ),
         progress=agreed,
         counters=counters,
         episodes=known,

@@ -31,8 +31,9 @@ def with_evaluator(graph: Graph, config: AnyConfig, new_model: NewModel, start: 
         return graph
     seed, counters = evaluation_seed(start.seed), Counters(COUNTERS, 1)
     wakeup, results = Wakeup(), Evaluations()
+    make_envs = partial(evaluation_envs, config, episodes, seed)
     worker = EvaluatorWorker(
-        partial(evaluation_envs, config, episodes, seed),
+        make_envs,
         new_model,
         graph.weights,
         graph.progress,
@@ -46,7 +47,7 @@ def with_evaluator(graph: Graph, config: AnyConfig, new_model: NewModel, start: 
     )
     placement = Placement(niceness=min(19, config.worker_niceness + NICER))
     lives = Replacements(1, config.max_worker_restarts)
-    evaluator = Evaluator(Node(worker, wakeup, placement), results, counters, lives)
+    evaluator = Evaluator(Node(worker, wakeup, placement, (make_envs,)), results, counters, lives)
     learner = "rank 0" if config.algo == "ddppo" else "learner"
     edges = (
         Edge(learner, "evaluator", f"weights, every {interval} env steps"),

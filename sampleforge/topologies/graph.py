@@ -13,6 +13,7 @@ from sampleforge.data.histograms import ReplayHistograms
 from sampleforge.data.regrouping import Regrouping
 from sampleforge.data.replacements import Replacements
 from sampleforge.data.replay_archive import ReplayArchive
+from sampleforge.data.state_snapshot import StateSnapshot
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.wakeup import Wakeup
@@ -88,6 +89,8 @@ class Graph:
     """Where the replay is saved."""
     regrouping: Regrouping | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
+    snapshot: StateSnapshot | None = None
+    """The learner's state as it was a moment ago, where it is kept."""
     replacements: Replacements | None = None
     """Where actors, the first nodes, are replaced one by one."""
     evaluator: Evaluator | None = None
@@ -114,7 +117,9 @@ COUNTERS = (
     "env_steps",
     "env_frames",
     "episodes",
-    "restarts",  # of environments that raised, and of this worker
+    "restarts",  # of this worker
+    "env_restarts",  # environments that raised and were rebuilt
+    "nonfinite_steps",  # env steps dropped because of values that are not finite
     "split_steps",
     "rollouts",
     "preempted",  # of rounds of rollouts, cut short

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,6 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
-from sampleforge.data.replacements import Replacements
 from sampleforge.data.replay_files import ReplayFolder
 from sampleforge.data.weights import SharedWeights
 from sampleforge.env.registry import make_vector
@@ -53,6 +53,12 @@ class Resume(Protocol):
         """The learner's plain state."""
 
 
+class Lives(Protocol):
+    """Knows the how-many-eth process a worker is: `Replacements`, `Regrouping`."""
+
+    def life(self, worker: int) -> int: ...
+
+
 @dataclass(frozen=True)
 class Start:
     """Where a run begins: its seed, what earlier runs of the folder did, their learner's state,
@@ -74,14 +80,16 @@ def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
         return make_model(config, spec.observations, spec.actions)
 
 
-def fit(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
-    """The config as it is: APPO's plan alone depends on the environment."""
-    return config
-
-
 def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
     """Makes the actor-critic with its initial weights."""
-    return partial(seeded_model, config.model, spec, seed)
+    return partial(_new_model, config, spec, seed)
+
+
+def _new_model(config: PpoConfig, spec: EnvSpec, seed: int) -> ActorCritic:
+    model = seeded_model(config.model, spec, seed)
+    if config.normalise_returns:
+        model.value_scale.zero_()  # until the first reward: see `algos.return_scale`
+    return model
 
 
 def make_learner(
@@ -96,6 +104,7 @@ def make_learner(
 ) -> Learner:
     """The learner as it begins: initial weights, or those of the checkpoint. ``varies``: batches
     have more or fewer env steps than was planned."""
+    config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
     learner = Learner(
         new_model(),
         AppoLoss(config, config.gamma),
@@ -123,11 +132,24 @@ def first_weights(new_model: Callable[[], torch.nn.Module], start: Start) -> Sha
 
 
 def make_policy(
-    new_model: NewModel, weights: SharedWeights, device: str, precision: str, seed: int
+    new_model: NewModel,
+    weights: SharedWeights,
+    device: str,
+    precision: str,
+    seed: int,
+    noise_correlation: float = 0.0,
+    num_rows: int = 0,
 ) -> SampledPolicy:
     """A policy that follows ``weights``."""
-    where = torch.device(device)
-    return SampledPolicy(new_model(), weights, device=where, precision=precision, seed=seed)
+    return SampledPolicy(
+        new_model(),
+        weights,
+        device=torch.device(device),
+        precision=precision,
+        seed=seed,
+        noise_correlation=noise_correlation,
+        num_rows=num_rows,
+    )
 
 
 def compiled_policy(
@@ -147,11 +169,14 @@ def policy_maker(
     plan: SamplerPlan,
     start: Start,
     compiled_for: EnvSpec | None = None,
+    noise_correlation: float = 0.0,
 ) -> NewPolicy:
     """Makes the policy of the ``index``-th actor (inline) or policy worker. ``compiled_for``: with
     compiled passes, for these observations."""
     seed = policy_seed(index, start)
-    make = partial(make_policy, new_model, weights, acting_device(plan), plan.precision, seed)
+    device, precision = acting_device(plan), plan.precision
+    noise = (noise_correlation, plan.envs)
+    make = partial(make_policy, new_model, weights, device, precision, seed, *noise)
     if compiled_for is None:
         return make
     many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
@@ -174,11 +199,11 @@ def env_makers(
     config: AnyConfig,
     plan: SamplerPlan,
     start: Start,
-    replacements: Replacements | None = None,
+    lives: Lives | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row, and others
     when the actor has been replaced."""
-    make = partial(_make_env, actor, config, plan, start, replacements)
+    make = partial(_make_env, actor, config, plan, start, lives)
     return [partial(make, split) for split in range(plan.num_splits)]
 
 
@@ -187,9 +212,9 @@ def _make_env(
     config: AnyConfig,
     plan: SamplerPlan,
     start: Start,
-    replacements: Replacements | None,
+    lives: Lives | None,
     split: int,
 ) -> EnvVector:
-    life = 0 if replacements is None else replacements.life(actor)
+    life = 0 if lives is None else lives.life(actor)
     seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
     return make_vector(config, plan.rows, seeds)

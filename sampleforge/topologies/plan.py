@@ -14,6 +14,7 @@ from sampleforge.runtime.processor import bf16_instructions
 from sampleforge.runtime.toolchain import lacking
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, AppoConfig, PpoConfig
+from sampleforge.topologies.policy_lag import PolicyLag, check_asynchronous_lag, policy_lag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 
@@ -51,6 +52,7 @@ class Plan(SamplerPlan):
     synchronous: bool
     learner_threads: int
     slot_bytes: int  # of all slots together
+    lag: PolicyLag
 
     @property
     def batch_size(self) -> int:
@@ -64,7 +66,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
 
     ``device`` is the resolved device of learner and policy workers.
     """
-    sampler = plan_sampler(config, spec, device)
+    sampler = plan_sampler(config, spec, device, fills=config.batch_size)
     if config.compile:
         check_compilers(device, sampler)
     shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
@@ -74,6 +76,9 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
     all_cores = synchronous and has_image(spec) and not config.serial
     cores = len(available_cores()) if all_cores else 1
+    # Every slot may wait for the learner, and so may the batch that is gathered ahead.
+    ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
+    batches = 0.0 if synchronous else slots / slots_per_batch + ahead
     plan = Plan(
         **sampler.__dict__,
         slots=slots,
@@ -81,10 +86,12 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
         synchronous=synchronous,
         learner_threads=config.learner_threads or cores,
         slot_bytes=shape.nbytes(slots),
+        lag=policy_lag(config, slots_per_batch * shape.env_steps, batches),
     )
     flags = "--num-envs-per-worker, --rollout, --num-workers or --num-batches-to-accumulate"
     check_memory(plan, shape, flags)
     check_minibatch(config, plan)
+    check_asynchronous_lag(config, plan.lag)
     return plan
 
 
@@ -104,11 +111,19 @@ def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
     """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
     takes its core from those that learn and sample, and gains nothing (measured:
     benchmarks/results/learner.md)."""
-    return plan.device.startswith("cuda") and not plan.synchronous and not serial
+    return _gathers_ahead(plan.device, synchronous=plan.synchronous, serial=serial)
 
 
-def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
-    """Actors, rows and inference, fitted to the machine. Raises ConfigError."""
+def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
+    return device.startswith("cuda") and not synchronous and not serial
+
+
+def plan_sampler(
+    config: AnyConfig, spec: EnvSpec, device: str, fills: int | None = None
+) -> SamplerPlan:
+    """Actors, rows and inference, fitted to the machine; rows that are left open are so many that
+    whole rollouts of a split make ``fills`` env steps, if there is such a number. Raises
+    ConfigError."""
     cores = len(available_cores())
     image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
@@ -121,12 +136,18 @@ def plan_sampler(config: AnyConfig, spec: EnvSpec, device: str) -> SamplerPlan:
     splits = config.num_splits or (2 if overlaps and envs % 2 == 0 else 1)
     if config.num_envs_per_worker is None:
         envs = math.ceil(envs / splits) * splits
+        assert config.rollout is not None, "resolve_defaults comes first"
+        fewer = range(envs, 0, -splits)
+        if fills is not None:
+            filling = (n for n in fewer if fills % (n // splits * config.rollout) == 0)
+            envs = next(filling, envs)
     if envs % splits:
         raise ConfigError(
             f"--num-envs-per-worker {envs} cannot be split into {splits} equal parts; "
             f"use a multiple of {splits} or another --num-splits"
         )
     precision, why_precision = choose_precision(config, device, image)
+    assert config.rollout is not None, "resolve_defaults comes first"
     return SamplerPlan(
         num_workers=workers,
         num_splits=splits,

@@ -30,7 +30,9 @@ class ProcessRunner:
 
     ``control`` is the driver's end of the learner's pipe. ``step_timeout``: seconds an actor or a
     policy worker may spend in one step before it counts as hung. ``log`` is told of replacements,
-    which stderr shows as well.
+    which stderr shows as well. ``interrupted``: the run is about to end by a signal, which may have
+    ended what the environments run on, and workers by that: those that no checkpoint needs are
+    neither replaced nor missed.
     """
 
     def __init__(
@@ -40,14 +42,20 @@ class ProcessRunner:
         surroundings: Surroundings,
         step_timeout: float,
         log: Callable[[str], None] = lambda text: None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._graph = graph
         self._control = control
         self._surroundings = surroundings
         self._step_timeout = step_timeout
         self._log = log
+        self._interrupted = interrupted
+        self._not_missed: dict[str, str] = {}
+        """Obituaries of the workers that ended after the run was interrupted."""
         self._processes: dict[str, BaseProcess] = {}
         self._errors: dict[str, Connection] = {}
+        self._regroupings_told = 0
+        self._requests = 0
 
     def start(self) -> None:
         self._started = time()
@@ -74,33 +82,70 @@ class ProcessRunner:
 
     def poll(self, timeout: float) -> None:
         """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
-        wait([p.sentinel for p in self._processes.values()], timeout)
+        watched = [n for n in self._processes if n not in self._not_missed]
+        wait([self._processes[n].sentinel for n in watched], timeout)
         self._check_alive()
         self._check_heartbeats()
+        self._tell_what_was_lost()
 
     def ask(self, kind: str, payload: Any, timeout: float) -> Any:
-        """The learner's answer to a request. Raises WorkerDied, or TimeoutError."""
+        """The learner's answer to a request. Raises WorkerDied, or TimeoutError. When the run is
+        interrupted, metrics are not waited for, and empty."""
         deadline = monotonic() + timeout
         self._check_alive()
-        self._control.send((kind, payload))
-        self._graph.learner.wakeup.set()
-        while not self._control.poll(0.05):
-            self._check_alive(asked=self._graph.learner)
-            if monotonic() > deadline:
-                raise TimeoutError(f"the learner did not answer {kind!r} within {timeout:.0f} s")
-        return self._control.recv()
+        asked = self._send((kind, payload))
+        while True:
+            while not self._control.poll(0.05):
+                if kind == "metrics" and self._interrupted():
+                    return {}
+                self._check_asked()
+                if self._learners_process() is not asked:  # its successor is asked again
+                    asked = self._send((kind, payload))
+                if monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the learner did not answer {kind!r} within {timeout:.0f} s"
+                    )
+            number, answer = self._control.recv()
+            if number == self._requests:  # not to a request that was asked again, or given up
+                return answer
 
-    def _check_alive(self, asked: Node | None = None) -> None:
-        """Raises WorkerDied if a worker has ended, unless it may be replaced. ``asked`` may not:
-        what it was asked for died with it."""
+    def _send(self, request: tuple[str, Any]) -> BaseProcess:
+        """Send the learner a request; returns the process that is to answer."""
+        self._requests += 1
+        self._control.send((self._requests, request))
+        self._graph.learner.wakeup.set()
+        return self._learners_process()
+
+    def _learners_process(self) -> BaseProcess:
+        return self._processes[self._graph.learner.worker.name]
+
+    def _check_asked(self) -> None:
+        """As `_check_alive`; the learner is to answer now, and thus missed in any case."""
+        self._check_alive()
+        name = self._graph.learner.worker.name
+        if name in self._not_missed:
+            raise WorkerDied(self._not_missed[name])
+
+    def _check_alive(self) -> None:
+        """Raises WorkerDied if a worker has ended, unless it may be replaced or is not missed."""
         for node in self._graph.nodes:
             name = node.worker.name
+            if name in self._not_missed:
+                continue
             process = self._processes[name]
             if process.exitcode is not None or self._errors[name].poll():
                 obituary = self._obituary(name, process)
                 killed = process.exitcode is not None and process.exitcode < 0
-                if not killed or node is asked or not self._replace(node, obituary):
+                if self._can_be_missed(node):
+                    self._not_missed[name] = obituary
+                    self._log(f"after the interrupt: {obituary}")
+                elif not killed or not self._replace(node, obituary):
                     raise WorkerDied(obituary)
+
+    def _can_be_missed(self, node: Node) -> bool:
+        """Whether a checkpoint can be written without a worker, when all is about to end."""
+        steps_envs = bool(node.envs) and self._interrupted()
+        return steps_envs and (node is not self._graph.learner or self._graph.snapshot is not None)
 
     def _replace(self, node: Node, why: str) -> bool:
         """Start another process in the place of one, if the graph can do with that."""
@@ -122,6 +167,18 @@ class ProcessRunner:
         self._start(node)
         self._log(replaced)  # last: it raises where the disk is full
         return True
+
+    def _tell_what_was_lost(self) -> None:
+        """Say from where the ranks go on, once those that were replaced have joined the others."""
+        if self._graph.regrouping is None:
+            return
+        report = self._graph.regrouping.gone_on
+        if report.number > self._regroupings_told:
+            self._regroupings_told = report.number
+            lost = "1 update is" if report.lost == 1 else f"{report.lost:,} updates are"
+            told = f"the ranks go on from update {report.version:,}: {lost} lost"
+            print(told, file=sys.stderr)
+            self._log(told)
 
     def _begin_replacement(self, index: int) -> str | None:
         """How often was replaced by now, with this time; None if the graph cannot do with that, or
@@ -148,6 +205,8 @@ class ProcessRunner:
         return f"{name} was ended by signal {signal.Signals(-code).name}{hint}"
 
     def _check_heartbeats(self) -> None:
+        if self._interrupted():
+            return
         beats = self._graph.counters.column("heartbeat")
         for index, node in enumerate(self._graph.nodes):
             if node is self._graph.learner and not beats[index]:

@@ -16,6 +16,7 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.ddppo import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.plan import plan_appo
+from sampleforge.topologies.ppo_defaults import resolve_defaults
 
 NewModel = Callable[[], ActorCritic | QNetwork]
 
@@ -33,8 +34,8 @@ class Topology:
 
 
 _TOPOLOGIES = {
-    "appo": Topology(parts.fit, plan_appo, appo, parts.model_maker),
-    "ddppo": Topology(parts.fit, plan_ddppo, ddppo, parts.model_maker),
+    "appo": Topology(resolve_defaults, plan_appo, appo, parts.model_maker),
+    "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, parts.model_maker),
     "apex": Topology(apex_plan.fit, apex_plan.plan_apex, apex, network_maker),
 }
 

@@ -14,9 +14,11 @@ from sampleforge.data.episodes import Episodes
 from sampleforge.data.exchange import RolloutExchange
 from sampleforge.data.overlap import Overlap
 from sampleforge.data.short_rollouts import end_rollout
-from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.env.not_finite import NotFiniteError
+from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
+from sampleforge.workers.policy_outputs import MAX_IN_A_ROW, drop_rows, outputs_not_finite
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
 
@@ -31,7 +33,8 @@ class Split:
     with: the slot that held it belongs to the learner by then. Leaves that the slots keep as single
     frames are written there at every step. ``overlap``: what else it begins with, where sequences
     are drawn. ``before``: the recurrent state that it last asked with. ``rollouts``: how many it
-    has begun.
+    has begun. ``dropped_steps``: those of its environments that are counted already;
+    ``bad_rollouts``: the last ones in a row for which the policy said something that is not finite.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Split:
         self.stepping = False
         self.valuing = False
         self.rebuilt = 0
+        self.dropped_steps = 0
+        self.bad_rollouts = 0
         self.carry = {
             name: np.zeros((env.num_rows, *leaf.shape), leaf.dtype)
             for name, leaf in env.spec.observations.items()
@@ -103,7 +108,10 @@ class ActorWorker(Woken):
         self._count["heartbeat"][0] = time()
         self._exchange.take_over(self._index)  # from whom it replaces, if anybody
         for split in self._splits:
-            split.env.reset(split.carry)
+            try:
+                split.env.reset(split.carry)
+            except NotFiniteError as error:
+                raise self._named(split, error) from None
 
     def step(self) -> bool:
         """Move every split as far as it goes without waiting for anybody else."""
@@ -208,10 +216,11 @@ class ActorWorker(Woken):
             first=slots.first[slot, t + 1],
             final_obs={n: leaf[split.index] for n, leaf in self._inference.final_obs.items()},
         )
-        ended = split.env.recv(out)
+        ended = self._recv(split, out)
         split.stepping = False
         self._count["env_s"] += perf_counter() - started
         self._keep_frames(split)
+        self._keep_final(split, out)
         self._account(split, out, len(ended))
         if ended:
             self._episodes.put(self._index, split.index, ended)
@@ -221,6 +230,16 @@ class ActorWorker(Woken):
             self._inference.ask_final(split.index, slot, t)
             return True
         return self._next(split)
+
+    def _recv(self, split: Split, out: StepOut) -> list[Episode]:
+        try:
+            return split.env.recv(out)
+        except NotFiniteError as error:
+            raise self._named(split, error) from None
+
+    def _named(self, split: Split, error: NotFiniteError) -> NotFiniteError:
+        """The same error, saying whose environments they are."""
+        return NotFiniteError(f"{self.name}, split {split.index}, {error}")
 
     def _whole(self, split: Split) -> dict[str, Array]:
         """Where stacks of frames are written, of which the slot keeps the newest frame."""
@@ -236,6 +255,18 @@ class ActorWorker(Woken):
             if slots.debug or t == slots.shape.rollout:
                 column.check(slot, t, split.carry[name])
 
+    def _keep_final(self, split: Split, out: StepOut) -> None:
+        """What was seen after truncated steps into the slot, where ``obs`` does not have it."""
+        slots = self._exchange.slots
+        if not slots.final_obs or not out.truncated.any():
+            return
+        assert out.final_obs is not None
+        for name, column in slots.final_obs.items():
+            seen = out.final_obs[name][out.truncated]
+            column[split.slot, split.t, out.truncated] = (
+                seen[:, -1] if name in slots.stacks else seen
+            )
+
     def _account(self, split: Split, out: StepOut, episodes: int) -> None:
         steps = np.count_nonzero(out.valid)
         self._count["env_steps"] += steps
@@ -243,8 +274,20 @@ class ActorWorker(Woken):
         self._count["episodes"] += episodes
         self._count["split_steps"] += 1
         if split.env.rebuilt != split.rebuilt:
-            self._count["restarts"] += split.env.rebuilt - split.rebuilt
+            faults = self._progress.counters.first_fault
+            faults.put(self._counter_row, f"{split.env.fault}", time())
+            self._count["env_restarts"] += split.env.rebuilt - split.rebuilt
             split.rebuilt = split.env.rebuilt
+        found = split.env.not_finite
+        if found.dropped_steps != split.dropped_steps:
+            self._count_dropped(split, found.dropped_steps - split.dropped_steps, found.first)
+            split.dropped_steps = found.dropped_steps
+
+    def _count_dropped(self, split: Split, steps: int, why: str) -> None:
+        """Count env steps that were dropped, as something was not finite. The driver shows ``why``,
+        the first time."""
+        self._progress.counters.note(self._counter_row, f"{self.name}, split {split.index}, {why}")
+        self._count["nonfinite_steps"] += steps
 
     def _next(self, split: Split) -> bool:
         """On to t + 1, or, at the end of the rollout, hand the slot over and begin another."""
@@ -266,11 +309,35 @@ class ActorWorker(Woken):
         for name, leaf in slots.obs.items():
             split.carry[name][...] = leaf[slot, -1]
         split.carry_first[...] = slots.first[slot, -1]
+        self._drop_bad_outputs(split, slot)
         if split.overlap is not None:
             split.overlap.keep(slot)
         self._exchange.hand_over(self._index, slot)
         self._count["rollouts"] += 1
         split.slot = None
+
+    def _drop_bad_outputs(self, split: Split, slot: int) -> None:
+        """Drop the rows of the rollout for which the policy said something that is not finite.
+        Raises NotFiniteError where that happens too often in a row."""
+        found = outputs_not_finite(self._exchange.slots, slot)
+        if not found:
+            split.bad_rollouts = 0
+            return
+        rows = list(found)
+        steps = drop_rows(self._exchange.slots, slot, rows)
+        self._inference.state[split.index][rows] = 0.0
+        if split.overlap is not None:
+            split.overlap.zero_states(rows)
+        env, row = split.env.spec.env_id, rows[0]
+        why = f"{env}, row {row}: the policy's {found[row]} is not finite for a finite observation"
+        self._count_dropped(split, steps, why)
+        split.bad_rollouts += 1
+        if split.bad_rollouts == MAX_IN_A_ROW:
+            raise NotFiniteError(
+                f"{self.name}, split {split.index}, {why}, in {MAX_IN_A_ROW} rollouts in a row; "
+                "are observations far too large, or has the training diverged? Scale them in the "
+                "environment, use --model.normalise-observations, or lower --learning-rate"
+            )
 
     def _end_early(self, split: Split) -> bool:
         """End the rollout before step t, of which the policy has said everything: the learner

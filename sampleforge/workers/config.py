@@ -18,7 +18,8 @@ class RanksConfig(Checked):
     noticed at once."""
     max_rank_restarts: int = 3
     """Killed or hung ranks are replaced so many times, all in all; the group goes on from the last
-    weights that all agreed on. Under torchrun its --max-restarts counts instead."""
+    weights that all agreed on, or, if no rank survives, from those that rank 0 had kept in shared
+    memory a moment before. Under torchrun its --max-restarts counts instead."""
     sync_fraction: float = 0.6
     """A rank ends its rollouts early once this part of the ranks has finished theirs (1: never)."""
     min_rollout_fraction: float = 0.25
@@ -79,14 +80,19 @@ class SamplerConfig(Checked):
     """inline: actors compute their own actions; worker: policy workers do, for all at once."""
     num_policy_workers: int = 1
     """Policy workers (with worker inference)."""
-    rollout: int = 32
-    """Consecutive env steps of one split in one trajectory slot (T)."""
+    rollout: int | None = None
+    """Consecutive env steps of one split in one trajectory slot, T (none: as many as make a batch
+    of 2048 env steps; with --async-rl 32)."""
     set_workers_cpu_affinity: bool = True
     """Pin each actor worker to a core (only where there is a core for every actor)."""
     worker_niceness: int = 5
     """Niceness of actor workers, 0 to 19; higher gives the learner precedence."""
     max_worker_restarts: int = 3
     """Killed or hung actor workers are replaced so many times, all in all."""
+    max_env_restart_rate: float = 0.1
+    """Part of the episodes that may be lost because the environment raised an error and was
+    rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the
+    first error (1: never). They are counted as env_restarts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +100,7 @@ class SamplerConfig(Checked):
         check_range(self, "num_policy_workers rollout", low=1)
         check_range(self, "worker_niceness", low=0, high=19)
         check_range(self, "max_worker_restarts", low=0)
+        check_range(self, "max_env_restart_rate", low=0, high=1)
         rows, splits = self.num_envs_per_worker, self.num_splits
         if rows is not None and splits is not None and rows < splits:
             raise ConfigError(

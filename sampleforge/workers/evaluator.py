@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from time import time
 
@@ -15,6 +16,8 @@ from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.playing import EpisodePlayer, outcome
 from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
+
+log = logging.getLogger(__name__)
 
 LOOK = 0.1
 """Seconds after which a waiting evaluator looks how far the training is."""
@@ -60,6 +63,8 @@ class EvaluatorWorker(Woken):
         self._due = self._multiple_after(progress.base_env_steps)
         self._envs: EnvVector | None = None
         self._player: EpisodePlayer | None = None
+        self._warned = False
+        self._rebuilt = 0
 
     def start(self) -> None:
         self._count = self._counters.row(0)
@@ -74,6 +79,7 @@ class EvaluatorWorker(Woken):
             return self._begin()
         self._player.step()
         self._count["split_steps"] += 1
+        self._count_rebuilt()
         if self._player.done:
             self._finish(self._player)
         return True
@@ -88,6 +94,13 @@ class EvaluatorWorker(Woken):
             self._envs.close()
             self._envs = None
 
+    def _count_rebuilt(self) -> None:
+        assert self._envs is not None
+        if self._envs.rebuilt != self._rebuilt:
+            self._counters.first_fault.put(0, f"{self._envs.fault}", time())
+            self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
+            self._rebuilt = self._envs.rebuilt
+
     def _multiple_after(self, env_steps: int) -> int:
         return (env_steps // self._interval + 1) * self._interval
 
@@ -98,7 +111,7 @@ class EvaluatorWorker(Woken):
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
         _, self._version = self._weights.read(self._tensors)
-        self._envs = self._make_envs()
+        self._envs, self._rebuilt = self._make_envs(), 0
         self._player = EpisodePlayer(
             self._envs,
             self._model,
@@ -109,5 +122,14 @@ class EvaluatorWorker(Woken):
         return True
 
     def _finish(self, player: EpisodePlayer) -> None:
+        cut = sum(one.cut for one in player.played)
+        if cut and not self._warned:
+            self._warned = True
+            log.warning(
+                "%d of %d episodes of the evaluation were cut at %d steps, because the environment "
+                "has no time limit; --max-episode-steps sets one",
+                *(cut, len(player.played), player.limit),
+            )
+        self._count["episodes"] += len(player.played)
         self._results.put(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
         self.close()

@@ -14,8 +14,10 @@ from sampleforge.data.batch import Batch, BatchBuilder
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.divergence import Divergence
 from sampleforge.workers.gathering import GatherAhead, Gathering, GatherInTurn
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.report_metrics import ReportMetrics
 from sampleforge.workers.worker import Woken
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
@@ -28,6 +30,7 @@ class LearnerWorker(Woken):
     when the weights that were learned from it are published, so that no rollout begins before.
     ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
     ``counts_updates``: of several ranks, which make the same updates, one counts them.
+    ``batches``: how many it has learned from.
     """
 
     name = "learner"
@@ -66,12 +69,13 @@ class LearnerWorker(Woken):
         self._gathering: Gathering | None = None
         self._control = control
         self._counts_updates = counts_updates
+        self.batches = 0
 
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
-        self._sums: dict[str, float] = {}
-        self._updates = 0
+        self._metrics = ReportMetrics()
+        self._divergence = Divergence()
         self._count = self._progress.counters.row(self._counter_row)
         self._gathering = self._begin_gathering()
         self._wakeup = self._gathering.wakeup
@@ -100,18 +104,20 @@ class LearnerWorker(Woken):
         return True
 
     def _learn(self, batch: Batch) -> None:
-        started = perf_counter()
+        started, before = perf_counter(), self._learner.version
         metrics = self._learner.update(batch, self._progress.fraction)
         learned = perf_counter()
+        steps = self._learner.version - before
+        all_skipped = 0 < steps <= metrics.get("skipped_steps", 0)
+        self._divergence.look(metrics, all_skipped=all_skipped)
         self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         if self._counts_updates:
             self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += metrics.pop("own_trained_steps")
-        self._updates += 1
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._metrics.add(metrics)
+        self.batches += 1
 
     def abandon(self) -> None:
         """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
@@ -123,18 +129,16 @@ class LearnerWorker(Woken):
             self._gathering.close()
 
     def handle(self, request: tuple[str, Any]) -> Any:
-        """Answer the driver: ("metrics", None) gives the means over the batches since the last
-        time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
+        """Answer the driver: ("metrics", None) gives the `ReportMetrics` of the batches since the
+        last time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
         kind, payload = request
         if kind == "metrics":
-            means = {name: total / self._updates for name, total in self._sums.items()}
-            self._sums, self._updates = {}, 0
-            return means
+            return self._metrics.take()
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         try:
             self._save(tensors, {**payload, "learner": plain})
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a tensor that is not finite
             return f"{type(error).__name__}: {error}"
         return None
 
@@ -185,6 +189,8 @@ class ExperienceSink(NoLearner):
 
 
 def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
-    """Answer a request of the driver, if one has come."""
+    """Answer a request of the driver, if one has come. Requests are numbered, and so are answers: a
+    successor may find the request that its predecessor was to answer."""
     if control is not None and control.poll():
-        control.send(handle(control.recv()))
+        number, request = control.recv()
+        control.send((number, handle(request)))

@@ -17,13 +17,18 @@ from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 
 MAX_ROWS = 16
+EPISODE_LIMIT = 27_000
+"""Steps after which an episode is cut where the environment has no limit: Atari's in the
+literature."""
 
 
 class Played(NamedTuple):
-    """One episode: the sum of its raw rewards, its length in env steps."""
+    """One episode: the sum of its raw rewards, its length in env steps; whether it was ``cut`` by
+    the player's limit."""
 
     ret: float
     length: int
+    cut: bool = False
 
 
 def evaluation_envs(config: EnvConfig, episodes: int, seed: int) -> EnvVector:
@@ -44,6 +49,10 @@ class EpisodePlayer:
     Every row plays the same number of episodes (the first rows one more), so that short episodes
     are not over-represented; it goes on when it has, and what it plays then is not counted. Actions
     are the most likely ones, or with ``stochastic`` drawn from the policy.
+
+    Episodes are cut after ``limit`` steps; None: `EPISODE_LIMIT` where the environment has no limit
+    itself. A row of a VectorEnv cannot be ended alone (``can_cut`` is False): what it has played so
+    far counts as its last episode.
     """
 
     def __init__(
@@ -54,14 +63,21 @@ class EpisodePlayer:
         *,
         stochastic: bool,
         seed: int,
+        limit: int | None = None,
     ) -> None:
-        rows = envs.num_rows
+        rows = self.num_rows = envs.num_rows
         self._envs = envs
         self._model = model
         self._stochastic = stochastic
-        self._quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
         self._played: list[list[Played]] = [[] for _ in range(rows)]
-        self._left = episodes
+        self._quota: list[int]
+        self._share(episodes)
+        if limit is None and envs.spec.max_episode_steps is None:
+            limit = EPISODE_LIMIT
+        self.limit = limit
+        self.can_cut = limit is None or envs.limit_episodes(limit)
+        self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
+        self.steps = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._out = own_outputs(envs.spec, rows)
         self._out.first.fill(True)
@@ -78,6 +94,33 @@ class EpisodePlayer:
         """The counted episodes, in the order of rows and then of time."""
         return [one for row in self._played for one in row]
 
+    @property
+    def num_played(self) -> int:
+        """How many episodes have been counted so far."""
+        return sum(len(row) for row in self._played)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Of those; None before the first."""
+        return float(np.mean([one.ret for one in self.played])) if self.num_played else None
+
+    @property
+    def rows_in_first(self) -> int:
+        """How many rows have not ended their first episode yet."""
+        return sum(not row for row in self._played)
+
+    def shorten(self, episodes: int) -> None:
+        """Play ``episodes`` in total, no fewer than one per row. A row that has played more than
+        its new share keeps its first ones."""
+        self._share(episodes)
+        self._played = [row[:n] for row, n in zip(self._played, self._quota, strict=True)]
+        self._left = episodes - self.num_played
+
+    def _share(self, episodes: int) -> None:
+        rows = self.num_rows
+        self.episodes = self._left = episodes
+        self._quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
+
     @torch.inference_mode()
     def step(self) -> None:
         """One step of every row."""
@@ -87,11 +130,29 @@ class EpisodePlayer:
         drawn = distribution.sample(self._generator) if self._stochastic else distribution.mode()
         self._state = output.state
         self._envs.send({n: action.numpy() for n, action in drawn.items()})
-        for episode in self._envs.recv(self._out):
-            mine = self._played[episode.row]
-            if len(mine) < self._quota[episode.row]:
-                mine.append(Played(episode.ret, episode.length))
-                self._left -= 1
+        self.steps += 1
+        ended = self._envs.recv(self._out)
+        for episode in ended:
+            cut = self.limit is not None and episode.length >= self.limit
+            self._count(episode.row, Played(episode.ret, episode.length, cut))
+        if not self.can_cut:
+            self._give_up_endless([episode.row for episode in ended])
+
+    def _count(self, row: int, episode: Played) -> None:
+        if len(self._played[row]) < self._quota[row]:
+            self._played[row].append(episode)
+            self._left -= 1
+
+    def _give_up_endless(self, ended: list[int]) -> None:
+        """End the share of each row whose episode has reached the limit."""
+        assert self.limit is not None
+        self._returns += self._out.reward
+        self._lengths += self._out.valid
+        self._returns[ended], self._lengths[ended] = 0.0, 0
+        for row in np.flatnonzero(self._lengths == self.limit).tolist():
+            self._count(row, Played(float(self._returns[row]), self.limit, cut=True))
+            self._left -= self._quota[row] - len(self._played[row])
+            self._quota[row] = len(self._played[row])
 
 
 def outcome(played: Sequence[Played]) -> dict[str, Any]:

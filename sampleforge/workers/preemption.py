@@ -63,6 +63,11 @@ class Preemption:
         self._began = perf_counter()
         self._enter(Stage.SAMPLING)
 
+    def forget(self) -> None:
+        """Take back the mark of a predecessor, before the others are met: where none of them has
+        survived, iterations count from 1 again."""
+        self._board.mark(self._rank, 0)
+
     def ends(self, t: int) -> bool:
         """Whether the rollouts end here, all of which have ``t`` steps or more."""
         has_steps = t >= self._rollout

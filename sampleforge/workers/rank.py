@@ -15,6 +15,7 @@ from sampleforge.algos.learner import Learner
 from sampleforge.data.exchange import SlotExchange
 from sampleforge.data.ranks import RankGroup, RankLost
 from sampleforge.data.regrouping import Regrouping
+from sampleforge.data.state_snapshot import StateSnapshot
 from sampleforge.data.weights import SharedWeights
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.accounts import Accounts
@@ -29,6 +30,12 @@ LOOK = 0.05
 """Seconds between two looks at who has finished, while this rank waits for its environments."""
 REPLACED_WITHIN = 5.0
 """Seconds within which the driver replaces a rank that died, or never."""
+SNAPSHOT_SHARE = 0.01
+"""Part of rank 0's time that publishing its state may take."""
+
+
+class StateLost(RuntimeError):
+    """New ranks hold an older state than the one that was kept for them."""
 
 
 class RankWorker:
@@ -38,7 +45,8 @@ class RankWorker:
     between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
     ranks, and does so again when one of them was replaced. All end after the same update, the first
     at which one of them finds the progress done. ``control`` is the driver's pipe, at rank 0;
-    ``accounts`` are kept where the ranks have no common memory.
+    ``accounts`` are kept where the ranks have no common memory. ``snapshot`` holds the state of
+    rank 0 as it was a moment ago: where no rank survives, their successors go on from that.
     """
 
     def __init__(
@@ -59,12 +67,14 @@ class RankWorker:
         debug: bool,
         control: Connection | None = None,
         accounts: Accounts | None = None,
+        snapshot: StateSnapshot | None = None,
         replaced_within: float = REPLACED_WITHIN,
     ) -> None:
         self.name = f"rank {index}"
         self._index = index
         self._join = join
         self._actor = actor
+        actor.name = self.name  # in what it reports
         self._new_learner = new_learner
         self._new_learner_worker = new_learner_worker
         self._exchange = exchange
@@ -77,6 +87,8 @@ class RankWorker:
         self._debug = debug
         self._control = control
         self._accounts = accounts
+        self._snapshot = snapshot
+        self._published_at = self._publishing_took = 0.0
         self._replaced_within = replaced_within
         self._ended = False
         self._group: RankGroup | None = None
@@ -86,15 +98,41 @@ class RankWorker:
         self._count = self._progress.counters.row(self._index)
         self._count["heartbeat"][0] = math.inf  # from here on others are waited for
         self._exchange.reset()  # of what a predecessor may have left
+        self._preemption.forget()
         self._generation = self._regrouping.generation
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
-        self._group = self._join(self._generation)
+        self._group = self._meet()
         self._averaging = OverRanks(self._group)
         self._learner = self._new_learner(self._averaging)
+        if self._snapshot is not None and self._snapshot.version > self._learner.version:
+            self._learner.load(*self._snapshot.read())
         self._worker = self._new_learner_worker(lambda: self._learner)
         self._worker.start()
-        self._take_over()
+        self._batches = self._worker.batches
+        self._take_over_with_all()
         self._begin_iteration()
+
+    def _meet(self) -> RankGroup:
+        """Join the newest group. Another rank may be replaced meanwhile: there is a newer one then.
+        Raises RankLost if none is formed."""
+        while True:
+            self._generation = self._regrouping.generation
+            try:
+                return self._join(self._generation)
+            except RankLost:
+                if not self._is_regrouped():
+                    raise
+
+    def _take_over_with_all(self) -> None:
+        """As `_take_over`, for a rank that starts, during which another one may be replaced."""
+        while not self._ended:
+            try:
+                return self._take_over()
+            except RankLost:
+                if not self._stop_or_new_group():
+                    raise
+                if not self._ended:
+                    self._group = self._averaging.group = self._meet()
 
     def step(self) -> bool:
         """One env step of every split, and, when all their rollouts are complete, one update."""
@@ -109,7 +147,7 @@ class RankWorker:
                 self._finish_rollouts()
             self._count["heartbeat"][0] = math.inf  # an update has no limit but the ranks' timeout
             moved = self._worker.step() or moved
-            if self._learner.version != self._version:
+            if self._worker.batches != self._batches:
                 self._agree()
         except RankLost as error:
             self._abandon()
@@ -134,6 +172,8 @@ class RankWorker:
 
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver; see `LearnerWorker.handle`."""
+        if request[0] == "save":
+            self._publish_state()  # so that it is never older than a checkpoint
         answer = self._worker.handle(request)
         return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
 
@@ -154,13 +194,20 @@ class RankWorker:
     def _stop_or_new_group(self) -> bool:
         """After a loss: whether all is over, and the others have left as this rank was about to, or
         the driver replaces the lost one, which it notices within a moment."""
+        if self._is_regrouped():
+            return True
+        if self._stop.is_set():
+            self._end(True)
+        return self._ended
+
+    def _is_regrouped(self) -> bool:
+        """Whether the driver has replaced a rank, or does so within a moment."""
         give_up_at = perf_counter() + self._replaced_within
-        while self._regrouping.generation == self._generation and perf_counter() < give_up_at:
-            if self._stop.is_set():
-                self._end(True)
-                return True
+        while self._regrouping.generation == self._generation:
+            if self._stop.is_set() or perf_counter() > give_up_at:
+                return False
             sleep(0.02)
-        return self._regrouping.generation != self._generation
+        return True
 
     def _regroup(self) -> None:
         """Join the new group. Whoever has learned most gives its state to all."""
@@ -173,15 +220,47 @@ class RankWorker:
 
     def _take_over(self) -> None:
         """Every rank's state becomes that of the one with the most gradient steps. Each step was
-        agreed on by all: it came after a complete sum of gradients."""
+        agreed on by all: it came after a complete sum of gradients. Raises StateLost if none of
+        them is as far as the snapshot."""
         assert self._group is not None
         own = (self._learner.version, self._preemption.iteration, self._progress.done)
         versions, iterations, done = self._group.gather(torch.tensor(own)).T.tolist()
         self._end(any(done))  # as a run that is resumed where it has already reached its limit
+        newest, learned = int(max(versions)), self._regrouping.learned
+        self._check_against_snapshot(newest)
         share_state(self._learner, self._group, source=versions.index(max(versions)))
         self._preemption.iteration = int(max(iterations))
-        self._version = self._learner.version
-        self._weights.publish(self._learner.model.state_dict(), self._version)
+        # After all ranks have seen what was lost:
+        self._regrouping.learn(self._index, self._learner.version)
+        self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        if self._index == 0:
+            self._publish_state()
+            if self._generation:
+                self._regrouping.go_on(newest, max(0, learned - newest))
+
+    def _check_against_snapshot(self, newest: int) -> None:
+        kept = -1 if self._snapshot is None else self._snapshot.version
+        if newest < kept:
+            raise StateLost(
+                f"after a rank was replaced, the ranks hold the weights of update {newest}, but "
+                f"those of update {kept} were kept for them; start the same command again: it "
+                "goes on from the newest checkpoint"
+            )
+
+    def _publish_state(self) -> None:
+        """Keep the whole state for the case that no rank survives."""
+        if self._snapshot is None:
+            return
+        started = perf_counter()
+        self._snapshot.publish(*self._learner.state())
+        self._published_at = perf_counter()
+        self._publishing_took = self._published_at - started
+        self._count["publish_s"] += self._publishing_took
+
+    def _publishing_is_due(self) -> bool:
+        """Whether so much time has passed that publishing stays within its share."""
+        passed = perf_counter() - self._published_at
+        return self._index == 0 and passed * SNAPSHOT_SHARE >= self._publishing_took
 
     def _abandon(self) -> None:
         """All that was handed over is sampled again."""
@@ -213,7 +292,10 @@ class RankWorker:
     def _agree(self) -> None:
         """After an update: whether to end is decided together, as all that happens to all."""
         assert self._group is not None
-        self._version = self._learner.version
+        self._batches = self._worker.batches
+        self._regrouping.learn(self._index, self._learner.version)
+        if self._publishing_is_due():
+            self._publish_state()
         self._preemption.iteration += 1
         if self._accounts is not None:
             self._accounts.exchange(self._group)

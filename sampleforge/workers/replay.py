@@ -11,6 +11,7 @@ from sampleforge.data.replay import ReplayShard
 from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.data.replay_exchange import SAMPLE, ReplayExchange, SampleTickets
 from sampleforge.data.replay_ledger import RateLimiter
+from sampleforge.data.seen import SeenObservations
 from sampleforge.runtime.wakeup import Wakeup
 from sampleforge.workers.worker import Woken
 
@@ -51,6 +52,7 @@ class ReplayWorker(Woken):
         self._beat()
         self._shard = self._make_shard()
         self._archive.restore(self._index, self._shard, self._beat)
+        self._seen = SeenObservations(self._exchange.slots, self._tickets.counted)
         self._leased = [0] * self._exchange.actors
         self._turn = 0
         self._asked = 0  # for a histogram
@@ -76,6 +78,7 @@ class ReplayWorker(Woken):
         started, moved = perf_counter(), False
         for actor in range(self._exchange.actors):
             while (slot := self._exchange.take_ready(self._index, actor)) is not None:
+                self._seen.add(slot)  # first: its frames may be compressed then
                 self._shard.insert(slot)
                 self._leased[actor] -= 1
                 moved = True
@@ -112,6 +115,7 @@ class ReplayWorker(Woken):
                 tickets.items[ticket] = drawn.items
                 tickets.generations[ticket] = drawn.generations
                 tickets.odds[ticket] = drawn.odds
+                self._seen.take(tickets.seen[ticket])
             else:
                 self._shard.update(
                     tickets.items[ticket], tickets.generations[ticket], tickets.errors[ticket]

@@ -15,13 +15,16 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.data.config import ReplayConfig
 from sampleforge.data.replay_exchange import SAMPLE, UPDATE, SampleTickets
 from sampleforge.data.replay_ledger import ItemSteps, RateLimiter
+from sampleforge.data.seen import unpack
 from sampleforge.data.sequences import SequenceReader
 from sampleforge.data.transitions import TransitionReader
 from sampleforge.data.weights import SharedWeights
 from sampleforge.ops.schedules import between
 from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.workers.divergence import Divergence
 from sampleforge.workers.learner import Save, answer
 from sampleforge.workers.progress import Progress
+from sampleforge.workers.report_metrics import ReportMetrics
 from sampleforge.workers.worker import Woken
 
 
@@ -76,6 +79,7 @@ class ReplayLearnerWorker(Woken):
     def start(self) -> None:
         torch.set_num_threads(self._threads)
         self._learner = self._make_learner()
+        self._divergence = Divergence()
         self._reader = self._make_reader()
         self._random = np.random.default_rng(self._seed)
         if self._shard_choice is not None:
@@ -83,8 +87,7 @@ class ReplayLearnerWorker(Woken):
         self._batch = self._tickets.items.shape[1]
         self._spare = deque(range(self._tickets.tickets))
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
-        self._sums: dict[str, float] = {}
-        self._updates = 0
+        self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
         self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
         self._late = 0  # samples that were evicted before they were read
@@ -104,6 +107,8 @@ class ReplayLearnerWorker(Woken):
         for shard in range(self._limiter.ledger.shards):
             while (ticket := tickets.take_answered(shard)) is not None:
                 if tickets.kind[ticket] == SAMPLE:
+                    if tickets.counted:
+                        self._learner.observe(unpack(tickets.seen[ticket], tickets.counted))
                     self._ready.append((shard, ticket))
                 else:
                     self._spare.append(ticket)
@@ -139,6 +144,7 @@ class ReplayLearnerWorker(Woken):
         started, fraction = perf_counter(), self._progress.fraction
         metrics, errors = self._learner.update(batch, self._beta(fraction), fraction)
         learned = perf_counter()
+        self._divergence.look(metrics, all_skipped=errors is None)
         if errors is None:
             self._spare.append(ticket)
         else:
@@ -150,9 +156,7 @@ class ReplayLearnerWorker(Woken):
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += found.trained
-        self._updates += 1
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._metrics.add(metrics)
 
     def _publish(self) -> None:
         """Publish the weights, if the actors have come far enough to look for newer ones: after
@@ -164,22 +168,21 @@ class ReplayLearnerWorker(Woken):
 
     def _beta(self, fraction: float) -> float:
         first, last = self._config.priority_beta, self._config.priority_beta_final
+        assert first is not None, "fitted"
         return first if last is None else between(first, last, fraction)
 
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver, as `sampleforge.workers.learner.LearnerWorker` does."""
         kind, payload = request
         if kind == "metrics":
-            means = {name: total / self._updates for name, total in self._sums.items()}
-            self._sums, self._updates = {}, 0
-            return means | self._replay_metrics()
+            return self._metrics.take() | self._replay_metrics()
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         plain["limiter"] = self._limiter.state()
         plain["shard_choice"] = self._random.bit_generator.state
         try:
             self._save(tensors, {**payload, "learner": plain})
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a tensor that is not finite
             return f"{type(error).__name__}: {error}"
         return None
 

@@ -7,6 +7,8 @@ belongs to an observation's step.
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 from typing import Any
 
@@ -85,6 +87,16 @@ class SleepEnv(CodeEnv):
 
     def __init__(self, sleep: float = 0.01, **kwargs: Any) -> None:
         super().__init__(sleep=sleep, **kwargs)
+
+
+class UnevenEnv(CodeEnv):
+    """CodeEnv whose steps take no time, or, seldom, long."""
+
+    def step(self, action: Any) -> Any:
+        assert self.env_id is not None
+        draw = np.random.default_rng([self.env_id, self.episode, self.steps]).random()
+        time.sleep(0.03 if draw < 0.05 else 0.0005)
+        return super().step(action)
 
 
 class RaisingEnv(CodeEnv):
@@ -308,9 +320,40 @@ class PushEnv(gym.Env[Any, Any]):
         return self._look(), reward, False, self.steps == self.length, {}
 
 
+class AimEnv(gym.Env[Any, Any]):
+    """Two actions in a Box from ``low`` to ``high`` that shall hit two targets. Observation:
+    float32 [2], the targets as -1..1 of the range; reward: 1 - the mean distance on that scale, so
+    that nothing but the actions depends on the bounds. Random: about 1/3; perfect: 1."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, low: float = -1.0, high: float = 1.0, length: int = 8) -> None:
+        self.low, self.high, self.length = low, high, length
+        self.action_space = spaces.Box(low, high, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._look(), {}
+
+    def _look(self) -> Any:
+        self.target = self.np_random.uniform(-0.8, 0.8, 2).astype(np.float32)
+        return self.target
+
+    def step(self, action: Any) -> Step:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        centre, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        reached = (action.astype(np.float64) - centre) / half
+        reward = 1.0 - float(np.abs(reached - self.target).mean())
+        return self._look(), reward, False, self.steps == self.length, {}
+
+
 class CountingVectorEnv(VectorEnv[Any, Any, Any]):
     """CodeEnvs as a VectorEnv in autoreset ``mode`` "next_step", "same_step", "disabled", or
     "unsaid" (no metadata). Env ids are the rows. ``stacked``: final_obs is one array, as ALE's."""
+
+    row: type[CodeEnv] = CodeEnv
 
     def __init__(
         self, num_envs: int = 1, mode: str = "next_step", stacked: bool = False, **kwargs: Any
@@ -318,7 +361,7 @@ class CountingVectorEnv(VectorEnv[Any, Any, Any]):
         self.num_envs, self.mode, self.stacked = num_envs, mode, stacked
         if mode != "unsaid":
             self.metadata = {"autoreset_mode": AutoresetMode[mode.upper()]}
-        self.envs = [CodeEnv(env_id=row, **kwargs) for row in range(num_envs)]
+        self.envs = [self.row(env_id=row, **kwargs) for row in range(num_envs)]
         self.single_observation_space = CodeEnv.observation_space
         self.single_action_space = CodeEnv.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -356,3 +399,45 @@ class CountingVectorEnv(VectorEnv[Any, Any, Any]):
             nothing = np.full(4, -1, np.float32)
             final = np.stack([nothing if f is None else f for f in final])
         return {"final_obs": final, "_final_obs": self.ended.copy()}
+
+
+class EngineVectorEnv(CountingVectorEnv):
+    """CountingVectorEnv on an engine: a process of its own, which a signal to the group ends. A
+    step without it raises RuntimeError."""
+
+    def __init__(self, num_envs: int = 1, **kwargs: Any) -> None:
+        super().__init__(num_envs, **kwargs)
+        pipe = subprocess.PIPE
+        self.engine = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, bufsize=0)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Info]:
+        assert self.engine.stdin is not None and self.engine.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.engine.stdin.write(b".")
+        if self.engine.stdout.read(1) != b".":
+            raise RuntimeError("deliberate: the engine is gone")
+        return super().step(actions)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.engine.kill()
+        self.engine.communicate()
+
+
+class FlakyEnv(CodeEnv):
+    """CodeEnv with episodes of ``length`` steps. Of the steps of all instances in this process,
+    every ``every``-th raises ValueError("deliberate: fault <how many so far>")."""
+
+    steps_taken = 0
+    faults = 0
+
+    def __init__(self, every: int = 1000, length: int = 20, **kwargs: Any) -> None:
+        super().__init__(length=length, **kwargs)
+        self.every = every
+
+    def step(self, action: Any) -> Step:
+        cls = type(self)
+        cls.steps_taken += 1
+        if cls.steps_taken % self.every == 0:
+            cls.faults += 1
+            raise ValueError(f"deliberate: fault {cls.faults}")
+        return super().step(action)

@@ -1,0 +1,67 @@
+"""How far the update of a batch has moved the policy."""
+
+from __future__ import annotations
+
+import torch
+
+from sampleforge.algos.experience import Experience
+from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.ops.running_stats import Gather
+from sampleforge.ops.surrogate import masked_mean
+
+KL_STEPS = 512
+"""Env steps of a larger batch that are looked at: the KL itself is exact at each of them."""
+
+
+class UpdateKl:
+    """KL(policy before the update, policy after it), the mean over a sample of the batch's valid
+    steps. Two forward passes without gradient; the device is not waited for.
+
+    It is not the KL to the behaviour policy, as `approx_kl` is: that is taken before each gradient
+    step, so with one step per batch it does not see the update at all, and in asynchronous runs it
+    is mostly the policy lag.
+    """
+
+    def __init__(
+        self, model: ActorCritic, experience: Experience, generator: torch.Generator
+    ) -> None:
+        """Before the update. ``generator``, on the host, chooses the sample. Ranks compare their
+        generators, so each call draws as much, whatever the size of the batch."""
+        draws = torch.rand(KL_STEPS, generator=generator)
+        self._sample = _sample(experience, model.state_size > 0, draws)
+        self._before = _parameters(model, self._sample)
+
+    def measure(self, model: ActorCritic, gather: Gather) -> torch.Tensor:
+        """After the update: the KL over all ranks' samples, NaN where no step is valid."""
+        sample, after = self._sample, _parameters(model, self._sample)
+        rollout = sample.reward.shape[0]
+        obs = {name: leaf[:rollout] for name, leaf in sample.obs.items()}
+        moved = model.distribution(self._before, obs).kl(model.distribution(after, obs))
+        total = sample.counts.sum().double()
+        own = torch.stack((masked_mean(moved, sample.counts) * total, total))
+        sums, totals = gather(own).sum(0)
+        kl: torch.Tensor = sums / totals
+        return kl.clamp(min=0.0)  # rounding takes a KL of nearly nothing below 0
+
+
+def _sample(experience: Experience, whole_rows: bool, draws: torch.Tensor) -> Experience:
+    """All steps, or `KL_STEPS` random ones, or random rows with about as many."""
+    rollout, rows = experience.reward.shape
+    count, enough = rollout * rows, KL_STEPS
+    if whole_rows:
+        count, enough = rows, max(1, KL_STEPS // rollout)
+    if count <= enough:
+        return experience
+    device = experience.reward.device
+    index = (draws[:enough].double() * count).long()
+    if device.type == "cuda":  # from page-locked memory the copy is not waited for
+        index = index.pin_memory().to(device, non_blocking=True)
+    return experience.rows(index) if whole_rows else experience.steps(index)
+
+
+@torch.no_grad()
+def _parameters(model: ActorCritic, sample: Experience) -> torch.Tensor:
+    """Of the action distribution, [T, B, P]; a copy, because compiled passes use their memory
+    again."""
+    output: ModelOutput = model(sample.obs, sample.state, sample.first)
+    return output.parameters[: sample.reward.shape[0]].clone()

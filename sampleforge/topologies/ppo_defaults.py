@@ -1,0 +1,237 @@
+"""What APPO and DD-PPO do where the command line leaves it open, fitted to the environment.
+
+Two sets of settings, because two kinds of environment need different ones (measured in
+benchmarks/results/defaults.md):
+
+* `ON_POLICY`: sampling and learning take turns, and each batch of 2048 env steps is learned from
+  several times. Chosen for everything but pixels: the network is small, so that the learner's
+  share of the time is small too, and fresh experience teaches more per env step.
+* `ASYNCHRONOUS`: sampling goes on while the learner trains; one epoch, V-trace. Chosen for images,
+  whose simulators and networks take most of the time and can overlap, and wherever --async-rl asks
+  for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from sampleforge.models.encoders import has_image as is_convolutional
+from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.torchrun import World
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
+from sampleforge.topologies.plan import MIN_BATCH, has_image
+
+BATCH = 2048
+"""Env steps of an on-policy batch, over all env rows of the run."""
+ROWS = 16
+"""Env rows of an on-policy run, however many cores there are: what is learned does not depend on
+the machine."""
+ROWS_PER_WORKER = 4
+"""At least: a forward pass for one row takes as long as one for four."""
+SHORTEST_ROLLOUT = 32
+"""Env steps of an on-policy rollout where there are so many rows that BATCH would leave fewer."""
+MINIBATCH = 256
+"""Env steps of an on-policy minibatch, over all ranks."""
+
+ON_POLICY: dict[str, Any] = {
+    "async_rl": False,
+    "num_epochs": 10,
+    "advantage": "gae",
+    "learning_rate": 5e-4,
+    "exploration_coeff": 0.003,
+}
+ON_POLICY_GRIDS: dict[str, Any] = {**ON_POLICY, "num_epochs": 4, "learning_rate": 1e-3}
+"""Planes that are no pixels (MinAtar) go through convolutions: fewer passes, one encoder."""
+ON_POLICY_IMAGES: dict[str, Any] = {
+    **ON_POLICY,
+    "num_epochs": 3,
+    "exploration_coeff": 0.01,
+}
+"""Fewer passes through a network that takes most of the time; as in the preset `pong`."""
+ASYNCHRONOUS: dict[str, Any] = {
+    "async_rl": True,
+    "rollout": 32,
+    "num_epochs": 1,
+    "advantage": "vtrace",
+    "learning_rate": 3e-4,
+    "exploration_coeff": 0.003,
+}
+RANKS_WITH_IMAGES: dict[str, Any] = {
+    "async_rl": False,
+    "num_epochs": 2,
+    "advantage": "gae",
+    "learning_rate": 2.5e-4,
+    "exploration_coeff": 0.01,
+}
+"""Those of the code of DD-PPO's paper (habitat-baselines), as are these two:"""
+ROWS_OF_IMAGES = 8
+ROLLOUT_OF_IMAGES = 128
+
+
+def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
+    """Return ``config`` with all that it leaves open and that depends on the kind of environment:
+    see the head of this file."""
+    settings = _settings(config, spec)
+    values = _values(settings, spec)
+    chosen = {name: value for name, value in values.items() if getattr(config, name) is None}
+    if "rollout" in chosen and config.batch_size is not None:
+        chosen["rollout"] = _part(config.batch_size, chosen["rollout"])
+    config = dataclasses.replace(config, **chosen)
+    if not config.async_rl:
+        config = dataclasses.replace(config, **_shape(config, settings))
+    if config.minibatch_size is None and not config.async_rl:
+        config = dataclasses.replace(config, minibatch_size=_minibatch(config, settings))
+    if config.model.separate_critic is None:
+        separate = not is_convolutional(spec.observations) and config.model.core == "none"
+        model = dataclasses.replace(config.model, separate_critic=separate)
+        config = dataclasses.replace(config, model=model)
+    return config
+
+
+def reason(config: PpoConfig, spec: EnvSpec) -> str:
+    """Return which settings were chosen and why, in a line; ``config`` is resolved."""
+    settings = _settings(config, spec)
+    if settings is ASYNCHRONOUS:
+        why = "images" if has_image(spec) else "as asked"
+        why += ": sampling goes on while the learner trains"
+    elif has_image(spec):
+        why = "sampling and learning take turns"
+    else:
+        why = "no pixels: the learner is quick, and fresh experience teaches more per env step"
+    given = [n for n, value in _values(settings, spec).items() if getattr(config, n) != value]
+    epochs = "epoch" if config.num_epochs == 1 else "epochs"
+    shown = [f"{config.num_epochs} {epochs}", f"learning rate {config.learning_rate:g}"]
+    if config.minibatch_size is not None:
+        shown.insert(1, f"minibatches of {config.minibatch_size}")
+    exceptions = f"; not the default: {', '.join(given)}" if given else ""
+    return f"learning: {', '.join(shown)} ({why}{exceptions})"
+
+
+def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
+    on_policy = ON_POLICY_GRIDS if is_convolutional(spec.observations) else ON_POLICY
+    if isinstance(config, DdppoConfig):
+        return RANKS_WITH_IMAGES if has_image(spec) else on_policy
+    asynchronous = config.async_rl
+    if asynchronous is None:
+        asynchronous = has_image(spec) or config.sampler_only
+    if asynchronous:
+        return ASYNCHRONOUS
+    return ON_POLICY_IMAGES if has_image(spec) else on_policy
+
+
+def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
+    """Return ``settings`` for the kind of actions: an entropy bonus keeps a policy of categories
+    from freezing once all advantages are noise, but the noise of Box actions grows with it."""
+    boxes = any(action.kind == "box" for action in spec.actions.values())
+    if boxes and settings is not ASYNCHRONOUS:
+        return {**settings, "exploration_coeff": 0.0}
+    return settings
+
+
+def _shape(config: PpoConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the workers, env rows and rollout of a run that samples and learns in turn, so that
+    whole rollouts of all rows make a batch: --batch-size if it is given, else BATCH or more."""
+    if isinstance(config, DdppoConfig):
+        return _rank_shape(config, settings)
+    batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
+    possible = [config.num_workers] if config.num_workers else _possible_workers(config)
+    rows = config.num_envs_per_worker
+    if rows is None:
+        unit = splits * (config.num_workers or 1)
+        total = _rows(batch, rollout, ROWS, unit) or _multiple(ROWS, unit)
+        even = (w for w in possible if total % (w * splits) == 0)
+        workers = next((w for w in even if total // w >= ROWS_PER_WORKER), possible[-1])
+        rows = total // workers
+    else:
+        unit = rows * (rollout or 1)
+        filling = (w for w in possible if batch is None or batch % (w * unit) == 0)
+        workers = next(filling, possible[0])
+    if rollout is None:
+        rollout = _rollout(batch, rows * workers)
+    return {"num_workers": workers, "num_envs_per_worker": rows, "rollout": rollout}
+
+
+def _rank_shape(config: DdppoConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """`_shape` of a rank; ``config.batch_size`` is a rank's own."""
+    batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
+    ranks = _ranks(config)
+    images = settings is RANKS_WITH_IMAGES
+    about = ROWS_OF_IMAGES if images else max(ROWS_PER_WORKER, math.ceil(ROWS / ranks))
+    rows = config.num_envs_per_worker
+    if images and rollout is None:
+        unit = ROLLOUT_OF_IMAGES * (rows or splits)
+        rollout = ROLLOUT_OF_IMAGES if batch is None or batch % unit == 0 else None
+    rows = rows or _rows(batch, rollout, about, splits)
+    if rollout is None:
+        rollout = _rollout(batch, rows) if rows and batch else None
+    if rollout is None:
+        rollout = _rollout(None, (rows or about) * ranks)
+    return {"num_envs_per_worker": rows, "rollout": rollout}
+
+
+def _rows(batch: int | None, rollout: int | None, about: int, unit: int) -> int | None:
+    """Return how many env rows to sample from: a multiple of ``unit``, near ``about``, whose
+    rollouts make a ``batch``. None if there are none: the plan refuses and names the nearest."""
+    usual = _multiple(about, unit)
+    if batch is None:
+        return usual
+    if rollout is not None:
+        return None if batch % (rollout * unit) else batch // rollout
+    fewer = range(usual, min(usual, ROWS_PER_WORKER) - 1, -unit)
+    more = range(usual + unit, 2 * usual + 1, unit)
+    return next((n for n in (*fewer, *more) if batch % n == 0), None)
+
+
+def _rollout(batch: int | None, rows: int) -> int:
+    """Return the env steps of a rollout, so that one of each row makes the ``batch``, or about
+    BATCH: then a multiple of SHORTEST_ROLLOUT, which has parts of many sizes for minibatches."""
+    if batch is not None:
+        return max(1, batch // rows)
+    return max(1, BATCH // rows // SHORTEST_ROLLOUT) * SHORTEST_ROLLOUT
+
+
+def _part(batch: int, rollout: int) -> int:
+    """Return the longest rollout up to ``rollout``, and from half of it, that divides ``batch``;
+    ``rollout`` if there is none."""
+    return next((n for n in range(rollout, rollout // 2, -1) if batch % n == 0), rollout)
+
+
+def _multiple(number: int, unit: int) -> int:
+    """Return ``number`` rounded up to a multiple of ``unit``."""
+    return math.ceil(number / unit) * unit
+
+
+def _possible_workers(config: AppoConfig) -> list[int]:
+    """Return the numbers of actor workers to choose from, the best first."""
+    most = 1 if config.serial else min(len(available_cores()), ROWS // ROWS_PER_WORKER)
+    return [*range(most, 0, -1)]
+
+
+def _ranks(config: DdppoConfig) -> int:
+    world = World.of_environment()
+    if world is not None:
+        return world.size
+    return config.num_ranks or (1 if config.serial else len(available_cores()))
+
+
+def _minibatch(config: PpoConfig, settings: dict[str, Any]) -> int | None:
+    """Return the size nearest to the default, as a ratio, that divides the batch (with ranks: a
+    rank's) into equal parts; of whole rollouts where the loss or the core looks along time. None
+    for a batch that the plan refuses."""
+    rollout, rows = config.rollout, config.num_envs_per_worker
+    if rollout is None or rows is None:
+        return None
+    if isinstance(config, DdppoConfig):
+        batch, ranks = config.batch_size or rollout * rows, _ranks(config)
+        about = max(MINIBATCH // 4, MINIBATCH // ranks)
+        if settings is RANKS_WITH_IMAGES:
+            about = max(1, batch // 2)  # two minibatches, as in the paper's code
+    else:
+        each = rollout * rows * (config.num_workers or 1)
+        batch, about = config.batch_size or _multiple(MIN_BATCH, each), MINIBATCH
+    unit = rollout if config.advantage == "vtrace" or config.model.core != "none" else 1
+    sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
+    return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)
