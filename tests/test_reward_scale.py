@@ -16,7 +16,7 @@ from sampleforge.api import Trainer
 from sampleforge.data.batch import Batch
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from tests.harness import updates
+from tests.harness import resolved, spec_of, updates
 from tests.test_learner import config as code_config
 from tests.test_learner import learner_of, one_batch
 from tests.test_learning import config as learning_config
@@ -71,7 +71,7 @@ def test_the_unit_of_rewards_changes_no_bit_of_what_is_learned(
 
 
 def graph_state(chosen: AppoConfig) -> dict[str, torch.Tensor]:
-    return learner_of(chosen).model.state_dict()
+    return learner_of(resolved(chosen, spec_of(chosen))).model.state_dict()
 
 
 @pytest.mark.parametrize("scale", SIZES)

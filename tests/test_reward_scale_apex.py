@@ -117,6 +117,7 @@ def config(**kwargs: Any) -> DqnConfig:
         "optimiser_eps": 1e-6,
         "target_update_interval": 3,
         "normalise_returns": True,
+        "reward_clip": None,
     }
     return DqnConfig(**{**defaults, **kwargs})
 
