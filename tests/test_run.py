@@ -14,7 +14,7 @@ from tests.runs import summary, train, until_trained
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
-    *("policy_lag", "restarts", "env_restarts", "error"),
+    *("policy_lag", "restarts", "env_restarts", "nonfinite_steps", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8
 """Env steps that may be under way when the goal is reached: rollouts of `SMALL`, twice over."""
@@ -63,8 +63,8 @@ def test_time_is_up(run_cli: RunCli, tmp_path: Path, inference: str) -> None:
     ("env", "remedy"),
     [
         ("nosuch.module:make", "there is no module 'nosuch'"),
-        ("ALE/Brekout-v5", "did you mean ALE/Breakout-v5"),
-        ("CartPole-v3", "did you mean CartPole-v1"),
+        ("ALE/Brekout-v5", "Did you mean ALE/Breakout-v5"),
+        ("CartPole-v3", "Did you mean CartPole-v1"),
     ],
 )
 def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, remedy: str) -> None:

@@ -92,8 +92,8 @@ def test_a_minibatch_without_valid_rows_is_not_a_step_and_not_in_the_means() -> 
 
 
 def test_means_over_minibatches_are_weighted_by_their_valid_rows() -> None:
-    """Entropy hardly moves within an update: its mean is that over all valid rows."""
-    chosen = config(learning_rate=1e-9, minibatch_size=8, num_envs_per_worker=8)
+    """Nothing moves within an update: means are those over all valid rows."""
+    chosen = config(learning_rate=1e-15, minibatch_size=8, num_envs_per_worker=8)
     batch = one_batch(chosen)
     valid = batch.valid.clone()
     valid[2:, 0] = False  # 2 rows of 8 are left in one of the minibatches
@@ -191,7 +191,13 @@ def test_a_replays_metrics_count_alike_but_for_maxima() -> None:
 
 # ---- the plan ----
 
-ASYNC = {"rollout": 8, "num_workers": 2, "num_envs_per_worker": 4, "num_splits": 1}
+ASYNC = {
+    "async_rl": True,
+    "rollout": 8,
+    "num_workers": 2,
+    "num_envs_per_worker": 4,
+    "num_splits": 1,
+}
 """With batches of 64: 2 slots each, 6 in circulation, so a row is 3 updates behind a learner that
 is never done in time."""
 

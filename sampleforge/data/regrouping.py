@@ -21,7 +21,7 @@ class Regrouping:
     """``generation`` counts the groups from 0. The driver alone begins a new one, at most ``limit``
     times; the ``ranks`` see it in shared memory, and leave there how far they have come."""
 
-    def __init__(self, limit: int, ranks: int = 1) -> None:
+    def __init__(self, limit: int, ranks: int) -> None:
         self.limit = limit
         self._arrays = SharedArrays(
             {

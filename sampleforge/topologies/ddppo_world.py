@@ -103,7 +103,7 @@ def ddppo_world(
         played,
         stop,
         board,
-        Regrouping(0),  # it is torchrun that replaces a rank, and with it all others
+        Regrouping(0, world.size),  # it is torchrun that replaces a rank, and with it all others
         WorldRendezvous(encounter, backend, config.rank_timeout, device),
         Accounts(counters, played, known if world.rank == 0 else None),
     )
