@@ -113,6 +113,8 @@ def _play(
             choose = False
             display.message(_choose(player, env, took), "info")
         display.progress(player.num_played, player.episodes, player.return_mean)
+    if choose:  # all was over before the first look
+        display.message(_choose(player, env, clock() - started), "info")
 
 
 def _choose(player: EpisodePlayer, env: str, took: float) -> str:
