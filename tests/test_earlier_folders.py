@@ -59,7 +59,7 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
     for _ in range(2):
         config = resolve_defaults(folder.check_resume(asked), spec)
         assert isinstance(config, AppoConfig | DdppoConfig)
-        new = {"noise_correlation": 0.0, "rescale_actions": False, **whole}
+        new = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False, **whole}
         assert learning(flat_fields(config)) == {**learning(stored), **new}
         plan = (plan_ddppo if isinstance(config, DdppoConfig) else plan_appo)(config, spec, "cpu")  # type: ignore[operator]
         assert plan.batch_size == stored["batch_size"]
@@ -106,7 +106,7 @@ def test_an_earlier_config_file_means_what_it_meant(folder: RunFolder, algo: str
     config = parse_config(algo, ["--config", str(folder.config_file)])
     found = learning(flat_fields(resolve_defaults(config, spec_of(config))))
     whole = None if stored["async_rl"] else stored["batch_size"]
-    since = {"noise_correlation": 0.0, "rescale_actions": False}
+    since = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False}
     assert found == learning({**stored, **since, "minibatch_size": whole})
 
 

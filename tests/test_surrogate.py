@@ -98,3 +98,13 @@ def test_clip_fraction() -> None:
     assert clip_fraction(log_ratio, 0.1, torch.tensor([True, True, True, False])).item() == (
         pytest.approx(1 / 3)
     )
+
+
+def test_advantages_that_are_noise_beside_the_returns_are_not_blown_up() -> None:
+    x = torch.tensor([0.01, -0.01, 0.02, -0.02])
+    all_rows = scalar_moments(x, torch.ones(4, dtype=torch.bool))
+    torch.testing.assert_close(normalise(x, all_rows, least_std=0.1), x / 0.1)
+    torch.testing.assert_close(
+        normalise(100 * x, scalar_moments(100 * x, x > -1), least_std=0.1).std(correction=0),
+        torch.tensor(1.0),
+    )

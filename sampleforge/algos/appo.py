@@ -47,9 +47,13 @@ class AppoLoss:
     values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
     """
 
-    def __init__(self, config: AppoLossConfig, gamma: float) -> None:
+    def __init__(
+        self, config: AppoLossConfig, gamma: float, *, normalises_returns: bool = False
+    ) -> None:
         self._config = config
         self._gamma = gamma
+        # In units of the returns' deviation, which without normalisation nothing is known of.
+        self._least_std = config.advantage_floor if normalises_returns else 0.0
 
     @property
     def looks_along_time(self) -> bool:
@@ -104,7 +108,7 @@ class AppoLoss:
         own = scalar_moments(advantages, counts)
         whole = over_ranks(own, gather)
         if config.normalise_advantages:
-            advantages = normalise(advantages, whole, counts)
+            advantages = normalise(advantages, whole, counts, least_std=self._least_std)
 
         policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, counts)
         value_loss = clipped_value_loss(

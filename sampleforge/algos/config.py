@@ -79,6 +79,10 @@ class AppoLossConfig(Checked):
     gae_lambda: float = 0.95
     """Trace decay of GAE, and of V-trace's trace coefficients (1: the paper's V-trace)."""
     normalise_advantages: bool = True
+    advantage_floor: float = 0.1
+    """Advantages are divided by their standard deviation, but at least by this part of that of the
+    returns: of a solved task they are noise, which would be made as large as what taught it (with
+    --normalise-returns; 0: by their own, however small)."""
     clip_ratio: float = 0.2
     """The ratio to the behaviour policy is clipped to [1/(1+e), 1+e]."""
     value_clip: float | None = None
@@ -98,7 +102,7 @@ class AppoLossConfig(Checked):
         super().__post_init__()
         check_range(self, "vtrace_rho vtrace_c clip_ratio value_clip", low=0, above=True)
         check_range(self, "gae_lambda noise_correlation", low=0, high=1)
-        check_range(self, "value_coeff exploration_coeff kl_coeff", low=0)
+        check_range(self, "value_coeff exploration_coeff kl_coeff advantage_floor", low=0)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,11 @@ _MACHINE = {
     *("keep_driver_weights_in_sync", "num_replay_shards", "prefetch_batches"),
     *("samples_per_insert_tolerance", "save_replay"),
 }
-_BEFORE_THEY_EXISTED: dict[str, Any] = {"rescale_actions": False, "noise_correlation": 0.0}
+_BEFORE_THEY_EXISTED: dict[str, Any] = {
+    "rescale_actions": False,
+    "noise_correlation": 0.0,
+    "advantage_floor": 0.0,
+}
 """What fields of today stand for in the config of a run that began before there were such fields,
 where their defaults would change what was trained."""
 _FIXED_DEFAULTS: dict[str, dict[str, Any]] = {

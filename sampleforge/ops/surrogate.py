@@ -25,11 +25,17 @@ def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return (_valid(x, mask) * mask).sum() / torch.where(total > 0, total, 1.0)
 
 
-def normalise(x: Tensor, moments: Moments, mask: Tensor | None = None, eps: float = 1e-8) -> Tensor:
+def normalise(
+    x: Tensor,
+    moments: Moments,
+    mask: Tensor | None = None,
+    eps: float = 1e-8,
+    least_std: float = 0.0,
+) -> Tensor:
     """(x - mean) / std, by the moments [] of all valid elements (of all ranks, where there are
-    several); 0 where masked out, and where std is 0."""
+    several), or / ``least_std`` if that is more; 0 where masked out, and where std is 0."""
     centred = _valid(x - moments.mean.to(x.dtype), mask)
-    return centred / (moments.var.sqrt().to(x.dtype) + eps)
+    return centred / (moments.var.sqrt().clamp(min=least_std).to(x.dtype) + eps)
 
 
 def clipped_surrogate(

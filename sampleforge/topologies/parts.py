@@ -107,7 +107,7 @@ def make_learner(
     config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
     learner = Learner(
         new_model(),
-        AppoLoss(config, config.gamma),
+        AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns),
         config,
         device=torch.device(plan.device),
         precision=plan.precision,
