@@ -173,7 +173,10 @@ def shortened(batch: Batch, steps: int) -> Batch:
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_a_short_rollout_is_worth_what_its_steps_are_worth(advantage: str, core: str) -> None:
     """The loss, its gradient and the advantages are those of a batch that is only so long."""
-    chosen = config(core, advantage=advantage)
+    # Sampled values are 0 before the first update if returns are normalised, and this model's not.
+    # CodeEnv's rewards are codes, whose squares would leave single precision no digits.
+    more = {"normalise_returns": False, "reward_scale": 1e-4}
+    chosen = config(core, advantage=advantage, **more)
     compared = 0
     for batch in short_rollouts(chosen, 20):
         steps, gradients = taken(batch), []
@@ -185,8 +188,7 @@ def test_a_short_rollout_is_worth_what_its_steps_are_worth(advantage: str, core:
             experience = loss.prepare(model, experience_of(given, chosen, 0))
             loss(model, experience).loss.backward()  # type: ignore[no-untyped-call]
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
-        rounding = 2e-6 * float(gradients[0].abs().max())  # of sums of terms of that size
-        torch.testing.assert_close(gradients[0], gradients[1], atol=rounding, rtol=1e-4)
+        torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
         compared += 1
     assert compared > 5
 
