@@ -49,6 +49,7 @@ ALGORITHMS: dict[str, AnyConfig] = {
 
 def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     """SHA-256 of the published weights after ``count`` updates: names and bytes, in their order."""
+    torch.set_num_threads(1)  # an orthogonal matrix depends on it
     chosen, spec = topology(config), spec_of(config)
     config = dataclasses.replace(chosen.fit(config, spec), seed=seed)
     plan = chosen.plan(config, spec, "cpu")
