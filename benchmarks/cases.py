@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.env.registry import make_vector
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
+from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults

@@ -24,14 +24,14 @@ import psutil
 import torch
 from machine import describe, table
 
-from sampleforge.data.compressed import CompressedFrames, FrameStore, ring_bytes
-from sampleforge.data.replay import EXTRAS, Prioritisation, ReplayShard
-from sampleforge.data.replay_ledger import ReplayLedger
-from sampleforge.data.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.data.transitions import TransitionReader
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import StepOut
+from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
+from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import EnvSpec
 
 LEASES, BATCH, PLAYED = 4, 512, 1000

@@ -17,7 +17,7 @@ from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
 from sampleforge.algos.policy import autocast
-from sampleforge.topologies.parts import Start, first_weights, make_policy, model_maker
+from sampleforge.topologies.builders import Start, first_weights, make_policy, model_maker
 from sampleforge.workers.inference import InlineInference
 
 ROWS = (1, 8, 32, 128, 512)

@@ -18,9 +18,9 @@ from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
 from sampleforge.algos.policy import autocast
-from sampleforge.data.batch import BatchBuilder
-from sampleforge.topologies.parts import Start, first_weights, make_learner, model_maker
-from sampleforge.topologies.plan import plan_appo
+from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.topologies.builders import Start, first_weights, make_learner, model_maker
+from sampleforge.topologies.sampler_plan import plan_appo
 
 
 def measure(case: str, precision: str, device: str, seconds: float) -> list[str]:

@@ -20,7 +20,7 @@ from machine import describe, table
 
 from sampleforge.driver import Run, finish
 from sampleforge.models.config import ModelConfig
-from sampleforge.topologies import appo
+from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.config import AppoConfig
 
 

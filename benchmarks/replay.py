@@ -20,10 +20,10 @@ from statistics import median
 import numpy as np
 from machine import describe, table
 
-from sampleforge.data.replay import EXTRAS, Prioritisation, ReplayShard
-from sampleforge.data.replay_ledger import ReplayLedger
-from sampleforge.data.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.data.transitions import TransitionReader
+from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 
 ROLLOUT, ROWS, OBS = 50, 20, 4

@@ -17,8 +17,8 @@ import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
-from sampleforge.data.batch import BatchBuilder
-from sampleforge.data.slots import TrajectorySlots
+from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.rollouts.slots import TrajectorySlots
 
 ROWS = (1, 8, 32, 128)
 

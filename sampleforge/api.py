@@ -15,7 +15,7 @@ import torch
 from sampleforge import spec as specs
 from sampleforge.config import ConfigError
 from sampleforge.driver import Run
-from sampleforge.env.door import to_env
+from sampleforge.env.adapter import to_env
 from sampleforge.env.probe import probe
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.folder.checkpoint import CheckpointStore

@@ -13,9 +13,9 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime.device import resolve_device
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AnyConfig
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from sampleforge.reporting.reporter import Reporter
     from sampleforge.reporting.staleness import StaleWarning
     from sampleforge.spec import EnvSpec
-    from sampleforge.topologies.apex_plan import ApexPlan
+    from sampleforge.topologies.apex.plan import ApexPlan
     from sampleforge.topologies.graph import Graph
-    from sampleforge.topologies.plan import Plan
     from sampleforge.topologies.registry import Topology
+    from sampleforge.topologies.sampler_plan import Plan
 
 SAVE_TIMEOUT = 300.0
 """Seconds that the learner may need to answer: it answers between two updates."""
@@ -130,8 +130,9 @@ class Run:
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.statistics import RunStatistics
-        from sampleforge.topologies.evaluating import beside, with_evaluator
-        from sampleforge.topologies.parts import Start
+        from sampleforge.runners.composite import beside
+        from sampleforge.topologies.builders import Start
+        from sampleforge.topologies.evaluator import with_evaluator
 
         config, chosen, opened = self.config, self._topology(), self._opened
         config = chosen.fit(config, spec)
@@ -184,12 +185,12 @@ class Run:
         return topology(self.config)
 
     def _make_runner(self, graph: Graph) -> Runner:
-        from sampleforge.topologies.serial import SerialRunner
+        from sampleforge.runners.serial import SerialRunner
 
         return SerialRunner(graph) if self._serial else self._processes(graph)
 
     def _processes(self, graph: Graph) -> Runner:
-        from sampleforge.topologies.processes import ProcessRunner
+        from sampleforge.runners.processes import ProcessRunner
         from sampleforge.workers.worker import Surroundings
 
         surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
@@ -351,7 +352,7 @@ class Run:
         if not self._is_interrupted():
             self.save()
             return
-        from sampleforge.topologies.processes import WorkerDied
+        from sampleforge.runners.processes import WorkerDied
 
         try:
             self.save(INTERRUPTED_SAVE_TIMEOUT)
@@ -423,7 +424,7 @@ class Run:
 def _stale_warning(plan: Plan | ApexPlan) -> StaleWarning | None:
     """Of runs that learn from experience of a limited policy lag."""
     from sampleforge.reporting.staleness import StaleWarning
-    from sampleforge.topologies.plan import Plan
+    from sampleforge.topologies.sampler_plan import Plan
 
     if not isinstance(plan, Plan):
         return None
@@ -437,10 +438,10 @@ def _complain(text: str) -> None:
 def describe(error: BaseException) -> str:
     """An error as text: a worker's death ends with the worker's own traceback, and where the driver
     was when it noticed says nothing; so it is with a rank that others lose, or a full disk."""
-    from sampleforge.data.ranks import RankLost
+    from sampleforge.distributed.group import RankLost
     from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.reporting.env_restarts import EnvironmentFails
-    from sampleforge.topologies.processes import WorkerDied
+    from sampleforge.runners.processes import WorkerDied
 
     if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten | EnvironmentFails):
         return str(error)

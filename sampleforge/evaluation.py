@@ -15,7 +15,12 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust, imports_code
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.workers.playing import EpisodePlayer, evaluation_envs, evaluation_seed, outcome
+from sampleforge.workers.episode_player import (
+    EpisodePlayer,
+    evaluation_envs,
+    evaluation_seed,
+    outcome,
+)
 
 EPISODES = 100
 FEW_EPISODES = 20

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from sampleforge import __version__
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.driver import Run, describe, finish
-from sampleforge.runtime.device import resolve_device
 from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 
 if TYPE_CHECKING:
-    from sampleforge.data.encounter import Encounter
+    from sampleforge.distributed.rendezvous import Encounter
     from sampleforge.reporting.reporter import Reporter
+    from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.topologies.graph import Graph
-    from sampleforge.topologies.in_process import InProcessRunner
     from sampleforge.topologies.registry import Topology
 
 START_GRACE = 120.0
@@ -43,7 +43,7 @@ POLL = 0.5
 
 def run_rank(config: AnyConfig, world: World) -> int:
     """Be a rank of ``world`` until the training ends; returns the exit code. Raises ConfigError."""
-    from sampleforge.topologies.ddppo_world import check_world
+    from sampleforge.topologies.ddppo.torchrun import check_world
 
     ours = check_world(config, world)
     return finish(LeadingRun(ours, world)) if world.rank == 0 else follow(ours, world)
@@ -93,7 +93,7 @@ class LeadingRun(Run):
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        from sampleforge.data.ranks import RankLost
+        from sampleforge.distributed.group import RankLost
 
         if isinstance(error, RankLost):
             self._save_what_was_agreed()
@@ -155,14 +155,14 @@ def whoami(world: World) -> str:
 
 
 def encounter_of(config: DdppoConfig, world: World) -> Encounter:
-    from sampleforge.data.encounter import Encounter
+    from sampleforge.distributed.rendezvous import Encounter
 
     return Encounter(world, config.rank_timeout + START_GRACE)
 
 
 def about(config: DdppoConfig, world: World, encounter: Encounter) -> dict[str, Any]:
-    """What a rank says of itself before it begins; see `sampleforge.data.encounter.complaint`."""
-    from sampleforge.topologies.ddppo_world import backend_and_device
+    """What a rank says of itself before it begins; see `rendezvous.complaint`."""
+    from sampleforge.topologies.ddppo.torchrun import backend_and_device
 
     return {
         "host": socket.gethostname(),
@@ -187,7 +187,7 @@ def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Enco
     was started with another command."""
     from sampleforge.env.probe import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
-    from sampleforge.topologies.parts import Start
+    from sampleforge.topologies.builders import Start
 
     own = to_plain(config)
     changed = difference(
@@ -226,8 +226,8 @@ def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
 
 def topology_of(encounter: Encounter) -> Topology:
     """DD-PPO over ranks that have met."""
-    from sampleforge.topologies.ddppo import plan_ddppo
-    from sampleforge.topologies.ddppo_world import ddppo_world
+    from sampleforge.topologies.ddppo.torchrun import ddppo_world
+    from sampleforge.topologies.ddppo.wire import plan_ddppo
     from sampleforge.topologies.registry import topology
 
     return dataclasses.replace(
@@ -244,7 +244,7 @@ def runner_of(
     interrupts: Interrupts,
     step_timeout: float,
 ) -> InProcessRunner:
-    from sampleforge.topologies.in_process import InProcessRunner
+    from sampleforge.runners.in_process import InProcessRunner
 
     def interrupted() -> bool:
         return interrupts.received is not None

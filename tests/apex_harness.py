@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from sampleforge.algos.dqn_learner import DqnLearner, Learned
-from sampleforge.data.replay_files import ReplayFolder
-from sampleforge.data.transitions import Transitions
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.topologies.apex import apex
-from sampleforge.topologies.apex_plan import ApexPlan, fit, plan_apex
+from sampleforge.replay.snapshot import ReplayFolder
+from sampleforge.replay.transitions import Transitions
+from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.apex.plan import ApexPlan, fit, plan_apex
+from sampleforge.topologies.apex.wire import apex
+from sampleforge.topologies.builders import Start
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.parts import Start
-from sampleforge.topologies.serial import SerialRunner
 from tests.fakes.envs import code_reward, episode_length
 from tests.harness import spec_of
 

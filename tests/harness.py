@@ -8,18 +8,18 @@ from typing import TypeVar
 
 import torch
 
-from sampleforge.data.batch import Batch, BatchBuilder
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.models.registry import resolve_encoder
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.appo import appo
+from sampleforge.topologies.appo.wire import appo
+from sampleforge.topologies.builders import Start
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.parts import Start
-from sampleforge.topologies.plan import Plan, plan_appo
 from sampleforge.topologies.ppo_defaults import resolve_defaults
-from sampleforge.topologies.serial import SerialRunner
+from sampleforge.topologies.sampler_plan import Plan, plan_appo
 
 Ppo = TypeVar("Ppo", AppoConfig, DdppoConfig)
 

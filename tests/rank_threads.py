@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from sampleforge.data.memory_group import MemoryGroup, RankMemory
-from sampleforge.data.process_group import ProcessGroup
-from sampleforge.data.ranks import RankGroup
+from sampleforge.distributed.group import RankGroup
+from sampleforge.distributed.shm_group import MemoryGroup, RankMemory
+from sampleforge.distributed.torch_group import ProcessGroup
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from gymnasium import spaces
 import sampleforge as sf
 from sampleforge.api import LoadedPolicy
 from sampleforge.config import ConfigError
+from sampleforge.env.adapter import ActionDoor
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.door import ActionDoor
 from sampleforge.env.registry import make_vector
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust

@@ -13,12 +13,12 @@ import torch
 
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
-from sampleforge.data.slots import Owner
 from sampleforge.models.config import ModelConfig
-from sampleforge.topologies.apex import exploration_thirds, network_maker, row_epsilons, rung
-from sampleforge.topologies.apex_plan import ApexPlan, fit, plan_apex
+from sampleforge.rollouts.slots import Owner
+from sampleforge.runners.processes import ProcessRunner, WorkerDied
+from sampleforge.topologies.apex.plan import ApexPlan, fit, plan_apex
+from sampleforge.topologies.apex.wire import exploration_thirds, network_maker, row_epsilons, rung
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.processes import ProcessRunner, WorkerDied
 from sampleforge.workers.worker import Surroundings
 from tests.apex_harness import (
     CheckingLearnerMaker,

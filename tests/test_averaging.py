@@ -13,11 +13,11 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import GradientBuckets, OverRanks
 from sampleforge.algos.learner import Learner
-from sampleforge.data.batch import Batch
-from sampleforge.data.ranks import RankGroup
+from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch
+from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.parts import seeded_model
 from tests.harness import resolved, rollouts, spec_of
 from tests.rank_threads import on_ranks
 

@@ -9,15 +9,15 @@ import signal
 import numpy as np
 import pytest
 
+from sampleforge.benchmark.simulator import RandomActions
 from sampleforge.benchmark.stages import Crew, stages
 from sampleforge.benchmark.table import WIDTH
 from sampleforge.benchmark.verdict import Setting, verdict
 from sampleforge.driver import Run
+from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.appo import AppoConfig
+from sampleforge.topologies.appo.wire import AppoConfig
 from sampleforge.topologies.graph import COUNTERS
-from sampleforge.topologies.serial import SerialRunner
-from sampleforge.workers.simulator import RandomActions
 from tests.harness import build
 
 SETTING = Setting(

@@ -16,7 +16,7 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.models.compiled import compile_passes
-from sampleforge.runtime.toolchain import lacking
+from sampleforge.runtime.machine import lacking
 from sampleforge.topologies.config import AppoConfig
 from tests.conftest import RunCli
 from tests.harness import build, updates
@@ -97,7 +97,7 @@ def test_a_missing_compiler_is_said_before_anything_starts(
     (tmp_path / "mine").touch(mode=0o755)
     monkeypatch.setenv("CXX", "mine")
     monkeypatch.setattr(
-        "sampleforge.runtime.toolchain.sysconfig.get_path", lambda name: str(tmp_path)
+        "sampleforge.runtime.machine.sysconfig.get_path", lambda name: str(tmp_path)
     )
     with pytest.raises(ConfigError, match=r"Python\.h"):
         build(dataclasses.replace(small, compile=True))

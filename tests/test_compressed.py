@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.data.compressed import Blocks, CompressedFrames, FrameStore, Ring, ring_bytes
-from sampleforge.data.replay import EXTRAS, Prioritisation, ReplayShard
-from sampleforge.data.replay_ledger import ReplayLedger
-from sampleforge.data.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.data.transitions import TransitionReader
+from sampleforge.replay.compressed import Blocks, CompressedFrames, FrameStore, Ring, ring_bytes
+from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
-from sampleforge.topologies.apex_plan import fit, plan_apex
+from sampleforge.topologies.apex.plan import fit, plan_apex
 from tests.apex_harness import apex_config, build_apex, serial_rounds
 from tests.harness import spec_of
 from tests.test_apex import running

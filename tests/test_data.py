@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.data.batch import BatchBuilder
-from sampleforge.data.counters import Counters
-from sampleforge.data.exchange import SlotExchange
-from sampleforge.data.rings import IndexRings
-from sampleforge.data.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.data.weights import SharedWeights
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec, action_specs, observation_specs
 
 

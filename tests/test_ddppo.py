@@ -20,14 +20,14 @@ from sampleforge.algos.learner import Learner
 from sampleforge.api import load_policy, train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
-from sampleforge.data.ranks import RankGroup
+from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.runners.processes import WorkerDied
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo import plan_ddppo
-from sampleforge.topologies.processes import WorkerDied
-from sampleforge.workers.agreement import RanksDiverged, check_agreement, share_state
+from sampleforge.topologies.ddppo.wire import plan_ddppo
+from sampleforge.workers.rank_sync import RanksDiverged, check_agreement, share_state
 from tests.harness import resolved, spec_of
 from tests.rank_threads import on_ranks
 from tests.test_averaging import batches, learner_of

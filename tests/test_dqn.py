@@ -13,11 +13,11 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
-from sampleforge.data.transitions import Transitions
-from sampleforge.data.weights import SharedWeights
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import GreedyActions, QNetwork
 from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.replay.transitions import Transitions
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec
 
 ACTIONS = 4

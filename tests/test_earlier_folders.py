@@ -19,9 +19,9 @@ from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.stored_config import HEADER, MAY_CHANGE, flat_fields
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo import plan_ddppo
-from sampleforge.topologies.plan import plan_appo
+from sampleforge.topologies.ddppo.wire import plan_ddppo
 from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.sampler_plan import plan_appo
 from tests.harness import spec_of
 
 STORED = Path(__file__).parent / "stored"

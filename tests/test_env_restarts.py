@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sampleforge.data.counters import Counters
-from sampleforge.data.first_fault import ROOM, FirstFault
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.threaded import ThreadedVector
@@ -19,6 +17,7 @@ from sampleforge.reporting.display import LineDisplay
 from sampleforge.reporting.env_restarts import EnvironmentFails, EnvRestarts
 from sampleforge.reporting.live_panel import panel
 from sampleforge.reporting.progress import Goal
+from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
 from tests.conftest import RunCli, StartCli
 from tests.fakes.envs import FlakyEnv
 from tests.runs import last_report, summary, until, worker
@@ -126,10 +125,10 @@ def test_the_earliest_text_is_the_first_and_a_long_one_keeps_its_end() -> None:
     faults = FirstFault(3)
     assert faults.get() is None
     faults.put(2, "later", 20.0)
-    faults.put(1, "x" * ROOM + "the cause é", 10.0)
+    faults.put(1, "x" * FAULT_BYTES + "the cause é", 10.0)
     faults.put(1, "not the first", 5.0)
     text = faults.get()
-    assert text is not None and text.endswith("xthe cause é") and len(text) <= ROOM
+    assert text is not None and text.endswith("xthe cause é") and len(text) <= FAULT_BYTES
 
 
 @pytest.mark.parametrize(

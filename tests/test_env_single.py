@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
+from sampleforge.env.adapter import ActionDoor
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.door import ActionDoor
 from sampleforge.env.probe_child import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector

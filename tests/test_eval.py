@@ -153,7 +153,7 @@ def endless(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_an_environment_without_a_limit_does_not_play_for_ever(
     endless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sampleforge.workers.playing.EPISODE_LIMIT", 50)
+    monkeypatch.setattr("sampleforge.workers.episode_player.EPISODE_LIMIT", 50)
     said, known = Said(), Trust(everything=True)
     found = evaluate(endless, episodes=20, trust=known, display=said)
     one_by_one = endless.name == "CodeEnv"

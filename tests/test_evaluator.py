@@ -16,9 +16,6 @@ import torch
 
 from sampleforge.api import Trainer
 from sampleforge.config import ConfigError
-from sampleforge.data.counters import Counters
-from sampleforge.data.evaluations import Evaluation, Evaluations
-from sampleforge.data.weights import SharedWeights
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import row_seeds
 from sampleforge.evaluation import evaluate
@@ -26,13 +23,15 @@ from sampleforge.folder.trust import Trust
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.runners.processes import WorkerDied
+from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.records import Evaluation, Evaluations
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import COUNTERS
-from sampleforge.topologies.processes import WorkerDied
+from sampleforge.workers.episode_player import EpisodePlayer, evaluation_envs
 from sampleforge.workers.evaluator import EvaluatorWorker
-from sampleforge.workers.playing import EpisodePlayer, evaluation_envs
-from sampleforge.workers.progress import Progress
 from tests.fakes.envs import code_reward, episode_length
 from tests.runs import summary, worker
 from tests.test_serial import run as run_serially

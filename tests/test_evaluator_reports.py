@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sampleforge.data.evaluations import Evaluation
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.plots import draw
+from sampleforge.shared.records import Evaluation
 from tests.test_metrics import events, report_steps, reporter
 from tests.test_metrics import folder as folder  # a fixture
 from tests.test_plots import make_run

@@ -24,9 +24,9 @@ from sampleforge.models.value_distribution import Categorical
 from sampleforge.ops.n_step import n_step_windows
 from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
 from sampleforge.ops.value_rescaling import rescale, unrescale
-from sampleforge.topologies.apex import network_maker
-from sampleforge.topologies.apex_plan import fit
-from sampleforge.workers.divergence import Divergence
+from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.wire import network_maker
+from sampleforge.workers.metrics import Divergence
 from tests.apex_harness import apex_config, build_apex, serial_rounds, with_learner
 from tests.harness import spec_of
 from tests.test_n_step import random_rollout

@@ -16,8 +16,8 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_heads import Streams
 from sampleforge.presets import preset_values
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.apex import network_maker
-from sampleforge.topologies.apex_plan import fit
+from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
 
 ACTION = {"action": ActionSpec("discrete", (), "int64", (6,))}

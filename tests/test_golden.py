@@ -18,10 +18,10 @@ import torch
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
+from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.builders import Start
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
-from sampleforge.topologies.parts import Start
 from sampleforge.topologies.registry import topology
-from sampleforge.topologies.serial import SerialRunner
 from tests.harness import spec_of, updates
 
 LOSSES = Path(__file__).parent / "golden" / "appo_serial.json"

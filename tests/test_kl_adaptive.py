@@ -12,10 +12,10 @@ from torch.distributions import Categorical, Normal, kl_divergence
 from sampleforge.algos.experience import experience_of
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.update_kl import KL_STEPS, UpdateKl
-from sampleforge.data.batch import Batch
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.ops.schedules import MAX_LEARNING_RATE, MIN_LEARNING_RATE
+from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig
 from tests.harness import updates
 from tests.test_distributions import MIXED, SPACES, parameters

@@ -11,11 +11,11 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import AppoLossConfig, LearnerConfig
 from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.algos.learner import Learner
-from sampleforge.data.batch import Batch
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch
+from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.parts import seeded_model
 from tests.fakes.envs import episode_length
 from tests.harness import resolved, rollouts, spec_of, updates
 

@@ -11,8 +11,8 @@ import pytest
 from sampleforge.api import Trainer
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.statistics import RunStatistics
+from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.serial import SerialRunner
 from tests.harness import build
 
 

@@ -12,13 +12,13 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.api import load_policy, train
-from sampleforge.data.weights import SharedWeights
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.noisy import Noise, NoisyLinear, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
-from sampleforge.topologies.apex import row_epsilons
-from sampleforge.topologies.apex_plan import fit, plan_apex
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.topologies.apex.plan import fit, plan_apex
+from sampleforge.topologies.apex.wire import row_epsilons
 from tests.apex_harness import apex_config
 from tests.harness import spec_of
 from tests.test_dqn import DISCRETE, OBSERVATIONS, transitions, weights_of

@@ -26,7 +26,7 @@ from sampleforge.env.vector import EnvVector, Episode, own_outputs
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
-from sampleforge.workers.divergence import DivergedError
+from sampleforge.workers.metrics import DivergedError
 from tests.conftest import RunCli
 from tests.fakes.envs import code_reward
 from tests.harness import rollouts

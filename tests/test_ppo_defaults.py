@@ -18,8 +18,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
-from sampleforge.topologies.ddppo import plan_ddppo
-from sampleforge.topologies.plan import Plan, plan_appo
+from sampleforge.topologies.ddppo.wire import plan_ddppo
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
     BATCH,
@@ -33,6 +32,7 @@ from sampleforge.topologies.ppo_defaults import (
     reason,
     resolve_defaults,
 )
+from sampleforge.topologies.sampler_plan import Plan, plan_appo
 from tests.harness import resolved, spec_of
 
 Settings = dict[str, Any]
@@ -251,7 +251,7 @@ def test_no_plan_refuses_what_was_chosen(
     cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
     """Where a single flag is given; and every batch is made of equal minibatches, none tiny."""
-    monkeypatch.setattr("sampleforge.topologies.plan.shared_memory_free", lambda: None)
+    monkeypatch.setattr("sampleforge.topologies.sampler_plan.shared_memory_free", lambda: None)
     cores(count)
     algos: list[Callable[..., PpoConfig]] = [AppoConfig, DdppoConfig]
     algos += [lambda n=n, **kw: DdppoConfig(num_ranks=n, **kw) for n in (1, 2, 3, 16)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sampleforge.api import train
-from sampleforge.data.rollout_board import RolloutBoard
-from sampleforge.data.short_rollouts import length
+from sampleforge.distributed.progress_board import RolloutBoard
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.rollouts.slots import length
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.preemption import Preemption

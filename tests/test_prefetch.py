@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.data.batch import Batch, BatchBuilder
-from sampleforge.data.exchange import SlotExchange
-from sampleforge.data.slots import Owner
 from sampleforge.driver import Run
-from sampleforge.runtime.wakeup import Wakeup
-from sampleforge.topologies import appo
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.batch_source import GatherAhead, Gathering, GatherInTurn
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import Owner
+from sampleforge.runners.processes import WorkerDied
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.plan import gathers_ahead
-from sampleforge.topologies.processes import WorkerDied
-from sampleforge.workers.gathering import GatherAhead, Gathering, GatherInTurn
+from sampleforge.topologies.sampler_plan import gathers_ahead
 from sampleforge.workers.learner import LearnerWorker
 from tests.harness import build, updates
 from tests.test_data import some_slots
@@ -75,7 +75,7 @@ class Setting:
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     """The thread looks for slots only when it is woken: a wake-up that were lost would show."""
-    monkeypatch.setattr("sampleforge.workers.gathering.LOOK_AGAIN", 10**6)
+    monkeypatch.setattr("sampleforge.rollouts.batch_source.LOOK_AGAIN", 10**6)
     made = Setting()
     yield made
     made.wakeup.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sampleforge.models.config import ModelConfig
-from sampleforge.topologies.serial import SerialRunner
+from sampleforge.runners.serial import SerialRunner
 from tests.apex_harness import apex_config, build_apex
 
 ATOMS: dict[str, Any] = {"value_distribution": "c51", "v_min": 0.0, "v_max": 100.0}

@@ -10,12 +10,12 @@ import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.r2d2 import burnt_in, r2d2_loss
-from sampleforge.data.sequences import Sequences
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import n_step_windows
 from sampleforge.ops.sequence_priority import sequence_priority
 from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.replay.sequences import Sequences
 from sampleforge.spec import ActionSpec, ArraySpec
 
 ACTIONS, LENGTH, BATCH, BURN_IN, N, GAMMA = 2, 12, 4, 5, 3, 0.9

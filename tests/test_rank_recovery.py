@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 
-from sampleforge.data.state_snapshot import StateSnapshot
 from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.shared.state_snapshot import StateSnapshot
 from tests.conftest import StartCli
 from tests.runs import last_report, until
 from tests.test_averaging import config as learner_config

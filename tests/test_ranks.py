@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.data.memory_group import LEAST_ROOM, MemoryGroup, MemoryRendezvous, RankMemory
-from sampleforge.data.ranks import RankGroup, RankLost
+from sampleforge.distributed.group import RankGroup, RankLost
+from sampleforge.distributed.shm_group import LEAST_ROOM, MemoryGroup, MemoryRendezvous, RankMemory
 from sampleforge.runtime.processes import process_context
 from tests.rank_threads import WAYS, on_ranks
 
@@ -63,7 +63,7 @@ def test_sums_are_the_same_bits_on_all_ranks() -> None:
 
 def test_more_ranks_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them spins: all sleep until they are woken."""
-    monkeypatch.setattr("sampleforge.data.memory_group.available_cores", lambda: [0])
+    monkeypatch.setattr("sampleforge.distributed.shm_group.available_cores", lambda: [0])
 
     def work(group: RankGroup) -> float:
         for round in range(50):

@@ -14,7 +14,7 @@ from sampleforge.evaluation import evaluate
 from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.statistics import RunStatistics
-from sampleforge.topologies.apex_plan import fit, plan_apex
+from sampleforge.topologies.apex.plan import fit, plan_apex
 from sampleforge.topologies.config import ApexConfig
 from tests.apex_harness import build_apex, serial_rounds
 from tests.harness import spec_of

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sampleforge.data.episodes import EpisodeQueue, EpisodeRecord
-from sampleforge.data.exchange import RolloutExchange, SlotExchange
-from sampleforge.data.replay_exchange import ReplayExchange
-from sampleforge.data.rings import IndexRings
-from sampleforge.data.slots import Owner, TrajectorySlots
 from sampleforge.env.seeding import row_seeds
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.replay.exchange import ReplayExchange
+from sampleforge.rollouts.exchange import RolloutExchange, SlotExchange
+from sampleforge.rollouts.slots import Owner, TrajectorySlots
+from sampleforge.shared.records import EpisodeQueue, EpisodeRecord
+from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.wakeup import Wakeup
 from tests.conftest import StartCli
 from tests.runs import last_report, summary, train, until, until_trained, worker
 from tests.test_data import some_slots

@@ -7,10 +7,10 @@ from collections import deque
 import numpy as np
 import pytest
 
-from sampleforge.data.replay import EXTRAS, Prioritisation, ReplayShard
-from sampleforge.data.replay_ledger import RateLimiter, ReplayLedger
-from sampleforge.data.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.data.transitions import TransitionReader
+from sampleforge.replay.limiter import RateLimiter, ReplayLedger
+from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 
 ROLLOUT, ROWS = 5, 3

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from sampleforge.api import Trainer
-from sampleforge.data.episodes import EpisodeRecord
-from sampleforge.data.histograms import BINS, count_positive, evenly, histogram
+from sampleforge.replay.histograms import BINS, count_positive, evenly, histogram
 from sampleforge.reporting.exploring import ReturnsByExploration
-from sampleforge.topologies.apex import exploration
+from sampleforge.shared.records import EpisodeRecord
+from sampleforge.topologies.apex.wire import exploration
 from sampleforge.topologies.graph import Exploration
 from tests.apex_harness import apex_config, build_apex, serial_rounds
 

@@ -13,8 +13,8 @@ from sampleforge.algos.experience import Experience
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.return_scale import HORIZON, ReturnScale
 from sampleforge.api import Trainer
-from sampleforge.data.batch import Batch
 from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from tests.harness import resolved, spec_of, updates
 from tests.test_learner import config as code_config

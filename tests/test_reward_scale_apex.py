@@ -14,13 +14,13 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.return_scale import REWARD_HORIZON, RewardScale
 from sampleforge.config import ConfigError
-from sampleforge.data.transitions import Transitions
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles
-from sampleforge.topologies.apex_plan import fit
+from sampleforge.replay.transitions import Transitions
+from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.apex.plan import fit
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.serial import SerialRunner
 from tests.apex_harness import apex_config, build_apex, serial_rounds
 from tests.harness import spec_of
 from tests.test_dqn import DISCRETE, OBSERVATIONS, network, transitions

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.data.batch import Batch
 from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.plan import plan_appo
+from sampleforge.topologies.sampler_plan import plan_appo
 from tests.fakes.envs import code_reward
 from tests.harness import resolved, rollouts, spec_of
 
@@ -160,7 +160,9 @@ def test_splits_are_there_where_something_can_overlap(
     given: dict[str, Any],
     splits: int,
 ) -> None:
-    monkeypatch.setattr("sampleforge.topologies.plan.available_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(
+        "sampleforge.topologies.sampler_plan.available_cores", lambda: list(range(cores))
+    )
     chosen = AppoConfig(env=CODE, async_rl=True, **given)
     spec = dataclasses.replace(spec_of(chosen), asynchronous=steps_by_itself)
     plan = plan_appo(resolved(chosen, spec), spec, "cpu")

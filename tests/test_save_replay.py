@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.data.replay_archive import ReplayArchive, geometry
-from sampleforge.data.replay_files import ReplayFolder, SavedFile, write_array
 from sampleforge.folder.replays import Replays
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.replay.snapshot import (
+    ReplayArchive,
+    ReplayFolder,
+    SavedFile,
+    geometry,
+    write_array,
+)
+from sampleforge.shared.wakeup import Wakeup
 from tests.test_replay import Replay
 from tests.test_resume import full_disk
 

@@ -15,11 +15,11 @@ import pytest
 
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
-from sampleforge.data.replay_files import ReplayFolder, SavedReplay
 from sampleforge.folder.replays import Replays
+from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
 from sampleforge.spec import ACTION
-from sampleforge.topologies.apex import network_maker
-from sampleforge.topologies.apex_plan import fit
+from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
 from tests.apex_harness import (
     CheckingLearnerMaker,
@@ -223,12 +223,12 @@ def test_a_full_disk_loses_nothing_but_the_newest_replay(tmp_path: Path) -> None
 def test_no_room_for_two_replays_is_refused_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sampleforge.topologies import apex_saving
+    from sampleforge.topologies.apex import saving
 
     class Usage:
         free = 100_000
 
-    monkeypatch.setattr(apex_saving.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: Usage)
     with pytest.raises(ConfigError, match=r"and as much again.*only 97.66 KiB are free"):
         train(config(tmp_path / "run", 1500))
     chosen = dataclasses.replace(config(tmp_path / "other", 300), save_replay=False)

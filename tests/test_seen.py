@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.data.seen import SeenObservations, packed_size, unpack
-from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.running_stats import Moments, merge
+from sampleforge.replay.observation_stats import SeenObservations, packed_size, unpack
+from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from tests.apex_harness import LONGEST, apex_config, build_apex, serial_rounds
 from tests.fakes.envs import episode_length

@@ -16,13 +16,13 @@ import torch
 from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import Learned
 from sampleforge.algos.windows import MakeWindows
-from sampleforge.data.sequences import GatheredSequences, SequenceReader, Sequences
-from sampleforge.data.slots import SlotShape, TrajectorySlots
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import initial_errors, n_step_windows
-from sampleforge.topologies.apex import network_maker
-from sampleforge.topologies.apex_plan import ApexPlan, fit
+from sampleforge.replay.sequences import GatheredSequences, SequenceReader, Sequences
+from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
+from sampleforge.topologies.apex.plan import ApexPlan, fit
+from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from tests.apex_harness import (

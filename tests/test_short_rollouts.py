@@ -12,13 +12,13 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import OverRanks
 from sampleforge.algos.experience import experience_of, minibatches
-from sampleforge.data.batch import Batch, BatchBuilder
-from sampleforge.data.ranks import RankGroup
-from sampleforge.data.short_rollouts import NOT_TAKEN, end_rollout
+from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.slots import NOT_TAKEN, end_rollout
+from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.parts import seeded_model
-from sampleforge.topologies.serial import SerialRunner
 from sampleforge.workers.actor import ActorWorker
 from tests import test_averaging as averaging
 from tests.harness import _copy, build, resolved, spec_of

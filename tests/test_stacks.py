@@ -13,16 +13,16 @@ import torch
 
 from sampleforge.algos.dqn_learner import Learned
 from sampleforge.config import ConfigError
-from sampleforge.data.replay import EXTRAS
-from sampleforge.data.slots import SlotShape, TrajectorySlots
-from sampleforge.data.transitions import Transitions
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import EnvVector
+from sampleforge.replay.shard import EXTRAS
+from sampleforge.replay.transitions import Transitions
+from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec, StackPadding
-from sampleforge.topologies.apex import network_maker
-from sampleforge.topologies.apex_plan import ApexPlan, fit
+from sampleforge.topologies.apex.plan import ApexPlan, fit
+from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from tests.apex_harness import (

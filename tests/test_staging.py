@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.data.batch import BatchBuilder
-from sampleforge.data.shared import SharedArrays
-from sampleforge.data.staging import DeviceStaging, HostStaging, Staging, page_lock
 from sampleforge.driver import Run
+from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.staging import DeviceStaging, HostStaging, Staging, page_lock
 from sampleforge.topologies.config import AppoConfig
 from tests.test_data import some_slots
 

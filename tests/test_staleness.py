@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-import sampleforge.topologies.plan
+import sampleforge.topologies.sampler_plan
 from sampleforge.algos.averaging import OverRanks
 from sampleforge.algos.learner import Learner
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.data.batch import Batch
-from sampleforge.data.ranks import RankGroup
+from sampleforge.distributed.group import RankGroup
 from sampleforge.driver import Run
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.staleness import StaleWarning
+from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo import plan_ddppo
-from sampleforge.topologies.plan import Plan, plan_appo
-from sampleforge.workers.report_metrics import ReportMetrics
+from sampleforge.topologies.ddppo.wire import plan_ddppo
+from sampleforge.topologies.sampler_plan import Plan, plan_appo
+from sampleforge.workers.metrics import ReportMetrics
 from tests.harness import build, spec_of, updates
 from tests.rank_threads import on_ranks
 from tests.test_averaging import batches, rows
@@ -283,7 +283,9 @@ def test_more_than_half_stale_rows_is_said_once() -> None:
 
 def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are older than was expected, as those of late actors are."""
-    monkeypatch.setattr(sampleforge.topologies.plan, "check_asynchronous_lag", lambda *_: None)
+    monkeypatch.setattr(
+        sampleforge.topologies.sampler_plan, "check_asynchronous_lag", lambda *_: None
+    )
     chosen = config(
         num_workers=2,
         batch_size=16,
@@ -307,7 +309,9 @@ def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_benchmark_warns_that_its_learner_does_not_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sampleforge.topologies.plan, "check_asynchronous_lag", lambda *_: None)
+    monkeypatch.setattr(
+        sampleforge.topologies.sampler_plan, "check_asynchronous_lag", lambda *_: None
+    )
     chosen = config(
         num_workers=2,
         batch_size=16,

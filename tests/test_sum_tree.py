@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sampleforge.data.sum_tree import SumTree
+from sampleforge.replay.sum_tree import SumTree
 
 SIZES = [1, 2, 7, 16, 17, 100, 4096, 4097, 5000, 70_001]
 """Not only powers of anything; the last three have two levels and more."""

@@ -17,16 +17,16 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from sampleforge.config import ConfigError, to_plain
-from sampleforge.data.counters import Counters
-from sampleforge.data.encounter import Encounter, complaint, own_address
-from sampleforge.data.episodes import EpisodeList, EpisodeRecord
-from sampleforge.data.ranks import RankGroup, RankLost
-from sampleforge.data.store_board import StoreBoard
+from sampleforge.distributed.group import RankGroup, RankLost
+from sampleforge.distributed.progress_board import StoreBoard
+from sampleforge.distributed.rendezvous import Encounter, complaint, own_address
 from sampleforge.runtime.torchrun import World
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo_world import backend_and_device, check_world
+from sampleforge.topologies.ddppo.torchrun import backend_and_device, check_world
 from sampleforge.torchrun import follower_graph
-from sampleforge.workers.accounts import Accounts
+from sampleforge.workers.rank_sync import Accounts
 from tests.rank_threads import on_ranks
 
 VARIABLES = {

@@ -15,13 +15,13 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import importance_weights
 from sampleforge.config import ConfigError
-from sampleforge.data.transitions import Transitions
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles, value_distribution
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
 from sampleforge.ops.value_rescaling import rescale, unrescale
-from sampleforge.topologies.apex_plan import fit
+from sampleforge.replay.transitions import Transitions
+from sampleforge.topologies.apex.plan import fit
 from tests.apex_harness import apex_config
 from tests.harness import spec_of
 from tests.test_dqn import ACTIONS, DISCRETE, MASKED, OBSERVATIONS, transitions

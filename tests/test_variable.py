@@ -17,22 +17,21 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import OverRanks
 from sampleforge.algos.experience import experience_of, minibatches
-from sampleforge.algos.variable import env_share, parts
+from sampleforge.algos.minibatches import env_share, parts
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.data.batch import Batch, BatchBuilder
-from sampleforge.data.exchange import SlotExchange
-from sampleforge.data.ranks import RankGroup
-from sampleforge.data.short_rollouts import NOT_TAKEN
-from sampleforge.data.slots import PER_ROLLOUT
+from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
 from sampleforge.topologies import ppo_defaults
+from sampleforge.topologies.builders import Start, seeded_model
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ddppo import ddppo, plan_ddppo
+from sampleforge.topologies.ddppo.wire import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.parts import Start, seeded_model
-from sampleforge.topologies.plan import Plan
+from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
 from tests.fakes.envs import code_reward

@@ -15,7 +15,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import SampledPolicy
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
-from sampleforge.data.weights import SharedWeights
+from sampleforge.shared.weights import SharedWeights
 from tests.harness import updates
 from tests.test_dqn import network, transitions
 from tests.test_learner import config

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from sampleforge.algos.appo import LossOutput
-from sampleforge.data.ranks import RankGroup
+from sampleforge.distributed.group import RankGroup
 from sampleforge.ops.running_stats import alone
 
 BUCKET_BYTES = 4 << 20

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sampleforge.config import Checked, ConfigError, check_range
-from sampleforge.models.q_config import QHeadsConfig
+from sampleforge.models.config import QHeadsConfig
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class AppoLossConfig(Checked):
 
 @dataclass(frozen=True)
 class DqnConfig(QHeadsConfig):
-    """What is left open is fitted to the observations: `sampleforge.topologies.apex_plan.fit`."""
+    """What is left open is fitted to the observations: `sampleforge.topologies.apex.plan.fit`."""
 
     batch_size: int | None = None
     """Transitions per gradient step (none: 512 for images, else 256); with a recurrent core

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import DqnOutput, importance_weights
-from sampleforge.data.transitions import Transitions
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Categorical, Quantiles
 from sampleforge.ops.value_distributions import project, quantile_huber_loss
+from sampleforge.replay.transitions import Transitions
 
 
 class Losses(NamedTuple):

@@ -12,12 +12,12 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.first_priorities import first_errors
 from sampleforge.algos.return_scale import typical_size
 from sampleforge.algos.windows import MakeWindows, finish_sequences
-from sampleforge.data.slots import TrajectorySlots
-from sampleforge.data.transitions import Transitions
-from sampleforge.data.weights import SharedWeights
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.replay.transitions import Transitions
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.weights import SharedWeights
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size
-from sampleforge.data.sequences import Sequences
-from sampleforge.data.transitions import Transitions
 from sampleforge.models.noisy import Noise, noise_size, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.running_stats import Moments
 from sampleforge.ops.schedules import linear
+from sampleforge.replay.sequences import Sequences
+from sampleforge.replay.transitions import Transitions
 
 SCALE_INTERVAL = 16
 """Learner steps between looks at the scale of the rewards, which is known by then."""

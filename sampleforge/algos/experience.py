@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from sampleforge.algos.config import LearnerConfig
-from sampleforge.algos.variable import env_share, parts
-from sampleforge.data.batch import Batch
-from sampleforge.data.short_rollouts import NOT_TAKEN
+from sampleforge.algos.minibatches import env_share, parts
 from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.rollouts.batch import Batch
+from sampleforge.rollouts.slots import NOT_TAKEN
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Experience:
 
     ``obs`` and ``first`` have T+1 rows of time where the loss needs the values after the last step,
     else T. ``advantages`` and ``targets`` are there if they were computed for the whole batch, and
-    ``share`` where envs have given different numbers of steps: see `sampleforge.algos.variable`.
+    ``share`` where envs have given different numbers of steps: see `sampleforge.algos.minibatches`.
     """
 
     obs: dict[str, torch.Tensor]  # [T or T+1, B, ...]

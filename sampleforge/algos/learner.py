@@ -15,10 +15,10 @@ from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.update_kl import UpdateKl
-from sampleforge.data.batch import Batch
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
+from sampleforge.rollouts.batch import Batch
 
 
 class Loss(Protocol):

@@ -9,10 +9,10 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from sampleforge.data.weights import SharedWeights
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.compiled import compile_passes
 from sampleforge.models.q_network import QNetwork
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ArraySpec
 
 Model = TypeVar("Model", ActorCritic, QNetwork)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from sampleforge.algos.policy import Acted, FollowingModel, autocast
-from sampleforge.data.weights import SharedWeights
 from sampleforge.models.noisy import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ACTION
 
 

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import DqnOutput, importance_weights
-from sampleforge.data.sequences import Sequences
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.sequence_priority import sequence_priority
 from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.replay.sequences import Sequences
 
 
 def burnt_in(model: QNetwork, batch: Sequences, burn_in: int) -> torch.Tensor:

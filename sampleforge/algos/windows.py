@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.data.slots import TrajectorySlots
 from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
 from sampleforge.ops.sequence_priority import sequence_priority
+from sampleforge.rollouts.slots import TrajectorySlots
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Protocol
 
+from sampleforge.benchmark.simulator import SimulatorWorker
 from sampleforge.benchmark.stages import Crew, stages
 from sampleforge.benchmark.table import render, sentence
 from sampleforge.benchmark.verdict import Setting, verdict
 from sampleforge.benchmark.window import Window, measure
-from sampleforge.data.counters import Counters
+from sampleforge.shared.counters import Counters
 from sampleforge.topologies.graph import COUNTERS, Graph, Node
 from sampleforge.topologies.policy_lag import stale_warning
-from sampleforge.workers.simulator import SimulatorWorker
 from sampleforge.workers.worker import StopFlag
 
 __all__ = ["Benchmark", "Setting"]

@@ -9,9 +9,9 @@ from math import ceil
 from sampleforge.benchmark.stages import Stage
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.apex_plan import ApexPlan
+from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
-from sampleforge.topologies.plan import Plan
+from sampleforge.topologies.sampler_plan import Plan
 
 WAITS = 0.15
 """Share of its time from which on a process counts as waiting for another."""

@@ -15,8 +15,7 @@ from typing import Literal
 from sampleforge import __version__
 from sampleforge.cli.flags import parse
 from sampleforge.folder.versions import git_commit, installed_version
-from sampleforge.runtime.processor import bf16_instructions
-from sampleforge.runtime.toolchain import lacking
+from sampleforge.runtime.machine import bf16_instructions, lacking
 
 GIB = 1 << 30
 PACKAGES = (

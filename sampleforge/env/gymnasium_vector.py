@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sampleforge.config import ConfigError
+from sampleforge.env.adapter import offset, storage_specs
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.door import offset, storage_specs
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import (

@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from sampleforge.env.adapter import ObservationDoor
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.door import ObservationDoor
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from sampleforge.env.door import ActionDoor
+from sampleforge.env.adapter import ActionDoor
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
 from sampleforge.spec import EnvSpec, rescaled

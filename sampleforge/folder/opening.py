@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.data.replay_files import ReplayFolder
 from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.folder.replays import Replays
 from sampleforge.folder.run_folder import RunFolder, default_run_dir
+from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.topologies.config import AnyConfig
 
 

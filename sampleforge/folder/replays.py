@@ -18,10 +18,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from sampleforge.data.replay_archive import ReplayArchive, shard_from_plain
-from sampleforge.data.replay_files import ReplayFolder, SavedFile, SavedReplay, SavedShard
 from sampleforge.folder.atomic_file import fsync_folder, write_atomically
-from sampleforge.runtime.memory import human_bytes
+from sampleforge.replay.snapshot import (
+    ReplayArchive,
+    ReplayFolder,
+    SavedFile,
+    SavedReplay,
+    SavedShard,
+    shard_from_plain,
+)
+from sampleforge.runtime.machine import human_bytes
 
 Log = Callable[[str], None]
 Reference = dict[str, Any]

@@ -9,7 +9,7 @@ from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.topologies.parts import Loads
+    from sampleforge.topologies.builders import Loads
 
 
 class SaveCheckpoint:

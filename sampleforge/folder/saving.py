@@ -7,8 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from sampleforge.data.replay_archive import ReplayArchive
 from sampleforge.folder.replays import Log, Replays
+from sampleforge.replay.snapshot import ReplayArchive
 
 
 class CheckpointNotWritten(OSError):

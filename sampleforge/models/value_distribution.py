@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sampleforge.models.q_config import QHeadsConfig
+from sampleforge.models.config import QHeadsConfig
 from sampleforge.ops.value_rescaling import rescale, unrescale
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sampleforge.data.counters import Counters
+from sampleforge.shared.counters import Counters
 
 WINDOW = 1000
 """Episodes, finished or lost, among which the lost ones are counted: an environment that breaks

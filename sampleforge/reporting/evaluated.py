@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from sampleforge.data.evaluations import Evaluation
+from sampleforge.shared.records import Evaluation
 
 PREFIX = "eval_"
 """Of the scalars' names, before the field's of `Evaluation`."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.data.histograms import Histogram
+from sampleforge.replay.histograms import Histogram
 
 
 class EventFile:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sampleforge.data.episodes import EpisodeRecord
+from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Exploration
 
 _GROUPS = 8

@@ -16,7 +16,7 @@ from sampleforge.reporting.line_file import LineFile
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sampleforge.data.histograms import Histogram
+    from sampleforge.replay.histograms import Histogram
     from sampleforge.reporting.event_file import EventFile
 
 Level = Literal["debug", "info", "warning", "error", "result"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.data.episodes import EpisodeRecord
 from sampleforge.reporting.evaluated import EvaluationReports
 from sampleforge.reporting.exploring import ReturnsByExploration
+from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Graph
 
 LAST_EPISODES = 100

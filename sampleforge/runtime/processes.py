@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from multiprocessing.context import BaseContext
 from types import FrameType
 
-PRELOAD = "sampleforge.topologies.preload"
+PRELOAD = "sampleforge.runners.preload"
 """What the fork server imports: a name, because what it means lies above this floor."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks the driver to end."""

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
 from sampleforge.config import ConfigError
-from sampleforge.data.config import ReplayConfig
-from sampleforge.data.sequence_shape import SequenceShape
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import CompilerConfig, ModelConfig
+from sampleforge.replay.config import ReplayConfig
+from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
 from sampleforge.workers.config import EvaluatorConfig, RanksConfig, SamplerConfig
 

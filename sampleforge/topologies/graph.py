@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sampleforge.data.counters import Counters
-from sampleforge.data.episodes import Episodes
-from sampleforge.data.evaluations import Evaluations
-from sampleforge.data.exchange import RolloutExchange
-from sampleforge.data.histograms import ReplayHistograms
-from sampleforge.data.regrouping import Regrouping
-from sampleforge.data.replacements import Replacements
-from sampleforge.data.replay_archive import ReplayArchive
-from sampleforge.data.state_snapshot import StateSnapshot
-from sampleforge.data.weights import SharedWeights
+from sampleforge.distributed.group_epoch import Regrouping
 from sampleforge.env.vector import EnvVector
-from sampleforge.runtime.wakeup import Wakeup
-from sampleforge.workers.progress import Progress
+from sampleforge.replay.histograms import ReplayHistograms
+from sampleforge.replay.snapshot import ReplayArchive
+from sampleforge.rollouts.exchange import RolloutExchange
+from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.records import Episodes, Evaluations
+from sampleforge.shared.restart_budget import Replacements
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.worker import Placement, StopFlag, Worker
 
 EVERYWHERE = Placement()

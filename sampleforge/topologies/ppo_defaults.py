@@ -22,7 +22,7 @@ from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
-from sampleforge.topologies.plan import MIN_BATCH, has_image
+from sampleforge.topologies.sampler_plan import MIN_BATCH, has_image
 
 BATCH = 2048
 """Env steps of an on-policy batch, over all env rows of the run."""

@@ -9,14 +9,15 @@ from typing import Any
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies import apex_plan, parts
-from sampleforge.topologies.apex import apex, network_maker
-from sampleforge.topologies.appo import appo
+from sampleforge.topologies.apex.plan import fit, plan_apex
+from sampleforge.topologies.apex.wire import apex, network_maker
+from sampleforge.topologies.appo.wire import appo
+from sampleforge.topologies.builders import model_maker
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.ddppo import ddppo, plan_ddppo
+from sampleforge.topologies.ddppo.wire import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.plan import plan_appo
 from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.sampler_plan import plan_appo
 
 NewModel = Callable[[], ActorCritic | QNetwork]
 
@@ -34,9 +35,9 @@ class Topology:
 
 
 _TOPOLOGIES = {
-    "appo": Topology(resolve_defaults, plan_appo, appo, parts.model_maker),
-    "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, parts.model_maker),
-    "apex": Topology(apex_plan.fit, apex_plan.plan_apex, apex, network_maker),
+    "appo": Topology(resolve_defaults, plan_appo, appo, model_maker),
+    "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, model_maker),
+    "apex": Topology(fit, plan_apex, apex, network_maker),
 }
 
 

@@ -7,23 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
-from sampleforge.data.counters import Counters
-from sampleforge.data.episodes import EpisodeQueue
-from sampleforge.data.exchange import RolloutExchange
-from sampleforge.data.replacements import Replacements
-from sampleforge.data.requests import InferenceRequests
-from sampleforge.data.slots import SlotShape
-from sampleforge.data.weights import SharedWeights
+from sampleforge.rollouts.exchange import RolloutExchange
+from sampleforge.rollouts.requests import InferenceRequests
+from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.processes import available_cores
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.records import EpisodeQueue
+from sampleforge.shared.restart_budget import Replacements
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.topologies.builders import NewPolicy, Start, env_makers
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import COUNTERS, Edge, Node
-from sampleforge.topologies.parts import NewPolicy, Start, env_makers
-from sampleforge.topologies.plan import SamplerPlan
+from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
-from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Placement
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.data.episodes import Episodes
-from sampleforge.data.exchange import RolloutExchange
-from sampleforge.data.overlap import Overlap
-from sampleforge.data.short_rollouts import end_rollout
 from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.vector import EnvVector, Episode, StepOut
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.rollouts.exchange import RolloutExchange
+from sampleforge.rollouts.overlap import Overlap
+from sampleforge.rollouts.slots import end_rollout
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.records import Episodes
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW, drop_rows, outputs_not_finite
-from sampleforge.workers.progress import Progress
 from sampleforge.workers.worker import Woken
 
 Array = npt.NDArray[Any]

@@ -6,15 +6,14 @@ import logging
 from collections.abc import Callable
 from time import time
 
-from sampleforge.data.counters import Counters
-from sampleforge.data.evaluations import Evaluation, Evaluations
-from sampleforge.data.weights import SharedWeights
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.runtime.wakeup import Wakeup
-from sampleforge.workers.playing import EpisodePlayer, outcome
-from sampleforge.workers.progress import Progress
+from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.records import Evaluation, Evaluations
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.episode_player import EpisodePlayer, outcome
 from sampleforge.workers.worker import Woken
 
 log = logging.getLogger(__name__)

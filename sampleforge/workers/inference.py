@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.algos.policy import Policy
-from sampleforge.data.requests import VALUE, InferenceRequests
-from sampleforge.data.slots import TrajectorySlots
+from sampleforge.rollouts.requests import VALUE, InferenceRequests
+from sampleforge.rollouts.slots import TrajectorySlots
 
 
 class Inference(Protocol):

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from sampleforge.algos.learner import Learner
-from sampleforge.data.batch import Batch, BatchBuilder
-from sampleforge.data.exchange import SlotExchange
-from sampleforge.data.weights import SharedWeights
-from sampleforge.runtime.wakeup import Wakeup
-from sampleforge.workers.divergence import Divergence
-from sampleforge.workers.gathering import GatherAhead, Gathering, GatherInTurn
-from sampleforge.workers.progress import Progress
-from sampleforge.workers.report_metrics import ReportMetrics
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.batch_source import GatherAhead, Gathering, GatherInTurn
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.metrics import Divergence, ReportMetrics
 from sampleforge.workers.worker import Woken
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.algos.policy import Policy
-from sampleforge.data.counters import Counters
-from sampleforge.data.requests import ACT, InferenceRequests
-from sampleforge.data.slots import TrajectorySlots
-from sampleforge.data.staging import staging_to
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.rollouts.requests import ACT, InferenceRequests
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.staging import staging_to
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.worker import Woken
 
 Index = npt.NDArray[np.intp]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sampleforge.data.slots import TrajectorySlots
 from sampleforge.ops.finite import all_finite, rows_not_finite
+from sampleforge.rollouts.slots import TrajectorySlots
 
 SAID = ("log_prob", "value", "taken", "value_std", "taken_std")
 """The extras that policies write; the others of a slot come later."""

@@ -6,7 +6,7 @@ import math
 from enum import IntEnum
 from time import perf_counter
 
-from sampleforge.data.rollout_board import Board
+from sampleforge.distributed.progress_board import Board
 
 STALE = 0.05
 """Part of a round that a board's latency may be: in shorter ones nobody goes on after his steps,

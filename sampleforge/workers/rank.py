@@ -12,18 +12,17 @@ import torch
 
 from sampleforge.algos.averaging import Averaging, OverRanks
 from sampleforge.algos.learner import Learner
-from sampleforge.data.exchange import SlotExchange
-from sampleforge.data.ranks import RankGroup, RankLost
-from sampleforge.data.regrouping import Regrouping
-from sampleforge.data.state_snapshot import StateSnapshot
-from sampleforge.data.weights import SharedWeights
-from sampleforge.runtime.wakeup import Wakeup
-from sampleforge.workers.accounts import Accounts
+from sampleforge.distributed.group import RankGroup, RankLost
+from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.agreement import check_agreement, share_state
 from sampleforge.workers.learner import LearnerWorker, answer
 from sampleforge.workers.preemption import Preemption
-from sampleforge.workers.progress import Progress
+from sampleforge.workers.rank_sync import Accounts, check_agreement, share_state
 from sampleforge.workers.worker import StopFlag
 
 LOOK = 0.05

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter, time
 
-from sampleforge.data.counters import Counters
-from sampleforge.data.histograms import ReplayHistograms
-from sampleforge.data.replay import ReplayShard
-from sampleforge.data.replay_archive import ReplayArchive
-from sampleforge.data.replay_exchange import SAMPLE, ReplayExchange, SampleTickets
-from sampleforge.data.replay_ledger import RateLimiter
-from sampleforge.data.seen import SeenObservations
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleTickets
+from sampleforge.replay.histograms import ReplayHistograms
+from sampleforge.replay.limiter import RateLimiter
+from sampleforge.replay.observation_stats import SeenObservations
+from sampleforge.replay.shard import ReplayShard
+from sampleforge.replay.snapshot import ReplayArchive
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.worker import Woken
 
 

@@ -12,19 +12,18 @@ import numpy as np
 import torch
 
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.data.config import ReplayConfig
-from sampleforge.data.replay_exchange import SAMPLE, UPDATE, SampleTickets
-from sampleforge.data.replay_ledger import ItemSteps, RateLimiter
-from sampleforge.data.seen import unpack
-from sampleforge.data.sequences import SequenceReader
-from sampleforge.data.transitions import TransitionReader
-from sampleforge.data.weights import SharedWeights
 from sampleforge.ops.schedules import between
-from sampleforge.runtime.wakeup import Wakeup
-from sampleforge.workers.divergence import Divergence
+from sampleforge.replay.config import ReplayConfig
+from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleTickets
+from sampleforge.replay.limiter import ItemSteps, RateLimiter
+from sampleforge.replay.observation_stats import unpack
+from sampleforge.replay.sequences import SequenceReader
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.learner import Save, answer
-from sampleforge.workers.progress import Progress
-from sampleforge.workers.report_metrics import ReportMetrics
+from sampleforge.workers.metrics import Divergence, ReportMetrics
 from sampleforge.workers.worker import Woken
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.data.short_rollouts import end_rollout
+from sampleforge.rollouts.slots import end_rollout
 from sampleforge.workers.actor import ActorWorker, Split, never
-from sampleforge.workers.gathered import GatheredInference
+from sampleforge.workers.batched_inference import GatheredInference
 
 
 class VariableActor(ActorWorker):

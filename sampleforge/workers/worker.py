@@ -3,7 +3,7 @@
 A worker's constructor runs in the driver and only remembers its parts; `start` runs where the
 worker works. `step` never waits: it does one piece of work, or returns False if there is none.
 `wait` is the waiting, and only a process does it. Thus the same workers run as processes, and in
-turn in one process (see `sampleforge.topologies.serial`).
+turn in one process (see `sampleforge.runners.serial`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.data.shared import SharedArrays
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
-from sampleforge.runtime.toolchain import CACHE
-from sampleforge.runtime.wakeup import Wakeup
+from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
 """Seconds after which a waiting process looks at the stop flag, whatever it waits for."""

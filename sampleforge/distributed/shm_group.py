@@ -1,0 +1,262 @@
+"""Ranks of one machine that tell each other through shared memory.
+
+Between processes a message through loopback costs two context switches and a network stack, some
+twenty times per update. Here a rank copies what it has into its part of the shared memory, counts
+up, and reads the others' parts as soon as their counts are there: the ranks come to a minibatch at
+almost the same time, so that there is seldom anything to sleep for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, perf_counter, sleep
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+
+from sampleforge.distributed.group import RankLost
+from sampleforge.runtime.processes import available_cores
+from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.wakeup import Wakeup
+
+SPIN_S = 200e-6
+"""How long a rank that has a core to itself looks again and again before it sleeps: a few times
+what waking up costs."""
+LOOK_S = 0.02
+"""How often a rank that sleeps makes sure that the others are alive."""
+ALIGNMENT = 64
+LEAST_ROOM = 1 << 16
+_SPAN = 1 << 32
+"""Counts of one generation lie between two multiples of it."""
+
+
+class RankMemory:
+    """What ``ranks`` ranks share; picklable to their processes.
+
+    ``room``: bytes of the tensors that a rank may have under way at a time; twice that is there for
+    each, because the slowest still reads the last ones when the fastest writes the next.
+    """
+
+    def __init__(self, ranks: int, room: int) -> None:
+        self.ranks = ranks
+        self.room = _padded(max(room, LEAST_ROOM))
+        # One cache line and a single writer per rank.
+        line = ((ranks, 8), "int64")
+        self.arrays = SharedArrays(
+            {
+                "arrived": line,
+                "asleep": line,
+                "pid": line,
+                "left": line,
+                "parts": ((ranks, 2, self.room), "uint8"),
+            }
+        )
+        self.wakeups = [Wakeup() for _ in range(ranks)]
+
+    @property
+    def nbytes(self) -> int:
+        return self.arrays.nbytes
+
+    def rendezvous(self, rank: int, timeout: float, device: str) -> MemoryRendezvous:
+        """How one rank joins the others."""
+        return MemoryRendezvous(self, rank, timeout, device)
+
+
+@dataclass(frozen=True)
+class MemoryRendezvous:
+    """One rank's way to the others of a `RankMemory`."""
+
+    memory: RankMemory
+    rank: int
+    timeout: float
+    device: str
+
+    @property
+    def size(self) -> int:
+        return self.memory.ranks
+
+    def join(self, generation: int) -> MemoryGroup:
+        return MemoryGroup(self.memory, self.rank, generation, timeout=self.timeout)
+
+
+class MemoryGroup:
+    """A `RankGroup` in a `RankMemory`.
+
+    Calls come in phases: one begins when none is under way, and writes into the half that the last
+    one did not. Whoever begins a phase has seen all ranks in the one before, so that nobody still
+    reads what it overwrites. No lock: a rank that is killed anywhere leaves nothing held.
+
+    ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
+    has ended is noticed within moments. Raises RankLost if not all ranks come.
+    """
+
+    def __init__(self, memory: RankMemory, rank: int, generation: int, *, timeout: float) -> None:
+        self.rank, self.size, self.timeout = rank, memory.ranks, timeout
+        self._memory = memory
+        arrays = memory.arrays
+        self._arrived: npt.NDArray[np.int64] = arrays["arrived"][:, 0]
+        self._asleep: npt.NDArray[np.int64] = arrays["asleep"][:, 0]
+        self._left: npt.NDArray[np.int64] = arrays["left"][:, 0]
+        self._parts = arrays.tensor("parts")
+        self._others = [other for other in range(self.size) if other != rank]
+        self._spins = SPIN_S if self.size <= len(available_cores()) else 0.0
+        self._views: dict[tuple[int, int, int, torch.dtype], list[torch.Tensor]] = {}
+        self._half, self._offset, self._under_way = 0, 0, 0
+        self._base = self._count = (generation + 1) * _SPAN
+        self._asleep[rank] = 0
+        arrays["pid"][rank, 0] = os.getpid()
+        self._arrive()
+        self._processes: dict[int, psutil.Process | None] = {}
+        self._wait_for(self._count, "finding each other")
+        self.waited = 0.0
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        own = values.detach().to("cpu", torch.float64)
+        views = self._begin(own)
+        self._finish(self._count, "gathering statistics")
+        return torch.stack(views).to(values.device)
+
+    def add(self, tensor: torch.Tensor) -> Callable[[], None]:
+        views = self._begin(tensor)
+        count = self._count
+
+        @torch.no_grad()
+        def wait() -> None:
+            self._finish(count, "averaging gradients")
+            if tensor.device.type == "cpu":
+                tensor.copy_(views[0])
+                for view in views[1:]:  # in rank order: the same bits on all
+                    tensor.add_(view)
+            else:
+                tensor.copy_(torch.stack(views).sum(0))
+
+        return wait
+
+    def broadcast(self, data: bytes | None, source: int) -> bytes:
+        assert (data is not None) == (self.rank == source), "one rank speaks"
+        size = int(self.gather(torch.tensor([len(data or b"")], dtype=torch.float64))[source])
+        found = bytearray(size)
+        for start in range(0, size, self._memory.room):
+            end = min(size, start + self._memory.room)
+            piece = data[start:end] if data is not None else b""
+            own = torch.zeros(end - start, dtype=torch.uint8)
+            if piece:
+                own = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+            views = self._begin(own)
+            self._finish(self._count, "sharing weights")
+            found[start:end] = views[source].numpy().tobytes()
+        return bytes(found)
+
+    def close(self) -> None:
+        self._left[self.rank] = self._base
+        for other in self._others:
+            self._memory.wakeups[other].set()
+
+    def _begin(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Publish this rank's tensor; returns where those of all ranks are, once they have come."""
+        if not self._under_way:
+            self._half, self._offset = 1 - self._half, 0
+        views = self._places(tensor)
+        views[self.rank].copy_(tensor)
+        self._offset += _padded(tensor.nbytes)
+        self._under_way += 1
+        self._count += 1
+        self._arrive()
+        return views
+
+    def _places(self, like: torch.Tensor) -> list[torch.Tensor]:
+        """Views into every rank's part [same shape and dtype as ``like``], made once."""
+        key = self._half, self._offset, like.numel(), like.dtype
+        views = self._views.get(key)
+        if views is None:
+            end = self._offset + like.nbytes
+            assert end <= self._memory.room, "more under way than there is room for"
+            parts = self._parts[:, self._half, self._offset : end]
+            views = self._views[key] = [part.view(like.dtype) for part in parts]
+        return views if like.dim() == 1 else [view.view_as(like) for view in views]
+
+    def _arrive(self) -> None:
+        self._arrived[self.rank] = self._count
+        if self._asleep.any():
+            for other in self._others:
+                if self._asleep[other]:
+                    self._memory.wakeups[other].set()
+
+    def _finish(self, count: int, what: str) -> None:
+        started = perf_counter()
+        self._wait_for(count, what)
+        self._under_way -= 1
+        self.waited += perf_counter() - started
+
+    def _all_are_there(self, count: int) -> bool:
+        return bool(self._arrived.min() >= count)
+
+    def _wait_for(self, count: int, what: str) -> None:
+        """Until every rank has counted up to ``count``."""
+        spin_until = perf_counter() + self._spins
+        while not self._all_are_there(count):
+            if perf_counter() < spin_until:
+                sleep(0)
+            else:
+                self._sleep_until(count, what)
+                break
+        if self._arrived.max() >= self._base + _SPAN:
+            raise self._lost(int(self._arrived.argmax()), what, "it was replaced")
+
+    def _sleep_until(self, count: int, what: str) -> None:
+        give_up_at = monotonic() + self.timeout
+        wakeup = self._memory.wakeups[self.rank]
+        self._asleep[self.rank] = 1
+        try:
+            while not self._all_are_there(count):
+                # A wake-up that falls between the look and the wait is remembered; one that the
+                # processors' reordering hides is made up for by the next look.
+                wakeup.wait(LOOK_S)
+                self._check_others(count, what, in_time=monotonic() < give_up_at)
+        finally:
+            self._asleep[self.rank] = 0
+
+    def _check_others(self, count: int, what: str, *, in_time: bool) -> None:
+        """Raises RankLost for a rank that will not come."""
+        for other in self._others:
+            here = int(self._arrived[other])
+            if here >= count:
+                continue
+            if here >= self._base and self._left[other] == self._base:
+                raise self._lost(other, what, "it has left")
+            if here >= self._base and not self._is_alive(other):
+                raise self._lost(other, what, "its process has ended")
+            if not in_time:
+                reason = f"it was silent for {self.timeout:g} s (--rank-timeout)"
+                raise self._lost(other, what, reason)
+
+    def _is_alive(self, other: int) -> bool:
+        """Whether the process of a rank that has joined runs, or stands still."""
+        if other not in self._processes:
+            pid = int(self._memory.arrays["pid"][other, 0])
+            self._processes[other] = _process(pid)
+        process = self._processes[other]
+        if process is None:
+            return False
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def _lost(self, other: int, what: str, why: str) -> RankLost:
+        return RankLost(f"rank {self.rank} of {self.size} lost rank {other} while {what}: {why}")
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

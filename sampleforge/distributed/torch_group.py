@@ -1,0 +1,158 @@
+"""Ranks that tell each other through a network (gloo) or between GPUs (nccl).
+
+The group is torch's, but not its default one, which could not be left and joined again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from sampleforge.distributed.group import RankLost
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+Backend = Literal["gloo", "nccl"]
+
+
+class Meeting:
+    """The place where the ranks of one machine find each other: a store on loopback, at a free
+    port, which is there as long as this object."""
+
+    def __init__(self) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def rendezvous(
+        self, rank: int, size: int, backend: Backend, timeout: float, device: str
+    ) -> StoreRendezvous:
+        """How one rank comes here; picklable to its process."""
+        return StoreRendezvous("127.0.0.1", self._store.port, rank, size, backend, timeout, device)
+
+
+@dataclass(frozen=True)
+class StoreRendezvous:
+    """One rank's way to a `Meeting`."""
+
+    host: str
+    port: int
+    rank: int
+    size: int
+    backend: Backend
+    timeout: float
+    device: str
+
+    def join(self, generation: int) -> ProcessGroup:
+        store = TCPStore(
+            self.host, self.port, is_master=False, timeout=timedelta(seconds=self.timeout)
+        )
+        return ProcessGroup(
+            PrefixStore(f"generation {generation}", store),
+            self.rank,
+            self.size,
+            backend=self.backend,
+            timeout=self.timeout,
+            device=torch.device(self.device),
+        )
+
+
+class ProcessGroup:
+    """A `RankGroup` whose ranks find each other through ``store`` (any torch Store).
+
+    ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
+    has ended is noticed at once. ``address`` is the network address that gloo listens on. Raises
+    RankLost if not all ranks come.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        backend: Backend = "gloo",
+        timeout: float = 60.0,
+        address: str = "127.0.0.1",
+        device: torch.device | None = None,
+    ) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.waited = 0.0
+        self._device = device if backend == "nccl" and device else torch.device("cpu")
+        limit = timedelta(seconds=timeout)
+        store.set_timeout(limit)
+        try:
+            self._group = _process_group(store, rank, size, backend, limit, address)
+            self.gather(torch.zeros(1))  # connections are made now, not in the first update
+        except RuntimeError as error:
+            raise RankLost(f"rank {rank} of {size} found no others: {error}") from error
+        self.waited = 0.0
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        own = values.detach().to(self._device, torch.float64).contiguous()
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._wait(lambda: self._group.allgather([found], [own]), "gathering statistics")
+        return torch.stack(found).to(values.device)
+
+    def add(self, tensor: torch.Tensor) -> Callable[[], None]:
+        work = self._start(lambda: self._group.allreduce([tensor]), "averaging gradients")
+        return lambda: self._wait(lambda: work, "averaging gradients")
+
+    def broadcast(self, data: bytes | None, source: int) -> bytes:
+        assert (data is not None) == (self.rank == source), "one rank speaks"
+        size = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
+        self._broadcast(size, source)
+        if data is not None:
+            content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        else:
+            content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        self._broadcast(content, source)
+        return content.cpu().numpy().tobytes()
+
+    def close(self) -> None:
+        self._group.abort()
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self._wait(lambda: self._group.broadcast([tensor], options), "sharing weights")
+
+    def _start(self, begin: Callable[[], Any], what: str) -> Any:
+        try:
+            return begin()
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
+
+    def _wait(self, begin: Callable[[], Any], what: str) -> None:
+        started = perf_counter()
+        try:
+            begin().wait()
+            self.waited += perf_counter() - started
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
+
+    def _lost(self, what: str, error: RuntimeError) -> RankLost:
+        return RankLost(
+            f"rank {self.rank} of {self.size} lost another one while {what} (one that is silent "
+            f"for {self.timeout:g} s, --rank-timeout, counts as lost): {error}"
+        )
+
+
+def _process_group(
+    store: Store, rank: int, size: int, backend: Backend, timeout: timedelta, address: str
+) -> Any:
+    """The backend's own group object: torch's default group could not be left and joined again."""
+    if backend == "nccl":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._timeout = timeout
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, gloo)

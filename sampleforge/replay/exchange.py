@@ -1,0 +1,194 @@
+"""Hand-overs of a replay: slots between actors and shards, samples between shards and learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.replay.observation_stats import Shapes, packed_size
+from sampleforge.rollouts.exchange import left_behind
+from sampleforge.rollouts.slots import Owner, TrajectorySlots
+from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.wakeup import Wakeup
+
+SAMPLE, UPDATE = 0, 1
+"""What a shard is asked for: to draw into a ticket, or to take the priorities that lie in it."""
+
+
+class ReplayExchange:
+    """Slots between actors and replay shards; to an actor, what `SlotExchange` is to it in APPO.
+
+    Shard s leases slots to actor a through a ring of their own, and gets them back, complete,
+    through another. ``finish(slots, slot)`` runs in the actor before each hand-over.
+    """
+
+    def __init__(
+        self,
+        slots: TrajectorySlots,
+        actor_wakeups: list[Wakeup],
+        shard_wakeups: list[Wakeup],
+        leases: int,
+        finish: Callable[[TrajectorySlots, int], None],
+    ) -> None:
+        self.slots = slots
+        self.actors = len(actor_wakeups)
+        self.leases = leases
+        """Slots of one shard that one actor may have at a time."""
+        self._shards = len(shard_wakeups)
+        self._actor_wakeups = actor_wakeups
+        self._shard_wakeups = shard_wakeups
+        self._finish = finish
+        self._free = IndexRings(self._shards * self.actors, leases)
+        self._ready = IndexRings(self._shards * self.actors, leases)
+        self._turn = [0] * self.actors
+        self._inherited: list[list[int]] = [[] for _ in range(self.actors)]
+        # Of each slot: the actor that has it leased (-1: none), and its shard, the only writer of
+        # both.
+        self._lease_of = SharedArrays(
+            {"actor": ((slots.count,), "int64"), "shard": ((slots.count,), "int64")}
+        )
+        self._lease_of["actor"][...] = -1
+
+    def take_free(self, actor: int) -> int | None:
+        """Actor: a slot to write, from its shards in turn, or None if there is none now."""
+        if self._inherited[actor]:
+            return self._inherited[actor].pop()
+        for _ in range(self._shards):
+            shard = self._turn[actor]
+            self._turn[actor] = (shard + 1) % self._shards
+            ring = self._ring(shard, actor)
+            slot = self._free.peek(ring)
+            if slot is not None:
+                self.slots.move(slot, Owner.FREE, Owner.WRITING)
+                self._free.pop(ring)
+                return slot
+        return None
+
+    def take_over(self, actor: int) -> None:
+        """Actor: see `RolloutExchange`. The leases stay the actor's; they are for its index."""
+        rings = [self._ring(shard, actor) for shard in range(self._shards)]
+        # Before the leases: a shard ends a lease before it takes the slot.
+        ready: set[int] = set().union(*(self._ready.waiting(ring) for ring in rings))
+        leased = np.flatnonzero(self._lease_of["actor"] == actor).tolist()
+        free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
+        self._inherited[actor], complete = left_behind(self.slots, leased, free, ready)
+        for slot in complete:
+            self._push_ready(actor, slot)
+
+    def hand_over(self, actor: int, slot: int) -> None:
+        """Actor: the rollout in ``slot`` is complete; its shard owns it from now on."""
+        self._finish(self.slots, slot)
+        self.slots.move(slot, Owner.WRITING, Owner.READY)
+        self._push_ready(actor, slot)
+
+    def _push_ready(self, actor: int, slot: int) -> None:
+        shard = int(self._lease_of["shard"][slot])
+        self._ready.push(self._ring(shard, actor), slot)
+        self._shard_wakeups[shard].set()
+
+    def take_ready(self, shard: int, actor: int) -> int | None:
+        """Shard: the oldest complete slot of one actor, or None."""
+        ring = self._ring(shard, actor)
+        slot = self._ready.peek(ring)
+        if slot is not None:
+            self._lease_of["actor"][slot] = -1
+            self._ready.pop(ring)
+        return slot
+
+    def lease(self, shard: int, actor: int, slot: int) -> None:
+        """Shard: ``slot`` is the actor's until it comes back complete."""
+        self._lease_of["actor"][slot], self._lease_of["shard"][slot] = actor, shard
+        self._free.push(self._ring(shard, actor), slot)
+        self._actor_wakeups[actor].set()
+
+    def fill(self) -> tuple[float, float]:
+        """Fractions of all slots that wait for an actor, and that wait for their shard."""
+        return self._free.total() / self.slots.count, self._ready.total() / self.slots.count
+
+    def _ring(self, shard: int, actor: int) -> int:
+        return shard * self.actors + actor
+
+
+class SampleTickets:
+    """Samples that are on their way: each is a ticket, an index into arrays in shared memory.
+
+    The learner orders a sample from a shard; the shard fills the ticket; the learner learns from it
+    and returns it with the new errors; the shard takes them and gives the ticket back, spare. The
+    number of tickets is the prefetch: so many samples may be under way. With a sample travel the
+    moments of the observations that were inserted since the last one (``seen``), of the leaves that
+    are ``counted``.
+    """
+
+    def __init__(
+        self,
+        tickets: int,
+        batch: int,
+        shard_wakeups: list[Wakeup],
+        learner_wakeup: Wakeup,
+        counted: Shapes | None = None,
+    ) -> None:
+        self.tickets = tickets
+        self.counted = counted or {}
+        each = (tickets, batch)
+        self._arrays = SharedArrays(
+            {
+                "items": (each, "int64"),
+                "generations": (each, "int64"),
+                "odds": (each, "float64"),
+                "errors": (each, "float32"),
+                "kind": ((tickets,), "int64"),
+                "seen": ((tickets, packed_size(self.counted)), "float64"),
+            }
+        )
+        self._shard_wakeups = shard_wakeups
+        self._learner_wakeup = learner_wakeup
+        self._to_shard = IndexRings(len(shard_wakeups), tickets)
+        self._to_learner = IndexRings(len(shard_wakeups), tickets)
+        self._attach()
+
+    def _attach(self) -> None:
+        self.items: npt.NDArray[np.int64] = self._arrays["items"]
+        self.generations: npt.NDArray[np.int64] = self._arrays["generations"]
+        self.odds: npt.NDArray[np.float64] = self._arrays["odds"]
+        self.errors: npt.NDArray[np.float32] = self._arrays["errors"]
+        self.kind: npt.NDArray[np.int64] = self._arrays["kind"]
+        self.seen: npt.NDArray[np.float64] = self._arrays["seen"]
+
+    def ask(self, shard: int, ticket: int, kind: int) -> None:
+        """Learner: have the ticket filled with a sample, or the errors in it taken."""
+        self.kind[ticket] = kind
+        self._to_shard.push(shard, ticket)
+        self._shard_wakeups[shard].set()
+
+    def wake_shards(self) -> None:
+        """Learner: samples were ordered, so that more may be inserted."""
+        for wakeup in self._shard_wakeups:
+            wakeup.set()
+
+    def wake_learner(self) -> None:
+        """Shard: experience was inserted, so that more may be sampled."""
+        self._learner_wakeup.set()
+
+    def take_asked(self, shard: int) -> int | None:
+        """Shard: the next ticket to serve, or None."""
+        return self._to_shard.pop(shard)
+
+    def answer(self, shard: int, ticket: int) -> None:
+        """Shard: the ticket is served."""
+        self._to_learner.push(shard, ticket)
+        self._learner_wakeup.set()
+
+    def take_answered(self, shard: int) -> int | None:
+        """Learner: the next ticket that this shard has served, or None."""
+        return self._to_learner.pop(shard)
+
+    def __getstate__(self) -> dict[str, object]:
+        views = ("items", "generations", "odds", "errors", "kind", "seen")
+        return {name: value for name, value in self.__dict__.items() if name not in views}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._attach()

@@ -1,0 +1,281 @@
+"""One shard of the replay: which slots hold experience, and what each transition's priority is.
+
+Replay is trajectory slots with a longer life. The shard owns its slots whenever no actor has them:
+
+    FREE -> (leased) WRITING -> READY -> STORED -> (evicted, oldest first) FREE
+
+One process has the shard; nobody else writes its tree, and nobody takes a lock. A transition is
+named by its item, ``slot * items_per_slot + t * rows + row``, and by the generation of its slot; so
+is a sequence, the t-th of its row, where a recurrent core learns from sequences.
+Eviction sets the priorities to 0, raises the generation, and only then leases the slot to an actor:
+whoever still holds (item, generation) can tell, after having copied it, that it is another one now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.replay.compressed import FrameStore
+from sampleforge.replay.histograms import Counts, count_positive, evenly
+from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.sum_tree import SumTree
+from sampleforge.rollouts.slots import Owner, TrajectorySlots
+
+Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+EXTRAS = {
+    "value": "float32",  # max_a Q(obs[t], a) by the behaviour network
+    "taken": "float32",  # Q(obs[t], action[t])
+    "returns": "float32",  # of the n-step window; see sampleforge.ops.n_step
+    "discount": "float32",
+    "steps": "uint8",
+    "td_error": "float32",  # the first priority: see sampleforge.algos.first_priorities
+}
+"""The extras of slots whose experience goes into a replay."""
+SPREADS = {
+    "value_std": "float32",  # standard deviation of what ``value`` is the mean of
+    "taken_std": "float32",  # of what ``taken`` is the mean of
+}
+"""More of them, for networks that know how returns are distributed."""
+RECURRENT_EXTRAS = {name: EXTRAS[name] for name in ("value", "taken")}
+"""... of which sequences are drawn: their windows are made when they are read."""
+
+
+class Drawn(NamedTuple):
+    """A sample: items, the generations of their slots, and ``odds``: number of items in all shards
+    times the probability of this one, 1 if all are equally likely."""
+
+    items: Indices
+    generations: Indices
+    odds: Floats
+
+
+@dataclass(frozen=True)
+class Prioritisation:
+    """Priority of an item: ``(|TD error| + epsilon) ** alpha``; alpha 0 is uniform."""
+
+    alpha: float
+    epsilon: float
+
+    def __call__(self, errors: npt.NDArray[np.float32]) -> Floats:
+        good = np.isfinite(errors) & (errors >= 0)
+        if not good.all():
+            raise ValueError(
+                f"TD errors must be finite and not negative, but {np.count_nonzero(~good)} of "
+                f"{errors.size} are not, such as {errors[~good][0]}; an environment that gives "
+                "rewards or observations that are not finite makes them so: correct it"
+            )
+        found: Floats = (errors.astype(np.float64) + self.epsilon) ** self.alpha
+        return found
+
+
+class ReplayShard:
+    """Slots ``first`` to ``first + count - 1`` of ``slots``, at most ``capacity`` of them STORED.
+
+    The others are what actors write to, so ``count`` exceeds ``capacity``. With alpha 0 there is no
+    tree: items are drawn uniformly. ``slots`` need the columns of `EXTRAS`, or sequences.
+    ``frames``: where the frames of stored slots go, if they are to be compressed; STORED may be
+    fewer then.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        slots: TrajectorySlots,
+        first: int,
+        count: int,
+        capacity: int,
+        priority: Prioritisation,
+        ledger: ReplayLedger,
+        seed: list[int],
+        frames: FrameStore | None = None,
+    ) -> None:
+        assert 1 <= capacity < count, (capacity, count)
+        self._index = index
+        self._slots = slots
+        self._first = first
+        self._capacity = capacity
+        self._priority = priority
+        self._ledger = ledger
+        self._random = np.random.default_rng([*seed, index])
+        self.frames = frames
+        self._items = slots.shape.items
+        self._usable, self._errors = _first_words(slots)
+        self._tree = SumTree(count * self._items) if priority.alpha > 0 else None
+        self._stored: deque[int] = deque()  # oldest first
+        self._free: deque[int] = deque(range(first, first + count))
+        self._born = np.zeros(count, np.int64)  # ``inserted`` of the ledger when a slot was stored
+
+    @property
+    def stored_slots(self) -> tuple[int, ...]:
+        """The slots that hold experience, oldest first."""
+        return tuple(self._stored)
+
+    def lease(self) -> int | None:
+        """A free slot, which belongs to the caller until it is inserted; None if there is none."""
+        if not self._free:
+            return None
+        self._ledger.leased[self._index] += self._items
+        slot = self._free.popleft()
+        if self.frames is not None:
+            self.frames.lend(slot)
+        return slot
+
+    def insert(self, slot: int) -> None:
+        """Take a slot that an actor has completed (READY), evicting the oldest one if need be."""
+        if len(self._stored) == self._capacity:
+            self._evict()
+        if self.frames is not None:
+            self._compress(self.frames, slot)
+        ledger, me, usable = self._ledger, self._index, self._usable[slot] > 0
+        self._slots.move(slot, Owner.READY, Owner.STORED)
+        count = int(np.count_nonzero(usable))
+        if self._tree is not None:
+            priorities = self._priority(self._errors[slot])
+            self._tree.set_range(self._place(slot), np.where(usable, priorities, 0.0))
+        self._stored.append(slot)
+        self._born[slot - self._first] = ledger.inserted[me]
+        ledger.stored[me] += count
+        ledger.inserted[me] += count
+        ledger.leased[me] -= self._items
+        self._announce_mass()
+
+    def draw(self, count: int) -> Drawn:
+        """``count`` items, in proportion to their priorities. There must be one."""
+        ledger, me = self._ledger, self._index
+        everything = float(ledger.stored.sum())
+        if self._tree is None:
+            places = self._draw_uniformly(count)
+            odds = np.ones(count)
+        else:
+            places = self._tree.draw(count, self._random)
+            odds = self._tree.leaves[places] * (everything / float(ledger.mass.sum()))
+        local = places // self._items
+        ledger.drawn[me] += count
+        ledger.age_sum[me] += float((ledger.inserted[me] - self._born[local]).sum())
+        items = places + self._first * self._items
+        return Drawn(items, self._slots.generation[local + self._first], odds)
+
+    def update(self, items: Indices, generations: Indices, errors: npt.NDArray[np.float32]) -> None:
+        """New priorities for items drawn before, but not for those evicted since. Raises
+        ValueError, and changes nothing, if an error is negative or not finite."""
+        priorities = self._priority(errors)
+        held = self._slots.generation[items // self._items] == generations
+        self._ledger.stale_updates[self._index] += int(np.count_nonzero(~held))
+        if self._tree is not None and held.any():
+            places = items[held] - self._first * self._items
+            self._tree.set(places, priorities[held])
+            self._announce_mass()
+
+    def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """What the shard knows of its stored slots, oldest first, but not what they hold: arrays,
+        and JSON's plain values."""
+        slots = np.array(self._stored, np.int64)
+        local = slots - self._first
+        arrays: dict[str, Array] = {
+            "slots": local,
+            "born": self._born[local],
+            "generation": self._slots.generation[self._first : self._first + len(self._born)],
+        }
+        if self._tree is not None:
+            arrays["priorities"] = self._tree.leaves.reshape(-1, self._items)[local]
+        if self.frames is not None:
+            arrays |= self.frames.sizes(slots)
+        names = ("stored", "inserted", "full", "stale_updates")
+        plain = {name: getattr(self._ledger, name)[self._index].item() for name in names}
+        return arrays, {**plain, "random": self._random.bit_generator.state}
+
+    def places_for(self, local: Indices) -> Indices:
+        """The slots for those of a `snapshot`: where they were, or, if there are fewer slots now
+        because there are fewer actors, free ones."""
+        count = len(self._born)
+        assert len(local) <= self._capacity, (len(local), self._capacity)
+        free = iter(np.setdiff1d(np.arange(count), local).tolist())
+        places = [at if at < count else next(free) for at in local.tolist()]
+        return np.array(places, np.int64) + self._first
+
+    def restore(
+        self, slots: Indices, arrays: Mapping[str, Array], plain: Mapping[str, Any]
+    ) -> None:
+        """Go on from a `snapshot` whose experience is in ``slots`` now. Only of a new shard."""
+        assert not self._stored
+        ledger, me, first, count = self._ledger, self._index, self._first, len(self._born)
+        taken = set(slots.tolist())
+        self._free = deque(slot for slot in range(first, first + count) if slot not in taken)
+        # Nobody's handle of the run before is valid, wherever a slot's experience lies now.
+        self._slots.generation[first : first + count] = arrays["generation"].max() + 1
+        self._born[slots - first] = arrays["born"]
+        for i, slot in enumerate(slots.tolist()):
+            self._slots.move(slot, Owner.FREE, Owner.STORED)
+            self._stored.append(slot)
+            if self._tree is not None:
+                self._tree.set_range(self._place(slot), arrays["priorities"][i])
+        for name in ("stored", "inserted", "full", "stale_updates"):
+            getattr(ledger, name)[me] = plain[name]
+        self._random.bit_generator.state = plain["random"]
+        if self.frames is not None:
+            ledger.frame_bytes[me] = self.frames.used
+        self._announce_mass()
+        ledger.restoring[me] = False  # last: the learner may begin
+
+    def count_priorities(self) -> Counts:
+        """`count_positive` of the priorities, or of evenly spread ones; nothing without a tree."""
+        leaves = np.empty(0) if self._tree is None else self._tree.leaves
+        return count_positive(evenly(leaves, self._items))
+
+    def _compress(self, frames: FrameStore, slot: int) -> None:
+        """Frames that compress badly take the room of more than one older slot."""
+        packed = frames.pack(slot)
+        while not frames.store(slot, packed):
+            self._evict()
+        self._ledger.frame_bytes[self._index] = frames.used
+
+    def _evict(self) -> None:
+        slot = self._stored.popleft()
+        if self._tree is not None:
+            self._tree.set_range(self._place(slot), np.zeros(self._items))
+        usable = np.count_nonzero(self._usable[slot])
+        self._ledger.full[self._index] = True
+        self._ledger.stored[self._index] -= usable
+        self._slots.move(slot, Owner.STORED, Owner.FREE)
+        if self.frames is not None:
+            self.frames.drop_oldest()
+        self._free.append(slot)
+
+    def _place(self, slot: int) -> int:
+        """Leaf of a slot's first item."""
+        return (slot - self._first) * self._items
+
+    def _announce_mass(self) -> None:
+        tree, ledger = self._tree, self._ledger
+        mass = float(ledger.stored[self._index]) if tree is None else tree.total
+        ledger.mass[self._index] = mass
+
+    def _draw_uniformly(self, count: int) -> Indices:
+        """Any item of any stored slot, and again for those that cannot be learned from."""
+        stored = np.array(self._stored, np.int64) - self._first
+        usable = self._usable[self._first :].reshape(-1)
+        places = np.empty(0, np.int64)
+        while len(places) < count:
+            at = self._random.choice(stored, count) * self._items
+            at += self._random.integers(0, self._items, count)
+            places = np.concatenate((places, at[usable[at] > 0]))
+        return places[:count]
+
+
+def _first_words(slots: TrajectorySlots) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """What the actors say of each item, [slots, items]: more than 0 if there is something to learn,
+    and the absolute TD error."""
+    if slots.shape.sequences is None:
+        usable, errors = slots.extras["steps"], slots.extras["td_error"]
+    else:
+        usable, errors = slots.sequence_usable, slots.sequence_error
+    return usable.reshape(slots.count, -1), errors.reshape(slots.count, -1)

@@ -1,0 +1,324 @@
+"""Saving a replay while actors write into it, and putting it back.
+
+The driver asks; each shard writes its own files. What is saved are STORED slots: they belong to the
+shard, only it could evict them, and it does nothing else meanwhile. The slots that actors write to
+are not saved, nor those that wait for the shard by then. So nobody has to stop, and nothing that is
+saved can change: actors go on until they have no more slots, the learner until it has learned from
+the samples that are under way.
+
+Generations go on one above those that were saved: a handle of the run before names nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.replay.shard import ReplayShard
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.wakeup import Wakeup
+
+Array = npt.NDArray[Any]
+
+CHUNK = 8 << 20
+"""Bytes that are copied at a time."""
+_SYNC = 256 << 20
+"""Bytes after which they are put on the disk: one sync of everything at the end would look as if
+the process hung."""
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """``sha256`` and ``size`` (bytes) are of the whole file."""
+
+    file: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class SavedShard:
+    """``arrays`` by name; ``plain``: JSON's plain values."""
+
+    arrays: dict[str, SavedFile]
+    plain: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SavedReplay:
+    """A whole replay, as it was after ``env_steps``, whose files were found to be what was written.
+    ``geometry``: see `sampleforge.replay.snapshot.geometry`."""
+
+    folder: Path
+    env_steps: int
+    geometry: dict[str, Any]
+    shards: tuple[SavedShard, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(found.size for shard in self.shards for found in shard.arrays.values())
+
+    @property
+    def items(self) -> int:
+        """Transitions, or sequences."""
+        return sum(int(shard.plain["stored"]) for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class ReplayFolder:
+    """Where replays of a run are saved, and the one to go on with: ``saved``, or ``missing`` says
+    why there is none."""
+
+    path: Path
+    saved: SavedReplay | None = None
+    missing: str = ""
+
+
+def slot_parts(column: Array, slots: npt.NDArray[np.int64]) -> Iterable[Array]:
+    """Copies of ``column[slots]``, piece by piece."""
+    each = max(1, CHUNK // max(1, column[:1].nbytes))
+    return (column[slots[i : i + each]] for i in range(0, len(slots), each))
+
+
+def write_array(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    parts: Iterable[Array],
+    tick: Callable[[], None],
+) -> SavedFile:
+    """Write an array of ``shape`` that consists of ``parts``, one after the other, and put it on
+    the disk. ``tick`` is called after each part. Raises OSError, and whatever ``tick`` raises."""
+    digest, size, unsynced = hashlib.sha256(), 0, 0
+    with path.open("xb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        for data in chain([_header(shape, dtype)], map(_bytes_of, parts)):
+            file.write(data)
+            digest.update(data)
+            size, unsynced = size + len(data), unsynced + len(data)
+            if unsynced >= _SYNC:
+                file.flush()
+                os.fdatasync(file.fileno())
+                unsynced = 0
+            tick()
+        file.flush()
+        os.fsync(file.fileno())
+    return SavedFile(path.name, digest.hexdigest(), size)
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> memoryview:
+    """The beginning of an .npy file."""
+    text = io.BytesIO()
+    described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(text, described)
+    return text.getbuffer()
+
+
+def _bytes_of(part: Array) -> memoryview:
+    return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+
+
+_ERROR_BYTES = 1000
+
+
+class Cancelled(Exception):
+    """The driver does not want the replay any more."""
+
+
+def geometry(slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float) -> dict[str, Any]:
+    """What a saved replay must have in common with the one that takes it up; JSON's plain values.
+    ``capacities``: slots of each shard."""
+    shape = slots.shape
+    return {
+        "rollout": shape.rollout,
+        "rows": shape.rows,
+        "slots_per_shard": list(capacities),
+        "prioritised": alpha > 0,
+        "compressed": shape.places is not None,
+        "columns": {n: [*map(str, c.shape[1:]), str(c.dtype)] for n, c in columns(slots).items()},
+    }
+
+
+def columns(slots: TrajectorySlots) -> dict[str, Array]:
+    """All that slots hold, but for frames that are compressed, [slots, ...] each."""
+    compressed = slots.shape.places is not None
+    raw = {f"obs/{name}" for name in slots.stacks if compressed}
+    found = {name: slots.arrays[name] for name in slots.columns() if name not in raw}
+    return {name: column for name, column in found.items() if column.nbytes}
+
+
+def saved_bytes(slots: TrajectorySlots, stored: int, prioritised: bool, rings: int) -> int:
+    """Of a full replay of ``stored`` slots; ``rings``: of compressed frames."""
+    each = sum(column[:1].nbytes for column in columns(slots).values())
+    return stored * (each + 8 * prioritised * slots.shape.items) + rings
+
+
+class ReplayArchive:
+    """Joins the driver, who asks for the replay to be saved, and the shards, who save it.
+
+    ``asked``, ``answered``, ``cancelled`` number the requests; each has one writer.
+    """
+
+    def __init__(
+        self,
+        wakeups: list[Wakeup],
+        slots: TrajectorySlots,
+        geometry: dict[str, Any],
+        where: ReplayFolder,
+    ) -> None:
+        shards = len(wakeups)
+        self.geometry = geometry
+        self.where = where
+        self._slots = slots
+        self._wakeups = wakeups
+        self._arrays = SharedArrays(
+            {
+                "asked": ((1,), "int64"),
+                "cancelled": ((1,), "int64"),
+                "answered": ((shards,), "int64"),
+                "error": ((shards, _ERROR_BYTES), "uint8"),
+            }
+        )
+        self._attach()
+
+    def _attach(self) -> None:
+        self.asked = self._arrays["asked"]
+        """[1]: a shard looks at it in every step."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "asked"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+    # ---- driver ----
+
+    def ask(self) -> Path:
+        """Driver: have every shard write its files into a new folder, which is returned."""
+        number = int(self.asked[0]) + 1
+        folder = self._folder(number)
+        folder.mkdir(mode=0o700, parents=True)
+        self._arrays["error"][...] = 0
+        self.asked[0] = number
+        for wakeup in self._wakeups:
+            wakeup.set()
+        return folder
+
+    @property
+    def answered(self) -> bool:
+        """Driver: every shard has saved, or failed."""
+        return bool((self._arrays["answered"] == self.asked[0]).all())
+
+    @property
+    def error(self) -> str | None:
+        """Driver: the first shard's that has failed."""
+        for text in self._arrays["error"]:
+            if text[0]:
+                return bytes(text).rstrip(b"\0").decode(errors="replace")
+        return None
+
+    def cancel(self) -> None:
+        """Driver: shards need not go on."""
+        self._arrays["cancelled"][0] = self.asked[0]
+
+    def results(self, folder: Path) -> list[SavedShard]:
+        """Driver: what all shards have written into ``folder``."""
+        found = []
+        for shard in range(len(self._wakeups)):
+            path = folder / _about(shard)
+            found.append(shard_from_plain(json.loads(path.read_bytes())))
+            path.unlink()
+        return found
+
+    # ---- shard ----
+
+    def save(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
+        """Shard: write all it holds. ``beat`` is called now and then."""
+        number = int(self.asked[0])
+
+        def tick() -> None:
+            beat()
+            if self._arrays["cancelled"][0] >= number:
+                raise Cancelled
+
+        try:
+            self._save(index, shard, self._folder(number), tick)
+        except Cancelled:
+            pass
+        except OSError as error:
+            text = f"{type(error).__name__}: {error}".encode()[:_ERROR_BYTES]
+            self._arrays["error"][index, : len(text)] = np.frombuffer(text, np.uint8)
+        self._arrays["answered"][index] = number
+
+    def _save(self, index: int, shard: ReplayShard, folder: Path, tick: Callable[[], None]) -> None:
+        small, plain = shard.snapshot()
+        slots = np.array(shard.stored_slots, np.int64)
+        saved: dict[str, SavedFile] = {}
+
+        def write(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None:
+            path = folder / f"shard-{index}-{len(saved)}.npy"
+            saved[name] = write_array(path, shape, dtype, parts, tick)
+
+        for name, column in columns(self._slots).items():
+            shape = (len(slots), *column.shape[1:])
+            write(f"slot/{name}", shape, column.dtype, slot_parts(column, slots))
+        if shard.frames is not None:
+            size = shard.frames.used
+            write("frames", (size,), np.dtype(np.uint8), shard.frames.pieces())
+        for name, array in small.items():
+            write(name, array.shape, array.dtype, [array])
+        about = dataclasses.asdict(SavedShard(saved, plain))
+        (folder / _about(index)).write_text(json.dumps(about))
+
+    def restore(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
+        """Shard, before it begins: take what was saved, if there is something."""
+        saved = self.where.saved
+        if saved is None:
+            return
+        found = saved.shards[index]
+        arrays = {name: _open(saved, file) for name, file in found.arrays.items()}
+        where = shard.places_for(arrays["slots"])
+        for name, column in columns(self._slots).items():
+            source = arrays[f"slot/{name}"]
+            for i, slot in enumerate(where):
+                column[slot] = source[i]
+                beat()
+        if shard.frames is not None:
+            shard.frames.restore(where, arrays, beat)
+        shard.restore(where, arrays, found.plain)
+
+    def _folder(self, number: int) -> Path:
+        """Of request ``number`` while it is not complete."""
+        return self.where.path / f".replay-{number}.unfinished"
+
+
+def shard_from_plain(found: dict[str, Any]) -> SavedShard:
+    """The inverse of `dataclasses.asdict`. Raises TypeError or KeyError."""
+    arrays = {name: SavedFile(**file) for name, file in found["arrays"].items()}
+    return SavedShard(arrays, dict(found["plain"]))
+
+
+def _about(shard: int) -> str:
+    return f"shard-{shard}.json"
+
+
+def _open(saved: SavedReplay, found: SavedFile) -> Array:
+    """An array of a replay, read as it is used. It was verified before."""
+    large = found.size > CHUNK  # and so not without elements, of which no map can be made
+    path = saved.folder / found.file
+    loaded: Array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
+    return loaded

@@ -1,0 +1,124 @@
+"""Slots into a batch: whole columns, one memory copy per slot and column, to any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from sampleforge.rollouts.slots import PER_ROLLOUT, TrajectorySlots, length
+from sampleforge.shared.staging import page_lock, wait_for_copies
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``B`` rows of ``T`` consecutive env steps, time first; the columns of `SlotShape.layout`."""
+
+    obs: dict[str, torch.Tensor]  # [T+1, B, ...]
+    first: torch.Tensor  # bool [T+1, B]
+    actions: dict[str, torch.Tensor]  # [T, B, ...]
+    log_prob: torch.Tensor  # float32 [T, B], of the behaviour policy
+    value: torch.Tensor  # float32 [T, B], of the behaviour policy
+    version: torch.Tensor  # int64 [T, B]
+    reward: torch.Tensor  # float32 [T, B], as the environment gave it
+    terminated: torch.Tensor  # bool [T, B]
+    truncated: torch.Tensor  # bool [T, B]
+    valid: torch.Tensor  # bool [T, B]
+    state: torch.Tensor  # float32 [B, S], before obs[0]
+    final_value: torch.Tensor | None = None  # float32 [T, B], only of same-step environments
+    env_row: torch.Tensor | None = None  # int64 [B]: whose steps; only where batches vary
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """(T, B)."""
+        rollout, rows = self.reward.shape
+        return rollout, rows
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on another device."""
+
+        def move(column: torch.Tensor) -> torch.Tensor:
+            return column.to(device, non_blocking=True)
+
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, dict):
+                moved[field.name] = {name: move(leaf) for name, leaf in column.items()}
+            else:
+                moved[field.name] = None if column is None else move(column)
+        return Batch(**moved)
+
+
+class BatchBuilder:
+    """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch; fewer
+    where one is marked as the batch's last. It ends with the longest rollout in it.
+
+    It lies on ``device``. A CUDA device fetches the columns by itself, out of page-locked slots.
+    """
+
+    def __init__(
+        self, slots: TrajectorySlots, slots_per_batch: int, device: torch.device = CPU
+    ) -> None:
+        self._slots = slots
+        self._columns = slots.columns()
+        self._device = device
+        if device.type == "cuda":
+            page_lock(slots.arrays.buffer)
+        self._wanted = slots_per_batch
+        self._filled = 0
+        self._longest = 1
+        self._complete = False
+        # [T, slots, rows, ...]; those once per rollout: [slots, rows, ...]
+        self._buffers: dict[str, torch.Tensor] = {}
+        for name, column in self._columns.items():
+            time = () if name in PER_ROLLOUT else (column.shape[1],)
+            inner = column.shape[2 if time else 1 :]
+            shape = (*time, slots_per_batch, *inner)
+            self._buffers[name] = torch.empty(shape, dtype=column.dtype, device=device)
+        self._batch = self._as_batch(slots_per_batch, slots.shape.rollout)
+
+    def add(self, slot: int) -> bool:
+        """Copy one slot in, which may be written anew then; True if the batch is complete now."""
+        assert self._filled < self._wanted, "take the complete batch before adding to the next"
+        for name, column in self._columns.items():
+            buffer = self._buffers[name]
+            place = buffer[self._filled] if name in PER_ROLLOUT else buffer[:, self._filled]
+            place.copy_(column[slot], non_blocking=True)
+        wait_for_copies(self._device)
+        self._filled += 1
+        self._longest = max(self._longest, length(self._slots, slot))
+        ends_batch = self._slots.ends_batch
+        last = ends_batch is not None and bool(ends_batch[slot])
+        self._complete = last or self._filled == self._wanted
+        return self._complete
+
+    def clear(self) -> None:
+        """Forget the slots that are in."""
+        self._filled, self._longest, self._complete = 0, 1, False
+
+    def take(self) -> Batch:
+        """The complete batch; valid until the next `add`."""
+        assert self._complete, f"only {self._filled} of {self._wanted} slots are in"
+        filled, longest = self._filled, self._longest
+        self.clear()
+        whole = filled == self._wanted and longest == self._slots.shape.rollout
+        return self._batch if whole else self._as_batch(filled, longest)
+
+    def _as_batch(self, slots: int, rollout: int) -> Batch:
+        """The first so many slots and steps: views if these are all slots, else a copy."""
+        flat: dict[str, Any] = {}
+        left_out = self._slots.shape.rollout - rollout
+        for name, buffer in self._buffers.items():
+            if name in PER_ROLLOUT:
+                flat[name] = buffer[:slots].flatten(0, 1)
+            else:
+                flat[name] = buffer[: len(buffer) - left_out, :slots].flatten(1, 2)
+        leaves: dict[str, dict[str, torch.Tensor]] = {"obs": {}, "action": {}}
+        for name in [n for n in flat if "/" in n]:
+            kind, leaf = name.split("/", 1)
+            leaves[kind][leaf] = flat.pop(name)
+        return Batch(obs=leaves["obs"], actions=leaves["action"], **flat)

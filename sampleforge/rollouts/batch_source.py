@@ -1,0 +1,204 @@
+"""Where a learner's batches come from: gathered in turn with learning, or by a thread, ahead of it.
+
+Ahead, two batches are in rotation. Each has one owner at a time, and moves only through a deque:
+
+    free -> being filled (the thread) -> complete -> being learned from (the learner) -> free
+
+The learner's end of the exchange is the thread's alone then: it takes what is ready, copies it and
+gives it back, whatever the learner does. Actors are ahead by one batch more for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.staging import Fence, side_stream
+from sampleforge.shared.wakeup import Wakeup
+
+Seconds = npt.NDArray[np.float64]
+"""[1], to be added to."""
+LOOK_AGAIN = 0.5
+"""Seconds after which the thread looks for slots even if nobody has woken it."""
+
+
+class Gathering(Protocol):
+    """Complete batches, one at a time. ``wakeup`` ends a wait for the next one."""
+
+    wakeup: Wakeup
+
+    def gather(self) -> bool:
+        """Move a slot on, if that is the caller's work; False if nothing was there to do."""
+
+    def take(self) -> Batch | None:
+        """The next complete batch, if there is one. It is the caller's until `done`."""
+
+    def done(self) -> None:
+        """The batch that was taken is learned from, and the weights are published."""
+
+    def close(self) -> None:
+        """Nothing is gathered any more."""
+
+
+class GatherInTurn:
+    """A slot per call, in the learner's own loop. ``synchronous``: slots go back when the batch is
+    done, else as soon as they are copied. ``spent`` counts the seconds of copying."""
+
+    def __init__(
+        self,
+        exchange: SlotExchange,
+        builder: BatchBuilder,
+        wakeup: Wakeup,
+        spent: Seconds,
+        *,
+        synchronous: bool,
+    ) -> None:
+        self.wakeup = wakeup
+        self._exchange = exchange
+        self._builder = builder
+        self._spent = spent
+        self._synchronous = synchronous
+        self._held: list[int] = []
+        self._complete = False
+
+    def gather(self) -> bool:
+        slot = self._exchange.take_ready()
+        if slot is None:
+            return False
+        started = perf_counter()
+        self._complete = self._builder.add(slot)
+        if self._synchronous:
+            self._held.append(slot)
+        else:
+            self._exchange.give_back(slot)
+        self._spent += perf_counter() - started
+        return True
+
+    def take(self) -> Batch | None:
+        if not self._complete:
+            return None
+        self._complete = False
+        return self._builder.take()
+
+    def done(self) -> None:
+        for slot in self._held:
+            self._exchange.give_back(slot)
+        self._held.clear()
+
+    def abandon(self) -> None:
+        """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
+        self.done()
+        self._complete = False
+        self._builder.clear()
+
+    def close(self) -> None:
+        pass
+
+
+class _Rotating(NamedTuple):
+    """A batch in rotation. On a CUDA device copies and kernels run beside each other: ``filled``
+    keeps the learner's kernels after the copies, ``read`` the next copies after the kernels."""
+
+    builder: BatchBuilder
+    filled: Fence
+    read: Fence
+
+
+class GatherAhead:
+    """A thread copies slots into one batch while the learner learns from another.
+
+    Copying needs no interpreter lock, and on a CUDA device it goes through a stream of the thread's
+    own, for which the thread waits, never the learner. ``wakeup`` is the process's: the thread
+    waits for it, and passes on what may be meant for the learner (a request, the end) to
+    ``self.wakeup``. What the thread dies of comes out of the next `take`.
+    """
+
+    def __init__(
+        self,
+        exchange: SlotExchange,
+        builders: Sequence[BatchBuilder],
+        wakeup: Wakeup,
+        spent: Seconds,
+        device: torch.device,
+    ) -> None:
+        self.wakeup = Wakeup()
+        self._exchange = exchange
+        self._process_wakeup = wakeup
+        self._spent = spent
+        self._device = device
+        self._free = deque(_Rotating(b, Fence(device), Fence(device)) for b in builders)
+        for batch in self._free:
+            batch.read.mark()  # its memory may have been something else's a moment ago
+        self._complete: deque[_Rotating] = deque()
+        self._filling: _Rotating | None = None
+        self._learning: _Rotating | None = None
+        self._ending = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="gather ahead", daemon=True)
+        self._thread.start()
+
+    def gather(self) -> bool:
+        return False
+
+    def take(self) -> Batch | None:
+        if self._error is not None:
+            raise self._error
+        if not self._complete:
+            return None
+        self._learning = self._complete.popleft()
+        self._learning.filled.follow()
+        return self._learning.builder.take()
+
+    def done(self) -> None:
+        assert self._learning is not None
+        self._learning.read.mark()
+        self._free.append(self._learning)
+        self._learning = None
+        self._process_wakeup.set()
+
+    def close(self) -> None:
+        self._ending = True
+        self._process_wakeup.set()
+        self._thread.join()
+        self.wakeup.close()
+
+    def _run(self) -> None:
+        try:
+            with side_stream(self._device):
+                while not self._ending:
+                    if not self._gather_one():
+                        self._process_wakeup.wait(LOOK_AGAIN)
+                        self.wakeup.set()
+        except BaseException as error:
+            self._error = error
+            self.wakeup.set()
+
+    def _gather_one(self) -> bool:
+        """Copy a slot, if one is ready and there is a batch to copy it into."""
+        if self._filling is None:
+            if not self._free:
+                return False
+            self._filling = self._free.popleft()
+            self._filling.read.follow()
+        slot = self._exchange.take_ready()
+        if slot is None:
+            return False
+        started = perf_counter()
+        complete = self._filling.builder.add(slot)
+        self._exchange.give_back(slot)
+        self._spent += perf_counter() - started
+        if complete:
+            self._filling.filled.mark()
+            self._complete.append(self._filling)
+            self._filling = None
+            self.wakeup.set()
+        return True

@@ -1,0 +1,102 @@
+"""Requests for inference: a sequence counter per (actor, split) in shared memory, and a wake-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.rollouts.slots import SlotShape
+from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.wakeup import Wakeup
+
+ACT, VALUE = 0, 1
+"""What is asked for: actions at obs[t], or values of the final observations of step t."""
+
+
+class InferenceRequests:
+    """The mailbox between actors and the policy workers of one policy.
+
+    An actor writes what it wants and raises ``asked``; the policy worker that serves the actor
+    writes the answer into the slot and raises ``answered``. Each counter has one writer. No array
+    travels: observations lie in the slot; the recurrent state of every split (``state`` [actors,
+    splits, rows, S]) and the final observations of same-step environments (``final_obs``) lie here,
+    because they outlive a slot.
+    """
+
+    def __init__(
+        self,
+        shape: SlotShape,
+        splits: int,
+        actor_wakeups: list[Wakeup],
+        policy_wakeups: list[Wakeup],
+    ) -> None:
+        actors = len(actor_wakeups)
+        each = ((actors, splits), "int64")
+        per_split = (actors, splits, shape.rows)
+        final = shape.spec.observations if shape.spec.autoreset == "same_step" else {}
+        self._arrays = SharedArrays(
+            {
+                **{name: each for name in ("asked", "answered", "slot", "t", "kind")},
+                "state": ((*per_split, shape.state_size), "float32"),
+                **{
+                    f"final/{n}": ((*per_split, *leaf.shape), leaf.dtype)
+                    for n, leaf in final.items()
+                },
+            }
+        )
+        self._final_names = list(final)
+        self._actor_wakeups = actor_wakeups
+        self._policy_wakeups = policy_wakeups
+        self._attach()
+
+    @property
+    def arrays(self) -> SharedArrays:
+        return self._arrays
+
+    def _attach(self) -> None:
+        self.slot: npt.NDArray[np.int64] = self._arrays["slot"]
+        self.splits = self.slot.shape[1]
+        self.t: npt.NDArray[np.int64] = self._arrays["t"]
+        self.kind: npt.NDArray[np.int64] = self._arrays["kind"]
+        self.state: npt.NDArray[np.float32] = self._arrays["state"]
+        self.final_obs = {name: self._arrays[f"final/{name}"] for name in self._final_names}
+        self._asked: npt.NDArray[np.int64] = self._arrays["asked"]
+        self._answered: npt.NDArray[np.int64] = self._arrays["answered"]
+
+    def served_by(self, policy_worker: int) -> list[int]:
+        """The actors that a policy worker serves."""
+        return list(range(policy_worker, len(self._actor_wakeups), len(self._policy_wakeups)))
+
+    def ask(self, actor: int, split: int, slot: int, t: int, kind: int = ACT) -> None:
+        """Actor: split wants actions (or values of final observations) at (slot, t)."""
+        self.slot[actor, split] = slot
+        self.t[actor, split] = t
+        self.kind[actor, split] = kind
+        self._asked[actor, split] += 1
+        self._policy_wakeups[actor % len(self._policy_wakeups)].set()
+
+    def is_answered(self, actor: int, split: int) -> bool:
+        """Actor: the latest request of this split has been answered."""
+        return bool(self._asked[actor, split] == self._answered[actor, split])
+
+    def waiting(self, actors: Sequence[int]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Policy worker: (actor, split) index pairs of its actors that wait for an answer."""
+        rows, splits = np.nonzero(self._asked[actors] != self._answered[actors])
+        return np.asarray(actors, dtype=np.intp)[rows], splits
+
+    def answer(self, actors: npt.NDArray[np.intp], splits: npt.NDArray[np.intp]) -> None:
+        """Policy worker: these requests are answered; everything is written."""
+        self._answered[actors, splits] = self._asked[actors, splits]
+        for actor in set(actors.tolist()):
+            self._actor_wakeups[actor].set()
+
+    def __getstate__(self) -> tuple[SharedArrays, list[str], list[Wakeup], list[Wakeup]]:
+        return self._arrays, self._final_names, self._actor_wakeups, self._policy_wakeups
+
+    def __setstate__(
+        self, state: tuple[SharedArrays, list[str], list[Wakeup], list[Wakeup]]
+    ) -> None:
+        self._arrays, self._final_names, self._actor_wakeups, self._policy_wakeups = state
+        self._attach()

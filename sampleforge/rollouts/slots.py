@@ -1,0 +1,277 @@
+"""Trajectory slots: where every rollout lives, from the env step that writes it to the learner.
+
+Ownership of a slot:
+
+    FREE -> WRITING (one actor; its policy worker between request and reply)
+         -> READING (one learner) -> FREE
+
+No column has two writers. Ownership moves only by a hand-over through `SlotExchange`; there are no
+other locks. A slot's generation counts its lives: whoever holds (slot, generation) of an earlier
+life can tell that it is no longer his.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from sampleforge.rollouts.sequence_shape import SequenceShape
+from sampleforge.rollouts.stacks import StackColumn
+from sampleforge.shared.arrays import Layout, SharedArrays, layout_bytes
+from sampleforge.spec import ArraySpec, EnvSpec
+
+
+class Owner(IntEnum):
+    FREE = 0
+    WRITING = 1
+    READY = 2
+    READING = 3
+    STORED = 4
+    """In replay, until it is evicted."""
+
+
+PER_ROLLOUT = ("state", "env_row")
+"""Columns [rows, ...] that a rollout has once, not per step."""
+ACTOR_CRITIC = {"log_prob": "float32", "value": "float32"}
+"""The extras of an actor-critic: log-probability and value by the behaviour policy."""
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
+
+    ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
+    ``single_frames``: leaves that are stacks of frames are kept as `rollouts.stacks` says.
+    ``places``: slots whose frames may lie raw at a time (none: all), see
+    `replay.compressed`. ``sequences``: in a replay for a recurrent core; ``rollout`` then
+    counts the overlap too. ``variable``: a batch has as many slots as it happens to take.
+    ``final_obs``: the final observations of truncated episodes are kept where ``obs`` does not hold
+    them, under same-step autoreset; they take as much memory as ``obs``.
+    """
+
+    rollout: int
+    rows: int
+    spec: EnvSpec
+    state_size: int
+    extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
+    single_frames: bool = False
+    places: int | None = None
+    sequences: SequenceShape | None = None
+    variable: bool = False
+    final_obs: bool = False
+
+    @property
+    def drops_truncated(self) -> bool:
+        """Whether the observation that a truncated step is bootstrapped from is not kept."""
+        return self.spec.autoreset == "same_step" and not self.final_obs
+
+    @property
+    def env_steps(self) -> int:
+        return self.rollout * self.rows
+
+    @property
+    def starts(self) -> int:
+        """Sequences of each row; 1 if it is the whole rollout."""
+        return 1 if self.sequences is None else self.sequences.starts(self.rollout)
+
+    @property
+    def items(self) -> int:
+        """What a replay draws of a slot: transitions, or sequences."""
+        return self.env_steps if self.sequences is None else self.starts * self.rows
+
+    @property
+    def stacks(self) -> dict[str, ArraySpec]:
+        """The observation leaves that are kept as single frames."""
+        leaves = self.spec.observations.items()
+        return {n: leaf for n, leaf in leaves if self.single_frames and leaf.stack is not None}
+
+    def layout(self, count: int) -> Layout:
+        """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step
+        and after the last, [T, rows] for what a step adds."""
+        before = (count, self.rollout + 1, self.rows)
+        step = (count, self.rollout, self.rows)
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, leaf in self.spec.observations.items():
+            arrays[f"obs/{name}"] = (before + leaf.shape, leaf.dtype)
+        for name, leaf in self.stacks.items():
+            places = count if self.places is None else self.places
+            frames = (places, self.rollout + leaf.shape[0], self.rows)
+            arrays[f"obs/{name}"] = (frames + leaf.shape[1:], leaf.dtype)
+        for name, action in self.spec.actions.items():
+            arrays[f"action/{name}"] = (step + action.shape, action.dtype)
+        arrays |= {
+            **{name: (step, dtype) for name, dtype in self.extras.items()},
+            "first": (before, "bool"),
+            "version": (step, "int64"),
+            "reward": (step, "float32"),
+            "terminated": (step, "bool"),
+            "truncated": (step, "bool"),
+            "valid": (step, "bool"),
+            **self._beginnings(count),
+            "owner": ((count,), "int32"),
+            "generation": ((count,), "int64"),
+        }
+        if self.stacks:
+            arrays["place"] = ((count,), "int64")
+        if self.spec.autoreset == "same_step":
+            arrays["final_value"] = (step, "float32")
+            arrays |= self._final_obs(step)
+        if self.variable:
+            arrays["env_row"] = ((count, self.rows), "int64")
+            arrays["ends_batch"] = ((count,), "bool")
+        return arrays
+
+    def _final_obs(self, step: tuple[int, ...]) -> Layout:
+        """Of the leaves that are stacks of frames the newest frame: the others are in ``obs``."""
+        if not self.final_obs:
+            return {}
+        return {
+            f"final/{name}": (step + leaf.shape[name in self.stacks :], leaf.dtype)
+            for name, leaf in self.spec.observations.items()
+        }
+
+    def _beginnings(self, count: int) -> Layout:
+        """The recurrent state that the rollout began with, or each sequence, and what the replay
+        knows of each sequence."""
+        if self.sequences is None:
+            return {"state": ((count, self.rows, self.state_size), "float32")}
+        each = (count, self.starts, self.rows)
+        return {
+            "states": ((*each, self.state_size), "float32"),
+            "sequence_error": (each, "float32"),
+            "sequence_usable": (each, "bool"),
+        }
+
+    def nbytes(self, count: int) -> int:
+        return layout_bytes(self.layout(count))
+
+
+class TrajectorySlots:
+    """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
+
+    ``obs`` are the observation leaves that are stored whole, ``stacks`` the others.
+
+    The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
+    ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
+    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``. With
+    sequences there are ``states`` instead, [starts, rows, S] before the first step of each. Where
+    batches vary, ``env_row`` says whose rollout it is, and ``ends_batch`` that none comes after.
+    ``final_obs`` (of a shape that keeps them) holds what was seen after the steps that a same-step
+    environment truncated; of stacks the newest frame. Elsewhere it means nothing.
+    """
+
+    def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
+        self.count = count
+        self.shape = shape
+        self.debug = debug
+        self.arrays = SharedArrays(shape.layout(count))
+        self._name_columns()
+        if shape.places is None:
+            self.place[:] = np.arange(len(self.place))
+
+    def _name_columns(self) -> None:
+        stacks, leaves = self.shape.stacks, self.shape.spec.observations
+        self.obs = {n: self.arrays[f"obs/{n}"] for n in leaves if n not in stacks}
+        self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
+        self.first = self.arrays["first"]
+        self.place = self.arrays["place"] if stacks else np.empty(0, np.int64)
+        self.stacks = {
+            name: StackColumn(name, leaf, self.arrays.tensor(f"obs/{name}"), self.first, self.place)
+            for name, leaf in stacks.items()
+        }
+        self.extras = {n: self.arrays[n] for n in self.shape.extras}
+        self.version = self.arrays["version"]
+        self.reward = self.arrays["reward"]
+        self.terminated = self.arrays["terminated"]
+        self.truncated = self.arrays["truncated"]
+        self.valid = self.arrays["valid"]
+        if self.shape.sequences is None:
+            self.state = self.arrays["state"]
+        else:
+            self.states = self.arrays["states"]
+            self.sequence_error = self.arrays["sequence_error"]
+            self.sequence_usable = self.arrays["sequence_usable"]
+        self.owner = self.arrays["owner"]
+        self.generation = self.arrays["generation"]
+        same_step = self.shape.spec.autoreset == "same_step"
+        self.final_value = self.arrays["final_value"] if same_step else None
+        kept = leaves if self.shape.final_obs and same_step else {}
+        self.final_obs = {name: self.arrays[f"final/{name}"] for name in kept}
+        self.env_row = self.arrays["env_row"] if self.shape.variable else None
+        self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None
+
+    def columns(self) -> Mapping[str, torch.Tensor]:
+        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and those of the
+        beginnings; frames are [count or places, k-1 + T+1, rows, ...]."""
+        skip = ("owner", "generation", "place", "ends_batch")
+        return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
+
+    def move(self, slot: int, old: Owner, new: Owner) -> None:
+        """Record a change of owner; only the old owner calls this."""
+        if self.debug:
+            found = Owner(int(self.owner[slot]))
+            assert found == old, f"slot {slot} is {found.name}, expected {old.name} -> {new.name}"
+        self.owner[slot] = new
+        if new is Owner.FREE:
+            self.generation[slot] += 1
+            if self.debug:
+                self._poison(slot)
+
+    def renew(self, slot: int) -> None:
+        """Begin another life of a WRITING slot whose writer was killed; it stays WRITING."""
+        assert self.owner[slot] == Owner.WRITING, slot
+        self.generation[slot] += 1
+        if self.debug:
+            self._poison(slot)
+
+    def _poison(self, slot: int) -> None:
+        """Overwrite a freed slot, so that a read of stale data shows."""
+        for name, column in self.columns().items():
+            if name.startswith("obs/") and self.shape.places is not None:
+                continue  # its place is another slot's already
+            array = column[slot].numpy()
+            if np.issubdtype(array.dtype, np.floating):
+                array.fill(np.nan)
+            elif array.dtype == np.bool_:
+                array.fill(True)
+            else:
+                array.view(np.uint8).fill(0xAB)
+
+    def __getstate__(self) -> tuple[int, SlotShape, bool, SharedArrays]:
+        return self.count, self.shape, self.debug, self.arrays
+
+    def __setstate__(self, state: tuple[int, SlotShape, bool, SharedArrays]) -> None:
+        self.count, self.shape, self.debug, self.arrays = state
+        self._name_columns()
+
+
+NOT_TAKEN = -1
+"""The policy version of steps that a short rollout does not have."""
+
+
+def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
+    """Make the rollout in ``slot`` end with step ``t - 1``.
+
+    ``obs[t]`` and what the policy said of it (its value is the bootstrap) must be there. They are
+    repeated to the end of the slot, so that every number in it is finite and the next rollout finds
+    its first observation in the last place; the steps from ``t`` on are not valid, and their
+    version is `NOT_TAKEN`.
+    """
+    for name, column in slots.columns().items():
+        if name not in PER_ROLLOUT:
+            column[slot, t + 1 :] = column[slot, t].clone()
+    for flags in (slots.valid, slots.terminated, slots.truncated):
+        flags[slot, t:] = False
+    slots.reward[slot, t:] = 0.0
+    slots.version[slot, t:] = NOT_TAKEN
+    if slots.final_value is not None:
+        slots.final_value[slot, t:] = 0.0
+
+
+def length(slots: TrajectorySlots, slot: int) -> int:
+    """Steps that the rollout in ``slot`` has."""
+    return int(np.count_nonzero(slots.version[slot, :, 0] != NOT_TAKEN))

@@ -1,0 +1,108 @@
+"""The one worker of a graph in this process: what it is under torchrun, which starts the others."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import setproctitle
+import torch
+
+from sampleforge.distributed.group import RankLost
+from sampleforge.distributed.progress_board import StoreBoard
+from sampleforge.distributed.rendezvous import Encounter
+from sampleforge.env.scratch import scratch_directory
+from sampleforge.runtime.watch import Watch
+from sampleforge.topologies.graph import Graph
+from sampleforge.workers.rank import RankWorker
+
+BRIEFLY = 0.05
+
+
+class InProcessRunner:
+    """Steps the rank of ``graph`` between the driver's other duties.
+
+    ``scratch``: where its working directory is made (None: in the system's). ``interrupted``: a
+    rank that is asked to end does so between two steps, or when the others, who are asked too,
+    have left in the middle of one. ``step_timeout``: see `ProcessRunner`; here a `Watch` ends the
+    process, for torchrun to begin anew.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        encounter: Encounter,
+        scratch: Path | None,
+        interrupted: Callable[[], bool],
+        step_timeout: float,
+    ) -> None:
+        worker = graph.learner.worker
+        assert isinstance(worker, RankWorker) and graph.nodes == (graph.learner,)
+        self._graph = graph
+        self._worker = worker
+        self._encounter = encounter
+        self._scratch = scratch
+        self._interrupted = interrupted
+        self._resources = ExitStack()
+        row = graph.counters.row(encounter.world.rank)
+        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
+
+    def start(self) -> None:
+        setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        placement = self._graph.learner.placement
+        if placement.cores is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, set(placement.cores))
+        if placement.niceness:
+            os.nice(placement.niceness)
+        torch.set_num_threads(1)
+        self._resources.enter_context(scratch_directory(self._scratch))
+        self._watch.start()
+        with self._watch.inside():
+            self._worker.start()
+
+    def pids(self) -> dict[str, int]:
+        return {self._worker.name: os.getpid()}
+
+    def poll(self, timeout: float) -> None:
+        """Work for ``timeout`` s. Raises what the rank raises; RankLost not where it is
+        interrupted itself."""
+        deadline = monotonic() + timeout
+        try:
+            with self._watch.inside():
+                while monotonic() < deadline and not (self._worker.ended or self._interrupted()):
+                    moved = self._worker.step()
+                    self._watch.look()
+                    if not moved:
+                        self._worker.wait(BRIEFLY)
+        except RankLost as error:
+            if not self._interrupted():
+                raise
+            print(f"interrupted, and {error}", file=sys.stderr)
+        if self._worker.ended:
+            self._encounter.last_words()
+
+    def ask(self, kind: str, payload: Any, timeout: float) -> Any:
+        """The rank's answer to a request."""
+        return self._worker.handle((kind, payload))
+
+    def close(self) -> None:
+        if self._worker.ended:
+            self._encounter.wait_for_last_words()
+        self._worker.close()
+        for held in self._graph.held:
+            if isinstance(held, StoreBoard):
+                held.close()
+        self._watch.close()
+        self._resources.close()
+
+    def kill(self) -> None:
+        """This process ends at once; nothing but its directory would be left."""
+        self._resources.close()

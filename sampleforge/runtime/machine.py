@@ -1,0 +1,89 @@
+"""What this machine has: device, processor, memory, and what torch.compile needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import psutil
+
+from sampleforge.config import ConfigError
+
+
+def resolve_device(asked: str) -> str:
+    """The device by name. Raises ConfigError if it is not there."""
+    import torch
+
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {asked}: {error}; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {asked}: this machine shows {torch.cuda.device_count()} CUDA devices; "
+            "use --device cpu, or see `sampleforge doctor`"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {asked} is not supported; use auto, cpu, cuda or cuda:N")
+    return asked
+
+
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Names in /proc/cpuinfo (the last one on ARM)."""
+
+
+def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The instruction sets with which the processor computes in bfloat16 itself; without any, bf16
+    is slower than fp32. Empty too where nobody says."""
+    if not cpuinfo.is_file():
+        return []
+    return sorted(_BF16 & set(re.findall(r"\w+", cpuinfo.read_text())))
+
+
+def shared_memory_free() -> int | None:
+    """Bytes that may be put into shared memory now, or None where nobody says (no /dev/shm)."""
+    if not os.path.isdir("/dev/shm"):
+        return None
+    stat = os.statvfs("/dev/shm")
+    return min(stat.f_bavail * stat.f_frsize, int(psutil.virtual_memory().available))
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes as people write it: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""The environment variable that says where torch keeps what it has compiled."""
+
+
+def lacking(device: str) -> str | None:
+    """What is missing to compile for ``device`` (cpu, cuda, cuda:N), with the remedy; or None."""
+    if device.startswith("cuda") and importlib.util.find_spec("triton") is None:
+        return "triton is missing, which comes with torch for CUDA on Linux: reinstall torch"
+    variable, usual = ("CC", "gcc") if device.startswith("cuda") else ("CXX", _usual_cxx())
+    compiler = os.environ.get(variable, usual)
+    if shutil.which(compiler) is None:
+        return (
+            f"there is no compiler {compiler!r} (environment variable {variable}, or {usual}): "
+            f"install one (apt install g++), or name one in {variable}"
+        )
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Python's headers are missing (Python.h): install them (apt install python3-dev)"
+    return None
+
+
+def _usual_cxx() -> str:
+    """What torch takes where CXX is not set."""
+    return "clang++" if sys.platform == "darwin" else "g++"

@@ -1,0 +1,81 @@
+"""The newest complete state of a learner, in shared memory: it outlives the learner's process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from sampleforge.shared.arrays import SharedArrays
+
+_PER_TENSOR = 1024
+"""Bytes of a tensor's entry in the header, and of Adam's counter beside it."""
+_OTHERS = 64 << 10
+"""Bytes for random generators, running statistics and plain values."""
+
+
+class StateSnapshot:
+    """What `Learner.state` returns, twice, in shared memory.
+
+    The writer fills the idle half and then announces it. A writer that is killed in the middle of
+    that leaves the other half, which is complete. One writer at a time, any number of readers.
+    Picklable to child processes.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Reserve room for the state of a learner of ``model`` with Adam's two moments."""
+        own = model.state_dict()
+        moments = sum(2 * p.nbytes for p in model.parameters() if p.requires_grad)
+        room = sum(tensor.nbytes for tensor in own.values()) + moments
+        self.room = room + 3 * _PER_TENSOR * len(own) + _OTHERS
+        self._arrays = SharedArrays(
+            {
+                "begun": ((1,), "int64"),
+                "published": ((1,), "int64"),
+                "versions": ((2,), "int64"),
+                "sizes": ((2,), "int64"),
+                "0": ((self.room,), "uint8"),
+                "1": ((self.room,), "uint8"),
+            }
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._arrays.nbytes
+
+    @property
+    def version(self) -> int:
+        """Policy version of the newest state; -1 before the first one."""
+        count = int(self._arrays["published"][0])
+        return int(self._arrays["versions"][count % 2]) if count else -1
+
+    def publish(self, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]) -> None:
+        """Make this state, whose ``plain`` values have its ``version``, the newest one."""
+        data = safetensors.torch.save(dict(tensors), {"plain": json.dumps(plain)})
+        if len(data) > self.room:
+            raise ValueError(f"a learner's state has {len(data)} bytes, but room for {self.room}")
+        count = int(self._arrays["published"][0]) + 1
+        half = count % 2
+        self._arrays["begun"][0] = count
+        self._arrays.tensor(str(half))[: len(data)] = torch.frombuffer(
+            bytearray(data), dtype=torch.uint8
+        )
+        self._arrays["sizes"][half] = len(data)
+        self._arrays["versions"][half] = plain["version"]
+        self._arrays["published"][0] = count
+
+    def read(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The newest state, as it was published. Raises LookupError if there is none."""
+        while True:
+            count = int(self._arrays["published"][0])
+            if not count:
+                raise LookupError("no state was published yet")
+            half = count % 2
+            data = self._arrays[str(half)][: int(self._arrays["sizes"][half])].tobytes()
+            if int(self._arrays["begun"][0]) < count + 2:  # not overtaken while it was copied
+                break
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return safetensors.torch.load(data), json.loads(header["__metadata__"]["plain"])

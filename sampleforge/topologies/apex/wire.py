@@ -1,0 +1,402 @@
+"""Ape-X: actors -> replay shards -> learner; priorities back; weights out.
+
+Horgan et al. 2018, arXiv 1803.00933.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from sampleforge.algos.dqn import FinishRollout
+from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.windows import MakeWindows
+from sampleforge.models.normaliser import normalised_leaves
+from sampleforge.models.q_network import QNetwork
+from sampleforge.models.value_distribution import value_distribution
+from sampleforge.ops.exploration import epsilon_ladder
+from sampleforge.replay.compressed import CompressedFrames, FrameStore
+from sampleforge.replay.exchange import ReplayExchange, SampleTickets
+from sampleforge.replay.histograms import ReplayHistograms
+from sampleforge.replay.limiter import RateLimiter, ReplayLedger
+from sampleforge.replay.observation_stats import Shapes
+from sampleforge.replay.sequences import SequenceReader
+from sampleforge.replay.shard import Prioritisation, ReplayShard
+from sampleforge.replay.snapshot import ReplayArchive
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
+from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
+from sampleforge.topologies.builders import (
+    NewPolicy,
+    Start,
+    acting_device,
+    first_weights,
+    policy_seed,
+)
+from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.graph import Edge, Exploration, Graph, Node, Row
+from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
+from sampleforge.workers.learner import NoLearner, Save
+from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.replay_learner import ReplayLearnerWorker
+from sampleforge.workers.worker import StopFlag
+
+NewNetwork = Callable[[], QNetwork]
+
+
+@dataclass(frozen=True)
+class ReplayChannels:
+    """What joins actors, shards and learner."""
+
+    exchange: ReplayExchange
+    frames: CompressedFrames | None
+    tickets: SampleTickets
+    limiter: RateLimiter
+    shard_wakeups: list[Wakeup]
+    histograms: ReplayHistograms
+    archive: ReplayArchive
+
+
+def apex(
+    config: ApexConfig,
+    plan: ApexPlan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+) -> Graph:
+    """Wire actors, policy workers, replay shards and learner. Nothing runs yet.
+
+    ``save`` writes a checkpoint, in the learner's process; ``control`` is the learner's end of the
+    driver's pipe (None: the driver calls the learner worker itself).
+    """
+    new_network = network_maker(config, spec, start.seed)
+    weights = first_weights(new_network, start)
+    shards = len(plan.stored_slots)
+    shape = slot_shape(config, plan, spec, plan.places)
+    joined = channels(config, plan, shape, start, weights, other_workers=shards + 1)
+    slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
+    frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
+    replay = _replay_channels(config, plan, slots, frames, joined, start)
+
+    def new_policy(index: int) -> NewPolicy:
+        return partial(make_policy, index, new_network, weights, config, plan, start)
+
+    sampling = sampler_nodes(joined, replay.exchange, config, plan, start, new_policy)
+    replays = [_shard(i, replay, joined, config, plan, start) for i in range(shards)]
+    learner = _learner(replay, joined, config, plan, start, new_network, save, control)
+    return Graph(
+        name="apex",
+        nodes=(*sampling, *replays, learner),
+        learner=learner,
+        edges=_edges(config, plan),
+        notes=_notes(config, plan, spec, replay, start),
+        progress=joined.progress,
+        counters=joined.counters,
+        episodes=joined.episodes,
+        exchange=replay.exchange,
+        weights=weights,
+        stop=StopFlag(),
+        replacements=joined.replacements,
+        exploration=exploration(config, plan),
+        histograms=replay.histograms,
+        archive=replay.archive if saves(config) else None,
+    )
+
+
+def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
+    """Makes the Q-network with its initial weights."""
+    return partial(seeded_network, config, spec, seed)
+
+
+def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
+    """The Q-network with its initial weights, the same for the same seed. ``config`` was fitted."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = QNetwork(
+            config.model,
+            spec.observations,
+            spec.actions,
+            dueling=config.dueling,
+            head_size=config.head_size or 0,
+            noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
+            value_distribution=value_distribution(config, bool(config.value_rescaling)),
+        )
+    if config.normalise_returns:
+        network.value_scale.zero_()  # until the first reward: see `algos.return_scale`
+    return network
+
+
+def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
+    """Place of an env row on the ladder of epsilons: every actor has rows all along it."""
+    return (split * plan.rows + row) * plan.num_workers + actor
+
+
+def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
+    """Epsilon of every env row of the run, in the order of actors, splits, rows."""
+    ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
+    return ladder[[rung(plan, *row) for row in _rows(plan)]]
+
+
+def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
+    """How much each env row explores."""
+    epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
+    return Exploration(exploration_thirds(plan), epsilons)
+
+
+def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
+    """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
+    third = math.ceil(plan.envs / 3)
+    return {row: (plan.envs - 1 - rung(plan, *row)) // third for row in _rows(plan)}
+
+
+def _rows(plan: ApexPlan) -> list[Row]:
+    splits, rows = range(plan.num_splits), range(plan.rows)
+    return [(a, s, r) for a in range(plan.num_workers) for s in splits for r in rows]
+
+
+def make_policy(
+    index: int,
+    new_network: NewNetwork,
+    weights: SharedWeights,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: Start,
+) -> EpsilonGreedyPolicy:
+    """The policy of the ``index``-th actor (inline) or policy worker."""
+    return EpsilonGreedyPolicy(
+        new_network(),
+        weights,
+        row_epsilons(config, plan),
+        config.weights_refresh_interval,
+        device=torch.device(acting_device(plan)),
+        precision=plan.precision,
+        seed=policy_seed(index, start),
+    )
+
+
+def make_learner(
+    new_network: NewNetwork, config: ApexConfig, plan: ApexPlan, start: Start
+) -> DqnLearner:
+    """The learner as it begins: initial weights, or all that is in the checkpoint."""
+    device = torch.device(plan.device)
+    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)  # nobody else's
+    learner = DqnLearner(
+        new_network(), config, device=device, precision=plan.precision, noise_seed=seed
+    )
+    if start.resume is not None:
+        start.resume.learner(learner)
+    return learner
+
+
+def _replay_channels(
+    config: ApexConfig,
+    plan: ApexPlan,
+    slots: TrajectorySlots,
+    frames: CompressedFrames | None,
+    joined: Channels,
+    start: Start,
+) -> ReplayChannels:
+    shard_wakeups = [Wakeup() for _ in plan.stored_slots]
+    ledger = ReplayLedger(len(shard_wakeups))
+    limiter = RateLimiter(ledger, plan.item_ratio, plan.tolerance, plan.learning_starts_items)
+    archive = make_archive(config, plan, slots, shard_wakeups, start)
+    if start.resume is not None:
+        restoring = archive.where.saved is not None
+        limiter.load(start.resume.plain()["limiter"], restoring=restoring)
+    tickets = SampleTickets(
+        config.prefetch_batches,
+        plan.batch_size,
+        shard_wakeups,
+        joined.learner_wakeup,
+        _counted(config, slots.shape.spec),
+    )
+    return ReplayChannels(
+        exchange=ReplayExchange(
+            slots,
+            joined.actor_wakeups,
+            shard_wakeups,
+            plan.leases,
+            FinishRollout(config, joined.weights),
+        ),
+        frames=frames,
+        tickets=tickets,
+        limiter=limiter,
+        shard_wakeups=shard_wakeups,
+        histograms=ReplayHistograms(tickets, len(shard_wakeups)),
+        archive=archive,
+    )
+
+
+def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
+    """The observation leaves that are normalised, and so counted as they come in."""
+    if not config.model.normalise_observations:
+        return {}
+    return {name: leaf.shape for name, leaf in normalised_leaves(spec.observations).items()}
+
+
+def _shard(
+    index: int,
+    replay: ReplayChannels,
+    joined: Channels,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: Start,
+) -> Node:
+    counts, slots = plan.shard_slots, replay.exchange.slots
+    make_shard = partial(
+        make_shard_of,
+        replay.frames,
+        plan,
+        index,
+        slots,
+        first=sum(counts[:index]),
+        count=counts[index],
+        capacity=plan.stored_slots[index],
+        priority=Prioritisation(config.priority_exponent, config.priority_epsilon),
+        ledger=replay.limiter.ledger,
+        seed=[start.seed, start.resumes],
+    )
+    worker = ReplayWorker(
+        index,
+        make_shard,
+        replay.exchange,
+        replay.tickets,
+        replay.limiter,
+        replay.histograms,
+        replay.archive,
+        replay.shard_wakeups[index],
+        joined.counters,
+        counter_row=plan.num_workers + plan.num_policy_workers + index,
+    )
+    return Node(worker, replay.shard_wakeups[index])
+
+
+def make_shard_of(
+    frames: CompressedFrames | None,
+    plan: ApexPlan,
+    index: int,
+    slots: TrajectorySlots,
+    **kwargs: Any,
+) -> ReplayShard:
+    """One shard, with what compresses its frames, if they are to be compressed."""
+    store = None if frames is None else FrameStore(index, frames, slots, plan.places_of(index))
+    return ReplayShard(index, slots, frames=store, **kwargs)
+
+
+def _learner(
+    replay: ReplayChannels,
+    joined: Channels,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: Start,
+    new_network: NewNetwork,
+    save: Save,
+    control: Connection | None,
+) -> Node:
+    if config.sampler_only:
+        return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
+    shard_choice = None
+    if start.resume is not None and replay.archive.where.saved is not None:
+        shard_choice = start.resume.plain()["shard_choice"]
+    worker = ReplayLearnerWorker(
+        partial(make_learner, new_network, config, plan, start),
+        partial(make_reader, config, replay.exchange.slots, replay.frames),
+        replay.tickets,
+        replay.limiter,
+        joined.weights,
+        config,
+        joined.progress,
+        save,
+        joined.learner_wakeup,
+        counter_row=plan.num_workers + plan.num_policy_workers + len(plan.stored_slots),
+        publish_interval=max(1, config.weights_refresh_interval // 2),
+        seed=[start.seed, start.resumes],
+        threads=plan.learner_threads,
+        item_steps=plan.item_steps,
+        control=control,
+        shard_choice=shard_choice,
+    )
+    return Node(worker, joined.learner_wakeup)
+
+
+def make_reader(
+    config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
+) -> TransitionReader | SequenceReader:
+    """What copies out of the slots what was drawn."""
+    if slots.shape.sequences is None:
+        return TransitionReader(slots, frames)
+    windows = MakeWindows(config, slots.shape.drops_truncated)
+    return SequenceReader(slots, windows, frames)
+
+
+def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
+    actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} replay shards"
+    what = "transitions" if config.sequences is None else "sequences"
+    rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
+    return (
+        Edge(actors, shards, f"{rollout}, with first priorities"),
+        Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
+        Edge("learner", shards, f"order of a sample ({config.prefetch_batches} under way)"),
+        Edge(shards, "learner", f"{plan.batch_size} drawn {what}"),
+        Edge("learner", shards, "their TD errors"),
+        *sampler_edges(plan),
+        Edge(actors, "driver", "finished episodes"),
+    )
+
+
+def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
+    sequences = config.sequences
+    if sequences is None:
+        return ()
+    return (
+        f"{config.model.core} core: sequences of {sequences.length} steps, one every "
+        f"{sequences.stride}, of which {sequences.burn_in} are burn-in; a rollout keeps "
+        f"{sequences.overlap} steps of the one before",
+    )
+
+
+def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
+    clip = config.reward_clip
+    if clip is None:
+        return ()
+    return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
+
+
+def _notes(
+    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
+) -> tuple[str, ...]:
+    what = "samples" if config.sequences is None else "sequences"
+    limit = (
+        "free-running" if plan.ratio is None else f"{plan.ratio:g} within {plan.tolerance:g} {what}"
+    )
+    compression = (
+        f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
+        f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
+    )
+    notes = [
+        plan.envs_in_words(),
+        f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
+        f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
+        f"{human_bytes(plan.tree_bytes)} for priorities",
+        *([compression] if plan.ring_bytes else []),
+        *_sequence_notes(config),
+        f"samples per insert: {limit}",
+        *_clip_notes(config),
+        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        *plan.reasons,
+        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
+    ]
+    return (*notes, *replay_notes(config, plan, replay.exchange.slots, replay.archive, start))

@@ -1,0 +1,220 @@
+"""The parts that every topology is made from, as functions that a child process can call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.learner import Learner
+from sampleforge.algos.policy import Policy, SampledPolicy
+from sampleforge.env.registry import make_vector
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.vector import EnvVector
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.compiled import compile_passes
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import make_model
+from sampleforge.replay.snapshot import ReplayFolder
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AnyConfig, PpoConfig
+from sampleforge.topologies.sampler_plan import Plan, SamplerPlan
+
+NewModel = Callable[[], ActorCritic]
+NewPolicy = Callable[[], Policy]
+
+_POLICY_STREAM = 1_000_000
+"""In the place of a split's number: the seeds of action sampling, beside those of the env rows."""
+
+
+class Loads(Protocol):
+    """A learner that goes on from its ``state()``."""
+
+    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
+
+
+class Resume(Protocol):
+    """The checkpoint that a run goes on from, in whatever process it is needed."""
+
+    def weights(self, model: torch.nn.Module) -> int:
+        """Load the model's weights; returns their policy version."""
+
+    def learner(self, learner: Loads) -> None:
+        """Load all of the learner's state."""
+
+    def plain(self) -> dict[str, Any]:
+        """The learner's plain state."""
+
+
+class Lives(Protocol):
+    """Knows the how-many-eth process a worker is: `Replacements`, `Regrouping`."""
+
+    def life(self, worker: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: its seed, what earlier runs of the folder did, their learner's state,
+    and where replays are saved."""
+
+    seed: int
+    resumes: int = 0
+    env_steps: int = 0
+    wall_s: float = 0.0
+    started: float = 0.0
+    resume: Resume | None = None
+    replays: ReplayFolder | None = None
+
+
+def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
+    """The model with its initial weights, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_model(config, spec.observations, spec.actions)
+
+
+def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
+    """Makes the actor-critic with its initial weights."""
+    return partial(_new_model, config, spec, seed)
+
+
+def _new_model(config: PpoConfig, spec: EnvSpec, seed: int) -> ActorCritic:
+    model = seeded_model(config.model, spec, seed)
+    if config.normalise_returns:
+        model.value_scale.zero_()  # until the first reward: see `algos.return_scale`
+    return model
+
+
+def make_learner(
+    new_model: NewModel,
+    config: PpoConfig,
+    plan: Plan,
+    start: Start,
+    averaging: Averaging | None = None,
+    *,
+    compiled: bool = False,
+    varies: bool = False,
+) -> Learner:
+    """The learner as it begins: initial weights, or those of the checkpoint. ``varies``: batches
+    have more or fewer env steps than was planned."""
+    config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
+    learner = Learner(
+        new_model(),
+        AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns),
+        config,
+        device=torch.device(plan.device),
+        precision=plan.precision,
+        seed=start.seed,
+        averaging=averaging,
+        batch_size=plan.batch_size if varies else None,
+    )
+    if start.resume is not None:
+        start.resume.learner(learner)
+    if compiled:
+        compile_passes(learner.model, torch.device(plan.device))
+    return learner
+
+
+def first_weights(new_model: Callable[[], torch.nn.Module], start: Start) -> SharedWeights:
+    """Weights as the run begins, published: nobody need wait for the learner's process."""
+    model = new_model()
+    version = 0 if start.resume is None else start.resume.weights(model)
+    weights = SharedWeights(model.state_dict())
+    weights.publish(model.state_dict(), version)
+    return weights
+
+
+def make_policy(
+    new_model: NewModel,
+    weights: SharedWeights,
+    device: str,
+    precision: str,
+    seed: int,
+    noise_correlation: float = 0.0,
+    num_rows: int = 0,
+) -> SampledPolicy:
+    """A policy that follows ``weights``."""
+    return SampledPolicy(
+        new_model(),
+        weights,
+        device=torch.device(device),
+        precision=precision,
+        seed=seed,
+        noise_correlation=noise_correlation,
+        num_rows=num_rows,
+    )
+
+
+def compiled_policy(
+    make: Callable[[], SampledPolicy], spec: EnvSpec, sizes: tuple[int, ...]
+) -> Policy:
+    """A policy with compiled passes for batches of these ``sizes``, and any others where there are
+    several."""
+    policy = make()
+    policy.compile(spec.observations, sizes)
+    return policy
+
+
+def policy_maker(
+    index: int,
+    new_model: NewModel,
+    weights: SharedWeights,
+    plan: SamplerPlan,
+    start: Start,
+    compiled_for: EnvSpec | None = None,
+    noise_correlation: float = 0.0,
+) -> NewPolicy:
+    """Makes the policy of the ``index``-th actor (inline) or policy worker. ``compiled_for``: with
+    compiled passes, for these observations."""
+    seed = policy_seed(index, start)
+    device, precision = acting_device(plan), plan.precision
+    noise = (noise_correlation, plan.envs)
+    make = partial(make_policy, new_model, weights, device, precision, seed, *noise)
+    if compiled_for is None:
+        return make
+    many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
+    sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
+    return partial(compiled_policy, make, compiled_for, sizes)
+
+
+def acting_device(plan: SamplerPlan) -> str:
+    """Where actions are computed."""
+    return plan.device if plan.inference == "worker" else "cpu"
+
+
+def policy_seed(index: int, start: Start) -> int:
+    """Of what the ``index``-th policy draws."""
+    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
+
+
+def env_makers(
+    actor: int,
+    config: AnyConfig,
+    plan: SamplerPlan,
+    start: Start,
+    lives: Lives | None = None,
+) -> list[Callable[[], EnvVector]]:
+    """Makes each split of an actor's env vector, with seeds of its own for every row, and others
+    when the actor has been replaced."""
+    make = partial(_make_env, actor, config, plan, start, lives)
+    return [partial(make, split) for split in range(plan.num_splits)]
+
+
+def _make_env(
+    actor: int,
+    config: AnyConfig,
+    plan: SamplerPlan,
+    start: Start,
+    lives: Lives | None,
+    split: int,
+) -> EnvVector:
+    life = 0 if lives is None else lives.life(actor)
+    seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
+    return make_vector(config, plan.rows, seeds)

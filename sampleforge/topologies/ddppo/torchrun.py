@@ -1,0 +1,130 @@
+"""DD-PPO under torchrun: the graph of one rank, which shares no memory with the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from multiprocessing.connection import Connection
+
+import torch
+
+from sampleforge.config import ConfigError
+from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.distributed.progress_board import StoreBoard
+from sampleforge.distributed.rendezvous import Encounter, WorldRendezvous
+from sampleforge.distributed.torch_group import Backend
+from sampleforge.runtime.torchrun import World
+from sampleforge.shared.counters import AgreedProgress, Counters, Progress
+from sampleforge.shared.records import EpisodeList
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import Start
+from sampleforge.topologies.config import AnyConfig, DdppoConfig
+from sampleforge.topologies.ddppo.wire import (
+    choose_backend,
+    edges,
+    notes,
+    rank_placement,
+    wire_rank,
+)
+from sampleforge.topologies.graph import COUNTERS, Graph
+from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.workers.learner import Save
+from sampleforge.workers.rank_sync import Accounts
+from sampleforge.workers.worker import StopFlag
+
+
+def check_world(config: AnyConfig, world: World) -> DdppoConfig:
+    """The config for a rank of ``world``. Raises ConfigError for what cannot run there."""
+    if not isinstance(config, DdppoConfig):
+        raise ConfigError(
+            f"WORLD_SIZE is {world.size}, as torchrun sets it, but {config.algo} is of one "
+            "machine, and every process would train by itself; use ddppo, or start it without "
+            "torchrun"
+        )
+    if config.num_ranks not in (None, world.size):
+        raise ConfigError(
+            f"--num-ranks is {config.num_ranks} (as asked for, or by the preset), but WORLD_SIZE "
+            f"is {world.size}; under torchrun leave it out, or give --num-ranks None"
+        )
+    for name in ("serial", "benchmark"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"--{name} is for one machine without torchrun, which has set WORLD_SIZE to "
+                f"{world.size}; leave it out, or use --num-ranks instead of torchrun"
+            )
+    if world.max_attempts and config.run_dir is None:
+        raise ConfigError(
+            f"torchrun may start the ranks again {world.max_attempts} times (--max-restarts), but "
+            "without --run-dir each start has a new folder and finds no checkpoint; give --run-dir"
+        )
+    return config
+
+
+def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
+    """(backend, why so, this rank's device)."""
+    backend, why = choose_backend(device, world.local_size)
+    if device == "cuda":
+        device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
+    return backend, why, device
+
+
+def ddppo_world(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+    *,
+    encounter: Encounter,
+) -> Graph:
+    """Wire the rank of this process, once all have met."""
+    world = encounter.world
+    counters = Counters(COUNTERS, world.size)
+    played, known, stop = EpisodeList(), EpisodeList(), StopFlag()
+    progress = Progress(
+        counters,
+        start.started,
+        start.env_steps,
+        start.wall_s,
+        config.train_for_env_steps,
+        config.train_for_seconds,
+    )
+    backend, why, device = backend_and_device(plan.device, world)
+    board = StoreBoard(encounter.another_store(), world.rank, world.size)
+    node, exchange, weights = wire_rank(
+        config,
+        plan,
+        spec,
+        start,
+        save,
+        control,
+        progress,
+        played,
+        stop,
+        board,
+        Regrouping(0, world.size),  # it is torchrun that replaces a rank, and with it all others
+        WorldRendezvous(encounter, backend, config.rank_timeout, device),
+        Accounts(counters, played, known if world.rank == 0 else None),
+    )
+    if world.attempt and world.rank == 0:
+        counters.row(0)["restarts"] += 1
+    placement = rank_placement(config, plan, world.local_rank)
+    node = dataclasses.replace(node, placement=placement)
+    agreed = AgreedProgress(**vars(progress), ranks=(world.rank,))
+    return Graph(
+        name="ddppo",
+        nodes=(node,),
+        learner=node,
+        edges=edges(world.size),
+        notes=(
+            *notes(config, plan, spec, f"gradients through {why}"),
+            f"they have met at {world.store}",
+        ),
+        progress=agreed,
+        counters=counters,
+        episodes=known,
+        exchange=exchange,
+        weights=weights,
+        stop=stop,
+        held=(board,),
+    )

@@ -1,0 +1,390 @@
+"""DD-PPO: ranks that each sample and learn; gradients are averaged, and there is nothing central
+(Wijmans et al. 2019, arXiv 1911.00357)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+
+from sampleforge.config import ConfigError
+from sampleforge.distributed.group import Rendezvous
+from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.distributed.progress_board import Board, RolloutBoard
+from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
+from sampleforge.distributed.torch_group import Backend, Meeting
+from sampleforge.env.threaded import ThreadedVector
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.torchrun import World
+from sampleforge.shared.counters import AgreedProgress, Counters, Progress
+from sampleforge.shared.records import EpisodeQueue, Episodes
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import (
+    NewModel,
+    Start,
+    env_makers,
+    first_weights,
+    make_learner,
+    model_maker,
+    policy_maker,
+)
+from sampleforge.topologies.config import DdppoConfig
+from sampleforge.topologies.graph import COUNTERS, Edge, Graph, Node
+from sampleforge.topologies.policy_lag import minibatches, policy_lag
+from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.sampler_plan import (
+    Plan,
+    check_memory,
+    check_minibatch,
+    choose_precision,
+    overlaps_inline,
+)
+from sampleforge.workers.actor import ActorWorker, never
+from sampleforge.workers.batched_inference import GatheredInference
+from sampleforge.workers.inference import InlineInference
+from sampleforge.workers.learner import LearnerWorker, Save
+from sampleforge.workers.preemption import Preemption
+from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.rank_sync import Accounts
+from sampleforge.workers.variable import VariableActor
+from sampleforge.workers.worker import Placement, StopFlag
+
+
+def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
+    """Decide what the config leaves open; in the plan a rank is a worker. ``world``: the ranks are
+    started by torchrun. Raises ConfigError with the numbers, the reason and the remedy."""
+    found = World.of_environment()
+    if world is None and found is not None and found.size > 1:
+        raise ConfigError(
+            f"WORLD_SIZE is {found.size}, as torchrun sets it, but this process was not started as "
+            "one of its ranks, and each would train by itself; under torchrun use the command line "
+            "(train.py ddppo), or start it without torchrun"
+        )
+    cores = len(available_cores())
+    image = any(leaf.is_image for leaf in spec.observations.values())
+    ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
+    here = world.local_size if world else ranks
+    even = (config.num_envs_per_worker or 2) % 2 == 0
+    splits = config.num_splits or (2 if overlaps_inline(spec, cores, here) and even else 1)
+    assert config.rollout is not None, "resolve_defaults comes first"
+    envs = _envs_per_rank(config, config.rollout, splits)
+    if config.variable_experience and config.num_splits is None:
+        splits = envs
+    # See `VariableActor`: as many as are filled, and one that each split may have open.
+    slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
+    shape = slot_shape(config, spec, envs // splits, ranks)
+    precision, why_precision = choose_precision(config, device, image)
+    plan = Plan(
+        num_workers=ranks,
+        num_splits=splits,
+        rows=shape.rows,
+        rollout=config.rollout,
+        inference="inline",
+        num_policy_workers=0,
+        slots=ranks * slots,
+        slots_per_batch=splits,
+        synchronous=True,
+        device=device,
+        precision=precision,
+        learner_threads=config.learner_threads or (max(1, cores // here) if image else 1),
+        pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
+        slot_bytes=here * shape.nbytes(slots),
+        reasons=(why_precision,),
+        lag=policy_lag(
+            config,
+            splits * shape.rows * config.rollout,
+            batches=1.0 if config.variable_experience else 0.0,
+        ),
+    )
+    flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
+    check_memory(plan, shape, flags)
+    check_minibatch(config, plan)
+    check_lag(config, plan)
+    return plan
+
+
+def check_lag(config: DdppoConfig, plan: Plan) -> None:
+    """Raises ConfigError if steps that go on through an update would be too old to learn from: they
+    are the slowest, which are to count."""
+    updates = plan.lag.steps_per_batch
+    if plan.lag.versions > plan.lag.limit:
+        raise ConfigError(
+            f"with --variable-experience steps go on through an update of {updates} gradient steps "
+            f"({config.num_epochs} epochs x {minibatches(config, plan.batch_size)} minibatches), "
+            f"but none is learned from that is older than {plan.lag.limit} (--max-policy-lag); "
+            f"use at least --max-policy-lag {2 * updates}, or leave it out"
+        )
+
+
+def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
+    state, variable = config.model.state_size, config.variable_experience
+    assert config.rollout is not None, "resolve_defaults comes first"
+    rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
+    return SlotShape(rollout, rows, spec, state, variable=variable)
+
+
+def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
+    """``count``, and what a rank that is early may add to it while it waits for others."""
+    return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
+
+
+def _envs_per_rank(config: DdppoConfig, rollout: int, splits: int) -> int:
+    """Env rows of a rank: as asked for, or those that fill the batch."""
+    envs, batch = config.num_envs_per_worker, config.batch_size
+    assert envs is not None or batch is not None, "resolve_defaults comes first"
+    if envs is not None and envs % splits:
+        raise ConfigError(
+            f"--num-envs-per-worker {envs} (of one rank) cannot be split into {splits} equal "
+            f"parts; use a multiple of {splits} or another --num-splits"
+        )
+    unit = rollout * (envs or splits)
+    if batch is not None and (batch != unit if envs else batch % unit):
+        near = unit if envs else max(unit, round(batch / unit) * unit)
+        what = f"{envs} envs" if envs else f"a multiple of {splits} envs (--num-splits)"
+        raise ConfigError(
+            f"--batch-size {batch} is not {what} x {rollout} steps (--rollout): a rank "
+            f"learns from one rollout of each of its envs; leave it out, or use {near}"
+        )
+    return envs or (batch or 0) // rollout
+
+
+def ddppo(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+) -> Graph:
+    """Wire the ranks of this machine. Nothing runs yet, but for the store at which those with a GPU
+    each will meet.
+
+    Rank 0 is the driver's learner: it has ``control`` and writes the checkpoints.
+    """
+    ranks = plan.num_workers
+    counters, episodes, stop = Counters(COUNTERS, ranks), EpisodeQueue(ranks), StopFlag()
+    progress = Progress(
+        counters,
+        start.started,
+        start.env_steps,
+        start.wall_s,
+        config.train_for_env_steps,
+        config.train_for_seconds,
+    )
+    new_model = model_maker(config, spec, start.seed)
+    rendezvous, why, held = meet_here(config, plan, new_model)
+    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts, ranks)
+    snapshot = None if config.serial else StateSnapshot(new_model())
+    wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
+    wired = [wire(board, regrouping, meet, snapshot=snapshot) for meet in rendezvous]
+    nodes, exchanges, weights = zip(*wired, strict=True)
+    return Graph(
+        name="ddppo",
+        nodes=nodes,
+        learner=nodes[0],
+        edges=edges(ranks),
+        notes=notes(config, plan, spec, why, snapshot),
+        progress=AgreedProgress(**vars(progress), ranks=tuple(range(ranks))),
+        counters=counters,
+        episodes=episodes,
+        exchange=exchanges[0],
+        weights=weights[0],
+        stop=stop,
+        regrouping=regrouping,
+        snapshot=snapshot,
+        held=held,
+    )
+
+
+def meet_here(
+    config: DdppoConfig, plan: Plan, new_model: NewModel
+) -> tuple[list[Rendezvous], str, tuple[object, ...]]:
+    """How the ranks of this machine find each other, how gradients travel, and what must be kept
+    for it."""
+    ranks, timeout = plan.num_workers, config.rank_timeout
+    devices = [rank_device(plan.device, rank) for rank in range(ranks)]
+    backend, why = choose_backend(plan.device, ranks)
+    if backend == "nccl":
+        store = Meeting()
+        return (
+            [store.rendezvous(r, ranks, backend, timeout, d) for r, d in enumerate(devices)],
+            f"gradients through {why}",
+            (store,),
+        )
+    gradients = sum(p.nbytes for p in new_model().parameters())
+    memory = RankMemory(ranks, gradients + LEAST_ROOM)
+    found = [memory.rendezvous(rank, timeout, device) for rank, device in enumerate(devices)]
+    return [*found], f"gradients through {human_bytes(memory.nbytes)} of shared memory", (memory,)
+
+
+def choose_backend(device: str, ranks: int) -> tuple[Backend, str]:
+    """How torch's process groups carry gradients, and why so; ``ranks``: those of this machine."""
+    if not device.startswith("cuda"):
+        return "gloo", "gloo: the ranks learn on the CPU"
+    gpus = torch.cuda.device_count()
+    if ranks > gpus or ":" in device:
+        return "gloo", f"gloo: nccl needs a GPU per rank ({gpus} here)"
+    return "nccl", f"nccl: {gpus} GPUs for {ranks} ranks"
+
+
+def rank_device(device: str, rank: int) -> str:
+    """The ranks take turns with the GPUs, unless one was named."""
+    return f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+def wire_rank(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    start: Start,
+    save: Save,
+    control: Connection | None,
+    progress: Progress,
+    episodes: Episodes,
+    stop: StopFlag,
+    board: Board,
+    regrouping: Regrouping,
+    meet: Rendezvous,
+    accounts: Accounts | None = None,
+    snapshot: StateSnapshot | None = None,
+) -> tuple[Node, SlotExchange, SharedWeights]:
+    """One rank, with slots and weights that only it uses."""
+    rank, wakeup = meet.rank, Wakeup()
+    plan = dataclasses.replace(plan, device=meet.device)
+    new_model = model_maker(config, spec, start.seed)
+    shape = slot_shape(config, spec, plan.rows, meet.size)
+    slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
+    exchange = SlotExchange(slots, [wakeup], wakeup)
+    weights = first_weights(new_model, start)
+    new_policy = policy_maker(
+        rank, new_model, weights, plan, start, noise_correlation=config.noise_correlation
+    )
+    policy = (new_policy, slots, plan.num_splits, rank)
+    envs = env_makers(rank, config, plan, start, regrouping)
+    if config.variable_experience:
+        envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
+    preemption = _preemption(config, plan, board, meet)
+    # The ranks end together: none may stop sampling by itself while others wait for its gradients.
+    endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
+    parts = (episodes, wakeup, endless, rank)
+    ends = preemption.ends if meet.size > 1 else never
+    if config.variable_experience:
+        inference, steps = GatheredInference(*policy), plan.num_splits * plan.rollout
+        room = with_room(config, steps, meet.size)
+        variable = partial(VariableActor, round_steps=room, round_ends=ends)
+        actor: ActorWorker = variable(0, envs, exchange, inference, *parts)
+    else:
+        actor = ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
+    worker = RankWorker(
+        rank,
+        meet.join,
+        actor,
+        partial(make_learner, new_model, config, plan, start, varies=True),
+        _learner_maker(exchange, weights, progress, save, wakeup, plan, rank),
+        exchange,
+        weights,
+        progress,
+        wakeup,
+        stop,
+        preemption,
+        regrouping,
+        debug=config.debug,
+        control=control if rank == 0 else None,
+        accounts=accounts,
+        snapshot=snapshot,
+        **({"replaced_within": 0.0} if accounts else {}),
+    )
+    node = Node(worker, wakeup, rank_placement(config, plan, rank), envs=tuple(envs))
+    return node, exchange, weights
+
+
+def _preemption(config: DdppoConfig, plan: Plan, board: Board, meet: Rendezvous) -> Preemption:
+    at_once = plan.num_splits if config.variable_experience else 1
+    return Preemption(
+        board,
+        meet.rank,
+        meet.size,
+        plan.rollout * at_once,
+        config.sync_fraction,
+        config.min_rollout_fraction,
+        at_once,
+    )
+
+
+def _learner_maker(
+    exchange: SlotExchange,
+    weights: SharedWeights,
+    progress: Progress,
+    save: Save,
+    wakeup: Wakeup,
+    plan: Plan,
+    rank: int,
+) -> Callable[..., LearnerWorker]:
+    """Makes the rank's learner worker, of what makes its `Learner`."""
+    return partial(
+        LearnerWorker,
+        exchange=exchange,
+        slots_per_batch=exchange.slots.count,
+        weights=weights,
+        progress=progress,
+        save=save,
+        wakeup=wakeup,
+        counter_row=rank,
+        synchronous=True,
+        device=torch.device(plan.device),
+        threads=plan.learner_threads,
+        counts_updates=rank == 0,
+    )
+
+
+def rank_placement(config: DdppoConfig, plan: Plan, local_rank: int) -> Placement:
+    """The ranks of a machine take turns with its cores."""
+    cores = available_cores()
+    pinned_to = (cores[local_rank % len(cores)],) if plan.pin_actors else None
+    return Placement(pinned_to, config.worker_niceness)
+
+
+def edges(ranks: int) -> tuple[Edge, ...]:
+    each = f"{ranks} ranks"
+    return (
+        Edge(each, each, "gradients, summed at every minibatch; counts and moments"),
+        Edge("rank 0", "driver", "checkpoints, metrics"),
+        Edge(each, "driver", "finished episodes"),
+    )
+
+
+VARIABLE = "variable experience: a rank's batch is of whichever splits were ready"
+
+
+def notes(
+    config: DdppoConfig,
+    plan: Plan,
+    spec: EnvSpec,
+    gradients: str,
+    snapshot: StateSnapshot | None = None,
+) -> tuple[str, ...]:
+    ranks = plan.num_workers
+    kept = "" if snapshot is None else human_bytes(snapshot.nbytes)
+    return (
+        reason(config, spec),
+        plan.envs_in_words("ranks"),
+        f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
+        *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
+        *plan.lag.notes,
+        f"slots {human_bytes(plan.slot_bytes)} of shared memory",
+        f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
+        gradients,
+        *([f"learner state {kept} of shared memory, for ranks that are replaced"] if kept else []),
+        *plan.reasons,
+        *([f"protocol: {spec.protocol}"] if spec.protocol else []),
+    )

@@ -1,0 +1,271 @@
+"""The numbers of a run, fitted to the machine and checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sampleforge.config import ConfigError
+from sampleforge.rollouts.slots import SlotShape
+from sampleforge.runtime.machine import bf16_instructions, human_bytes, lacking, shared_memory_free
+from sampleforge.runtime.processes import available_cores
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import AnyConfig, AppoConfig, PpoConfig
+from sampleforge.topologies.policy_lag import PolicyLag, check_asynchronous_lag, policy_lag
+
+MIN_BATCH = 1024  # env steps; Sample Factory's default
+
+
+@dataclass(frozen=True)
+class SamplerPlan:
+    """The part of a plan that is about collecting experience."""
+
+    num_workers: int
+    num_splits: int  # per worker
+    rows: int  # per split
+    rollout: int
+    inference: Literal["inline", "worker"]
+    num_policy_workers: int
+    device: str
+    precision: str
+    pin_actors: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def envs(self) -> int:
+        return self.num_workers * self.num_splits * self.rows
+
+    def envs_in_words(self, workers: str = "workers") -> str:
+        splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
+        return f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"
+
+
+@dataclass(frozen=True)
+class Plan(SamplerPlan):
+    """What `plan_appo` decided; every count is per run unless it says otherwise."""
+
+    slots: int
+    slots_per_batch: int
+    synchronous: bool
+    learner_threads: int
+    slot_bytes: int  # of all slots together
+    lag: PolicyLag
+
+    @property
+    def batch_size(self) -> int:
+        """Env steps per learner batch."""
+        return self.slots_per_batch * self.rows * self.rollout
+
+
+def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
+    """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the
+    remedy.
+
+    ``device`` is the resolved device of learner and policy workers.
+    """
+    sampler = plan_sampler(config, spec, device, fills=config.batch_size)
+    if config.compile:
+        check_compilers(device, sampler)
+    shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
+    slots_per_batch = _slots_per_batch(config, shape, sampler.num_workers * sampler.num_splits)
+    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
+    slots = _slots(config, slots_per_batch, sampler, synchronous)
+    # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
+    all_cores = synchronous and has_image(spec) and not config.serial
+    cores = len(available_cores()) if all_cores else 1
+    # Every slot may wait for the learner, and so may the batch that is gathered ahead.
+    ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
+    batches = 0.0 if synchronous else slots / slots_per_batch + ahead
+    plan = Plan(
+        **sampler.__dict__,
+        slots=slots,
+        slots_per_batch=slots_per_batch,
+        synchronous=synchronous,
+        learner_threads=config.learner_threads or cores,
+        slot_bytes=shape.nbytes(slots),
+        lag=policy_lag(config, slots_per_batch * shape.env_steps, batches),
+    )
+    flags = "--num-envs-per-worker, --rollout, --num-workers or --num-batches-to-accumulate"
+    check_memory(plan, shape, flags)
+    check_minibatch(config, plan)
+    check_asynchronous_lag(config, plan.lag)
+    return plan
+
+
+def check_compilers(device: str, sampler: SamplerPlan) -> None:
+    """Raises ConfigError if the passes of learner or actors cannot be compiled here."""
+    acting = device if sampler.inference == "worker" else "cpu"
+    for where in {device, acting}:
+        missing = lacking(where)
+        if missing:
+            raise ConfigError(
+                f"--compile has torch compile code for the {where}, but {missing}; or leave out "
+                "--compile"
+            )
+
+
+def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
+    """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
+    takes its core from those that learn and sample, and gains nothing (measured:
+    benchmarks/results/learner.md)."""
+    return _gathers_ahead(plan.device, synchronous=plan.synchronous, serial=serial)
+
+
+def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
+    return device.startswith("cuda") and not synchronous and not serial
+
+
+def plan_sampler(
+    config: AnyConfig, spec: EnvSpec, device: str, fills: int | None = None
+) -> SamplerPlan:
+    """Actors, rows and inference, fitted to the machine; rows that are left open are so many that
+    whole rollouts of a split make ``fills`` env steps, if there is such a number. Raises
+    ConfigError."""
+    cores = len(available_cores())
+    image = has_image(spec)
+    workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
+    inference, why = _inference(config, device)
+    overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
+    # A forward pass is mostly fixed cost for vectors, and for images not yet; an image that is no
+    # vector env's comes from an engine of its own, which takes memory and time to start.
+    fitting = (32 if spec.asynchronous else 16) if image else 64
+    envs = config.num_envs_per_worker or fitting
+    splits = config.num_splits or (2 if overlaps and envs % 2 == 0 else 1)
+    if config.num_envs_per_worker is None:
+        envs = math.ceil(envs / splits) * splits
+        assert config.rollout is not None, "resolve_defaults comes first"
+        fewer = range(envs, 0, -splits)
+        if fills is not None:
+            filling = (n for n in fewer if fills % (n // splits * config.rollout) == 0)
+            envs = next(filling, envs)
+    if envs % splits:
+        raise ConfigError(
+            f"--num-envs-per-worker {envs} cannot be split into {splits} equal parts; "
+            f"use a multiple of {splits} or another --num-splits"
+        )
+    precision, why_precision = choose_precision(config, device, image)
+    assert config.rollout is not None, "resolve_defaults comes first"
+    return SamplerPlan(
+        num_workers=workers,
+        num_splits=splits,
+        rows=envs // splits,
+        rollout=config.rollout,
+        inference=inference,
+        num_policy_workers=config.num_policy_workers if inference == "worker" else 0,
+        device=device,
+        precision=precision,
+        pin_actors=config.set_workers_cpu_affinity and workers <= cores and not config.serial,
+        reasons=(why, why_precision),
+    )
+
+
+def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
+    """Whether environments could step while their actor, one of ``workers``, computes actions: they
+    step by themselves, and there is a core for it. Where there is none, splits only make forward
+    passes smaller (measured with Breakout on two cores: one split is 1.1 times as fast)."""
+    return spec.asynchronous and cores >= 2 * workers
+
+
+def has_image(spec: EnvSpec) -> bool:
+    return any(leaf.is_image for leaf in spec.observations.values())
+
+
+def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
+    if config.inference != "auto":
+        return config.inference, f"inference {config.inference}: as asked"
+    if device.startswith("cuda"):
+        return "worker", "inference worker: a GPU serves all actors at once"
+    return (
+        "inline",
+        "inference inline: without a GPU, messages to a policy worker cost more than they save",
+    )
+
+
+def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
+    """Of forward and backward passes, and why so."""
+    if config.precision != "auto":
+        return config.precision, f"precision {config.precision}: as asked"
+    if not image:
+        return "fp32", "precision fp32: small layers gain nothing from bf16"
+    if device.startswith("cuda"):
+        return "bf16", "precision bf16: images on a GPU"
+    # Measured on a CPU with the instructions: 1.4 times as fast, and no different in what is
+    # learned (benchmarks/results/precision.md).
+    found = bf16_instructions()
+    if found:
+        return "bf16", f"precision bf16: images on a CPU with {found[0]}"
+    return "fp32", "precision fp32: this CPU has no instructions for bf16"
+
+
+def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
+    """How many slots make a batch; asked for in env steps."""
+    if config.batch_size is None:
+        enough = math.ceil(MIN_BATCH / (shape.env_steps * splits))
+        return splits * enough
+    count, rest = divmod(config.batch_size, shape.env_steps)
+    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
+    unit = shape.env_steps * (splits if synchronous else 1)
+    if rest or count == 0 or (synchronous and count % splits):
+        below = max(unit, config.batch_size // unit * unit)
+        asked = config.batch_size
+        nearest = sorted({below, below + unit}, key=lambda size: abs(size - asked))
+        what = f"{shape.rows} rows x {shape.rollout} steps"
+        if synchronous:
+            what += f" x {splits} splits (synchronous: each gives its share to every batch)"
+        raise ConfigError(
+            f"--batch-size {config.batch_size} is not a multiple of {unit} = {what}; "
+            f"nearest: {nearest[0]} or {nearest[-1]}"
+        )
+    return count
+
+
+def _slots(
+    config: AppoConfig, slots_per_batch: int, sampler: SamplerPlan, synchronous: bool
+) -> int:
+    """Slots in circulation: this number is the back-pressure.
+
+    Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being
+    written per split, and so many complete ones as may wait. Each actor has the same share, and at
+    least one per split, so none can wait for a slot that only it could free.
+    """
+    if synchronous:
+        return slots_per_batch
+    writing = sampler.num_workers * sampler.num_splits
+    total = writing + config.num_batches_to_accumulate * slots_per_batch
+    return math.ceil(total / sampler.num_workers) * sampler.num_workers
+
+
+def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
+    """Raises ConfigError, with ``flags`` to lower, if the slots do not fit into shared memory."""
+    free = shared_memory_free()
+    if free is not None and plan.slot_bytes > 0.9 * free:
+        raise ConfigError(
+            f"the trajectory slots need {human_bytes(plan.slot_bytes)} of shared memory "
+            f"({plan.slots} slots of {shape.rows} rows x {shape.rollout} steps), but only "
+            f"{human_bytes(free)} are free; lower {flags}, or give the machine more (/dev/shm)"
+        )
+
+
+def check_minibatch(config: PpoConfig, plan: Plan) -> None:
+    """Raises ConfigError unless the minibatches are equal parts of the batch."""
+    size = config.minibatch_size
+    if size is None:
+        return
+    whole_rows = config.advantage == "vtrace" or config.model.core != "none"
+    if whole_rows and size % plan.rollout:
+        below = max(plan.rollout, size // plan.rollout * plan.rollout)
+        raise ConfigError(
+            f"--minibatch-size {size} is not a multiple of --rollout {plan.rollout}, and V-trace "
+            f"and recurrent cores need whole rollouts; nearest: {below} or {below + plan.rollout}"
+        )
+    if plan.batch_size % size:
+        divisors = [d for d in range(1, plan.batch_size + 1) if plan.batch_size % d == 0]
+        if whole_rows:
+            divisors = [d for d in divisors if d % plan.rollout == 0]
+        near = min(divisors, key=lambda d: abs(d - size))
+        raise ConfigError(
+            f"--minibatch-size {size} does not divide the batch of {plan.batch_size} = "
+            f"{plan.slots_per_batch} slots x {plan.rows} rows x {plan.rollout} steps; "
+            f"nearest: {near}"
+        )

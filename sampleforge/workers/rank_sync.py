@@ -1,0 +1,93 @@
+"""The ranks of one policy synchronise their learner state and, over a network, their metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from sampleforge.algos.learner import Learner
+from sampleforge.distributed.group import RankGroup
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.records import EpisodeList, EpisodeRecord
+
+
+class Accounts:
+    """Keeps all rows of ``counters`` as their ranks last told them; a rank's own row is live.
+
+    ``played``: where this rank's actor puts its episodes. ``known``: those of all ranks, for the
+    driver, where there is one to take them. All ranks call `exchange` together.
+    """
+
+    def __init__(
+        self, counters: Counters, played: EpisodeList, known: EpisodeList | None = None
+    ) -> None:
+        self._counters = counters
+        self._played = played
+        self._known = known
+
+    def exchange(self, group: RankGroup) -> None:
+        played = self._played.take()
+        row = self._counters.row(group.rank)
+        own = np.concatenate([*row.values(), [len(played)]])
+        told = group.gather(torch.from_numpy(own)).numpy()
+        self._counters.tell(told[:, :-1], keep=group.rank)
+        episodes = told[:, -1].astype(int).tolist()
+        if any(episodes):
+            self._exchange_episodes(group, played, episodes)
+
+    def _exchange_episodes(
+        self, group: RankGroup, played: list[EpisodeRecord], counts: list[int]
+    ) -> None:
+        """Every rank's episodes in messages of one size: collectives know no other."""
+        own = torch.zeros(max(counts), len(EpisodeRecord._fields), dtype=torch.float64)
+        for at, record in enumerate(played):
+            own[at] = torch.tensor(record, dtype=torch.float64)
+        told = group.gather(own.flatten()).view(group.size, *own.shape)
+        if self._known is None:
+            return
+        for rank, count in enumerate(counts):
+            for _, split, row, ret, length in told[rank, :count].tolist():
+                self._known.extend([EpisodeRecord(rank, int(split), int(row), ret, int(length))])
+
+
+class RanksDiverged(RuntimeError):
+    """Ranks that should hold the same weights, optimiser state and statistics do not."""
+
+
+def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
+    """Give every rank the whole state of the learner of rank ``source``, and check that it has it.
+    All ranks call this together."""
+    if group.rank == source:
+        tensors, plain = learner.state()
+        group.broadcast(safetensors.torch.save(tensors), source)
+        group.broadcast(json.dumps(plain).encode(), source)
+    else:
+        tensors = safetensors.torch.load(group.broadcast(None, source))
+        learner.load(tensors, json.loads(group.broadcast(None, source)))
+    check_agreement(learner, group)
+
+
+def check_agreement(learner: Learner, group: RankGroup) -> None:
+    """Compare the state of all ranks by checksum. Raises RanksDiverged, on every rank."""
+    sums = group.gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
+    if len(set(sums)) > 1:
+        shown = ", ".join(f"rank {rank}: {int(value):012x}" for rank, value in enumerate(sums))
+        raise RanksDiverged(
+            f"after update {learner.version} the ranks do not hold the same weights and statistics "
+            f"(checksums {shown}); unless the model keeps statistics of its own, as BatchNorm "
+            "does, this is a fault of SampleForge or of this machine"
+        )
+
+
+def checksum(learner: Learner) -> int:
+    """48 bits, which float64 holds exactly, of all tensors and plain values of the state."""
+    tensors, plain = learner.state()
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()[:6], "big")
