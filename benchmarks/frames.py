@@ -28,7 +28,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import StepOut
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
-from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -79,10 +79,10 @@ class Replay:
             frames = CompressedFrames(shape, [count], [ring])
             store = FrameStore(0, frames, self.slots, range(LEASES))
             self.announced += frames.nbytes(shape, count, ring)
-        self.ledger = ReplayLedger(1)
+        self.replay_counters = ReplayCounters(1)
         priority = Prioritisation(0.6, 1e-6)
         self.shard = ReplayShard(
-            0, self.slots, 0, count, capacity, priority, self.ledger, [0], store
+            0, self.slots, 0, count, capacity, priority, self.replay_counters, [0], store
         )
         self.reader = TransitionReader(self.slots, frames)
         self.random = np.random.default_rng(0)
@@ -139,13 +139,13 @@ def measured(how: str, played: Played, args: argparse.Namespace) -> list[str]:
     before = memory()
     steps = args.rollout * args.rows
     replay = Replay(how, played.spec, args.capacity // steps, (args.rollout, args.rows))
-    while not replay.ledger.full[0]:
+    while not replay.replay_counters.full[0]:
         replay.insert(played)
     reserved, taken = memory() - before
-    held = int(replay.ledger.stored[0])
+    held = int(replay.replay_counters.stored[0])
     frames = replay.slots.shape.rollout + 4
     raw = len(replay.shard.stored_slots) * frames * args.rows * 84 * 84
-    packed = replay.ledger.frame_bytes[0]
+    packed = replay.replay_counters.frame_bytes[0]
     return [
         how,
         f"{held:,}",

@@ -19,7 +19,7 @@ from machine import describe, table
 
 from sampleforge.algos.policy import autocast
 from sampleforge.rollouts.batch import BatchBuilder
-from sampleforge.topologies.builders import Start, first_weights, make_learner, model_maker
+from sampleforge.topologies.builders import ResumePoint, first_weights, make_learner, model_maker
 from sampleforge.topologies.sampler_plan import plan_appo
 
 
@@ -31,7 +31,7 @@ def measure(case: str, precision: str, device: str, seconds: float) -> list[str]
     builder = BatchBuilder(slots, plan.slots_per_batch, where)
     for slot in range(plan.slots_per_batch):
         builder.add(slot)
-    batch, start = builder.take(), Start(0)
+    batch, start = builder.take(), ResumePoint(0)
     new_model = model_maker(config, spec, 0)
     learner = make_learner(new_model, config, plan, start)
     model = new_model().to(where)

@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 from machine import describe, table
 
-from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -38,8 +38,8 @@ def filled(items: int) -> tuple[ReplayShard, TransitionReader]:
     """A shard of ``items`` transitions, and a reader of its slots."""
     capacity = items // (ROLLOUT * ROWS)
     slots = TrajectorySlots(capacity + 1, SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS))
-    priority, ledger = Prioritisation(0.6, 1e-6), ReplayLedger(1)
-    shard = ReplayShard(0, slots, 0, capacity + 1, capacity, priority, ledger, [0])
+    priority, replay_counters = Prioritisation(0.6, 1e-6), ReplayCounters(1)
+    shard = ReplayShard(0, slots, 0, capacity + 1, capacity, priority, replay_counters, [0])
     random = np.random.default_rng(0)
     for _ in range(capacity + 20):
         slot = shard.lease()

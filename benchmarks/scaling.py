@@ -169,9 +169,9 @@ def over_rows(seconds: float, repeats: int) -> list[tuple[float, ...]]:
         alone = env_alone_us(rows)
         results = [benchmark(seconds, 1, rows, inference="inline") for _ in range(repeats)]
         own = min(stage(r, "bookkeeping") + stage(r, "hand-over") for r in results)
-        door = min(stage(r, "emulate") for r in results) - alone
+        adapter = min(stage(r, "emulate") for r in results) - alone
         forward = min(stage(r, "forward") for r in results)
-        found.append((rows, own, door, own + door, forward))
+        found.append((rows, own, adapter, own + adapter, forward))
     return found
 
 

@@ -20,7 +20,7 @@ from sampleforge.runtime.processes import process_context, start_fork_server
 from sampleforge.topologies.config import AnyConfig
 
 if TYPE_CHECKING:
-    from sampleforge.folder.opening import Opened
+    from sampleforge.folder.opening import OpenRun
     from sampleforge.folder.run_folder import RunFolder
     from sampleforge.reporting.reporter import Reporter
     from sampleforge.reporting.staleness import StaleWarning
@@ -117,8 +117,8 @@ class Run:
         from sampleforge.folder.opening import open_folder
         from sampleforge.topologies.registry import topology
 
-        fitted = topology(self._asked).fit(self._asked, self.spec)
-        self._opened: Opened = open_folder(
+        fitted = topology(self._asked).resolve_defaults(self._asked, self.spec)
+        self._opened: OpenRun = open_folder(
             self._asked, fitted, self._resources, self._is_interrupted, _complain
         )
         self.config: AnyConfig = self._opened.config
@@ -131,11 +131,11 @@ class Run:
         from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.runners.composite import beside
-        from sampleforge.topologies.builders import Start
+        from sampleforge.topologies.builders import ResumePoint
         from sampleforge.topologies.evaluator import with_evaluator
 
         config, chosen, opened = self.config, self._topology(), self._opened
-        config = chosen.fit(config, spec)
+        config = chosen.resolve_defaults(config, spec)
         model = resolve_encoder(config.model, spec.observations)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
@@ -143,7 +143,7 @@ class Run:
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
         self.new_model = chosen.model_maker(config, spec, config.seed)
-        start = Start(
+        start = ResumePoint(
             seed=config.seed,
             resumes=opened.earlier.get("resumes", -1) + 1,
             env_steps=opened.earlier.get("env_steps", 0),
@@ -191,12 +191,12 @@ class Run:
 
     def _processes(self, graph: Graph) -> Runner:
         from sampleforge.runners.processes import ProcessRunner
-        from sampleforge.workers.worker import Surroundings
+        from sampleforge.workers.worker import WorkerContext
 
-        surroundings = Surroundings(self.folder.log_file, self.folder.scratch)
+        context = WorkerContext(self.folder.log_file, self.folder.scratch)
         log = partial(self.reporter.log, level="warning", on_screen=False)
         timeout, interrupted = self.config.env_timeout, self._is_interrupted
-        return ProcessRunner(graph, self._control, surroundings, timeout, log, interrupted)
+        return ProcessRunner(graph, self._control, context, timeout, log, interrupted)
 
     def _make_reporter(self) -> Reporter:
         from sampleforge.reporting.reporter import Reporter
@@ -316,10 +316,10 @@ class Run:
 
     def _prepare_benchmark(self, plan: Plan | ApexPlan, spec: EnvSpec) -> None:
         """Measure the simulator alone, before the workers start."""
-        from sampleforge.benchmark import Benchmark, Setting
+        from sampleforge.benchmark import Benchmark, BenchmarkContext
 
         config, system = self.config, self._runner
-        setting = Setting.of(config, plan, spec)
+        setting = BenchmarkContext.of(config, plan, spec)
         self._benchmark = Benchmark(
             self.graph, setting, config.benchmark_seconds, self._go_on, self.reporter.log
         )

@@ -19,7 +19,7 @@ from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 
 if TYPE_CHECKING:
-    from sampleforge.distributed.rendezvous import Encounter
+    from sampleforge.distributed.rendezvous import StartupRendezvous
     from sampleforge.reporting.reporter import Reporter
     from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.topologies.graph import Graph
@@ -71,11 +71,11 @@ class LeadingRun(Run):
             "env_steps": earlier.get("env_steps", 0),
             "wall_s": earlier.get("wall_s", 0.0),
         }
-        self._encounter = encounter_of(self.config, self._world)
-        self._encounter.lead(message, about(self.config, self._world, self._encounter))
+        self._rendezvous = encounter_of(self.config, self._world)
+        self._rendezvous.lead(message, about(self.config, self._world, self._rendezvous))
 
     def _topology(self) -> Topology:
-        return topology_of(self._encounter)
+        return topology_of(self._rendezvous)
 
     def _make_reporter(self) -> Reporter:
         reporter, world = super()._make_reporter(), self._world
@@ -89,7 +89,7 @@ class LeadingRun(Run):
 
     def _make_runner(self, graph: Graph) -> InProcessRunner:
         return runner_of(
-            graph, self._encounter, self.folder.scratch, self.interrupts, self.config.env_timeout
+            graph, self._rendezvous, self.folder.scratch, self.interrupts, self.config.env_timeout
         )
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
@@ -116,11 +116,11 @@ def follow(config: DdppoConfig, world: World) -> int:
     try:
         with interrupts:
             make_cwd_importable()
-            encounter = encounter_of(config, world)
-            message = encounter.follow(about(config, world, encounter))
+            rendezvous = encounter_of(config, world)
+            message = rendezvous.follow(about(config, world, rendezvous))
             interrupts.defer()
-            graph = follower_graph(config, message, encounter)
-            runner = runner_of(graph, encounter, None, interrupts, config.env_timeout)
+            graph = follower_graph(config, message, rendezvous)
+            runner = runner_of(graph, rendezvous, None, interrupts, config.env_timeout)
             try:
                 runner.start()
                 told = False
@@ -154,19 +154,19 @@ def whoami(world: World) -> str:
     return f"rank {world.rank} of {world.size}, on {socket.gethostname()}"
 
 
-def encounter_of(config: DdppoConfig, world: World) -> Encounter:
-    from sampleforge.distributed.rendezvous import Encounter
+def encounter_of(config: DdppoConfig, world: World) -> StartupRendezvous:
+    from sampleforge.distributed.rendezvous import StartupRendezvous
 
-    return Encounter(world, config.rank_timeout + START_GRACE)
+    return StartupRendezvous(world, config.rank_timeout + START_GRACE)
 
 
-def about(config: DdppoConfig, world: World, encounter: Encounter) -> dict[str, Any]:
-    """What a rank says of itself before it begins; see `rendezvous.complaint`."""
+def about(config: DdppoConfig, world: World, rendezvous: StartupRendezvous) -> dict[str, Any]:
+    """What a rank says of itself before it begins; see `rendezvous.peer_mismatch`."""
     from sampleforge.topologies.ddppo.torchrun import backend_and_device
 
     return {
         "host": socket.gethostname(),
-        "address": encounter.address,
+        "address": rendezvous.address,
         "version": __version__,
         "backend": backend_and_device(resolve_device(config.device), world)[0],
         "checkpoint": latest_checkpoint(config),
@@ -182,12 +182,14 @@ def latest_checkpoint(config: DdppoConfig) -> int:
     return max((int(text) for text in steps if text.isdecimal()), default=-1)
 
 
-def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Encounter) -> Graph:
+def follower_graph(
+    config: DdppoConfig, message: dict[str, Any], rendezvous: StartupRendezvous
+) -> Graph:
     """The graph of this rank, for the run that rank 0 has begun. Raises ConfigError if this rank
     was started with another command."""
     from sampleforge.env.probe import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
-    from sampleforge.topologies.builders import Start
+    from sampleforge.topologies.builders import ResumePoint
 
     own = to_plain(config)
     changed = difference(
@@ -196,7 +198,7 @@ def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Enco
     if changed:
         lines = "\n  ".join(changed)
         raise ConfigError(
-            f"{whoami(encounter.world)}, was started with other settings than rank 0 (rank 0's -> "
+            f"{whoami(rendezvous.world)}, was started with other settings than rank 0 (rank 0's -> "
             f"this one's):\n  {lines}\ngive all ranks the same command"
         )
     from sampleforge.folder.stored_config import with_own_code
@@ -204,10 +206,12 @@ def follower_graph(config: DdppoConfig, message: dict[str, Any], encounter: Enco
     kept = {name: own[name] for name in OF_THE_HOST}
     led = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
     config = with_own_code(led, config)  # a forged message makes no code run here
-    spec, chosen = spec_from_plain(message["spec"]), topology_of(encounter)
+    spec, chosen = spec_from_plain(message["spec"]), topology_of(rendezvous)
     assert config.seed is not None
-    start = Start(config.seed, message["resumes"], message["env_steps"], message["wall_s"], time())
-    resolved = chosen.fit(config, spec)
+    start = ResumePoint(
+        config.seed, message["resumes"], message["env_steps"], message["wall_s"], time()
+    )
+    resolved = chosen.resolve_defaults(config, spec)
     assert isinstance(resolved, DdppoConfig)
     config = resolved
     plan = chosen.plan(config, spec, resolve_device(config.device))
@@ -224,7 +228,7 @@ def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
     raise AssertionError("rank 0 alone is asked to save")
 
 
-def topology_of(encounter: Encounter) -> Topology:
+def topology_of(rendezvous: StartupRendezvous) -> Topology:
     """DD-PPO over ranks that have met."""
     from sampleforge.topologies.ddppo.torchrun import ddppo_world
     from sampleforge.topologies.ddppo.wire import plan_ddppo
@@ -232,14 +236,14 @@ def topology_of(encounter: Encounter) -> Topology:
 
     return dataclasses.replace(
         topology(DdppoConfig()),
-        plan=partial(plan_ddppo, world=encounter.world),
-        wire=partial(ddppo_world, encounter=encounter),
+        plan=partial(plan_ddppo, world=rendezvous.world),
+        wire=partial(ddppo_world, rendezvous=rendezvous),
     )
 
 
 def runner_of(
     graph: Graph,
-    encounter: Encounter,
+    rendezvous: StartupRendezvous,
     scratch: Path | None,
     interrupts: Interrupts,
     step_timeout: float,
@@ -249,4 +253,4 @@ def runner_of(
     def interrupted() -> bool:
         return interrupts.received is not None
 
-    return InProcessRunner(graph, encounter, scratch, interrupted, step_timeout)
+    return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout)

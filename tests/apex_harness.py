@@ -15,9 +15,9 @@ from sampleforge.models.registry import resolve_encoder
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.apex.plan import ApexPlan, fit, plan_apex
+from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
 from sampleforge.topologies.apex.wire import apex
-from sampleforge.topologies.builders import Start
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from tests.fakes.envs import code_reward, episode_length
@@ -53,11 +53,11 @@ def build_apex(
 ) -> tuple[Graph, ApexPlan]:
     """The wired graph of a config; nothing is started."""
     spec = spec_of(config)
-    config = fit(config, spec)
+    config = resolve_defaults(config, spec)
     plan = plan_apex(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None
-    start = Start(config.seed, replays=replays, resume=resume)
+    start = ResumePoint(config.seed, replays=replays, resume=resume)
     return apex(config, plan, spec, start, _forget, None), plan
 
 
@@ -129,7 +129,9 @@ class CheckingLearner(DqnLearner):
         self.checked = self.truncated = 0
 
     def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
-        assert torch.isfinite(batch.odds).all() and (batch.odds > 0).all()
+        assert (
+            torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
+        )
         for i in range(len(batch.action)):
             now, after = (leaves["obs"][i].numpy() for leaves in (batch.obs, batch.next_obs))
             action, discount = int(batch.action[i]), float(batch.discount[i])

@@ -15,7 +15,7 @@ from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import Start
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
@@ -44,7 +44,7 @@ def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
     config = resolved(config, spec)
     plan = plan_appo(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    return appo(config, plan, spec, Start(seed), lambda tensors, state: None, None), plan
+    return appo(config, plan, spec, ResumePoint(seed), lambda tensors, state: None, None), plan
 
 
 def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 import sampleforge as sf
 from sampleforge.api import LoadedPolicy
 from sampleforge.config import ConfigError
-from sampleforge.env.adapter import ActionDoor
+from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.folder.run_folder import RunFolder
@@ -34,14 +34,14 @@ INF = float("inf")
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def door(space: spaces.Box) -> ActionDoor:
+def adapter(space: spaces.Box) -> ActionAdapter:
     specs = {name: rescaled(spec) for name, spec in action_specs(space).items()}
-    return ActionDoor(space, specs)
+    return ActionAdapter(space, specs)
 
 
 def given(space: spaces.Box, actions: Any) -> Any:
     """What the environment gets for stored ``actions`` [rows, n]."""
-    found = door(space)({ACTION: np.array(actions, space.dtype)})[ACTION]
+    found = adapter(space)({ACTION: np.array(actions, space.dtype)})[ACTION]
     assert found.dtype == space.dtype
     return found
 
@@ -180,7 +180,7 @@ def test_a_loaded_policy_gives_the_environments_actions() -> None:
 def test_offsets_of_every_discrete_kind_are_added() -> None:
     space = spaces.MultiDiscrete([2, 4], start=[3, -1])
     specs: dict[str, ActionSpec] = action_specs(space)
-    assert ActionDoor(space, specs)({ACTION: np.array([[0, 0]])})[ACTION].tolist() == [[3, -1]]
+    assert ActionAdapter(space, specs)({ACTION: np.array([[0, 0]])})[ACTION].tolist() == [[3, -1]]
 
 
 def test_without_rescaling_actions_are_the_environments_own() -> None:

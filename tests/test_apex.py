@@ -16,10 +16,15 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.slots import Owner
 from sampleforge.runners.processes import ProcessRunner, WorkerDied
-from sampleforge.topologies.apex.plan import ApexPlan, fit, plan_apex
-from sampleforge.topologies.apex.wire import exploration_thirds, network_maker, row_epsilons, rung
+from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
+from sampleforge.topologies.apex.wire import (
+    exploration_thirds,
+    ladder_index,
+    network_maker,
+    row_epsilons,
+)
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.workers.worker import Surroundings
+from sampleforge.workers.worker import WorkerContext
 from tests.apex_harness import (
     CheckingLearnerMaker,
     apex_config,
@@ -35,13 +40,13 @@ COUNTING = "tests.fakes.envs:CountingVectorEnv"
 def checking_graph(config: ApexConfig):  # type: ignore[no-untyped-def]
     graph, plan = build_apex(config)
     spec = spec_of(config)
-    maker = CheckingLearnerMaker(network_maker(config, spec, 0), fit(config, spec))
+    maker = CheckingLearnerMaker(network_maker(config, spec, 0), resolve_defaults(config, spec))
     return with_learner(graph, maker), plan
 
 
 def planned(config: ApexConfig) -> ApexPlan:
     spec = spec_of(config)
-    return plan_apex(fit(config, spec), spec, "cpu")
+    return plan_apex(resolve_defaults(config, spec), spec, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -60,10 +65,10 @@ def test_every_transition_comes_from_its_place(
     worker = graph.learner.worker
     limiter = worker._limiter  # type: ignore[attr-defined]
     for _ in serial_rounds(graph, 300):
-        assert abs(limiter.balance) <= plan.tolerance or not limiter.ledger.learning[0]
+        assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
     assert worker._learner.checked > 1000  # type: ignore[attr-defined]
-    assert limiter.ledger.inserted.sum() > 2 * plan.capacity, "the storage went round"
-    samples = limiter.ledger.sampled[0] / limiter.ledger.inserted_since_start
+    assert limiter.replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
+    samples = limiter.replay_counters.sampled[0] / limiter.replay_counters.inserted_since_start
     assert samples == pytest.approx(1.0, rel=0.5)
 
 
@@ -81,8 +86,8 @@ def test_truncated_transitions_of_same_step_environments_are_kept(
         pass
     worker: Any = graph.learner.worker
     slots = graph.exchange.slots
-    ledger = worker._limiter.ledger
-    assert ledger.inserted.sum() > 2 * plan.capacity, "the storage went round"
+    replay_counters = worker._limiter.replay_counters
+    assert replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
     stored = [slot for slot in range(slots.count) if slots.owner[slot] == Owner.STORED]
     assert slots.truncated[stored].any()
     assert (slots.extras["steps"][stored] > 0).all(), "every step is drawn"
@@ -96,12 +101,15 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
     chosen = apex_config(num_replay_shards=shards, samples_per_insert=None, prefetch_batches=16)
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        ledger = graph.learner.worker._limiter.ledger  # type: ignore[attr-defined]
+        replay_counters = graph.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
-        while ledger.stale_updates.sum() < 100 or graph.counters.total("trained_steps") < 5000:
+        while (
+            replay_counters.stale_updates.sum() < 100
+            or graph.counters.total("trained_steps") < 5000
+        ):
             runner.poll(0.05)
-            assert monotonic() < deadline, (ledger.stale_updates, ledger.inserted)
-    assert ledger.inserted.sum() > 5 * plan.capacity
+            assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
+    assert replay_counters.inserted.sum() > 5 * plan.capacity
 
 
 class running:
@@ -112,8 +120,8 @@ class running:
 
         (folder / "scratch").mkdir()
         self.ours, self.theirs = Pipe()
-        surroundings = Surroundings(folder / "log.txt", folder / "scratch")
-        self.runner = ProcessRunner(graph, self.ours, surroundings, 30.0)
+        context = WorkerContext(folder / "log.txt", folder / "scratch")
+        self.runner = ProcessRunner(graph, self.ours, context, 30.0)
 
     def __enter__(self) -> ProcessRunner:
         self.runner.start()
@@ -144,7 +152,7 @@ def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:
     epsilons = row_epsilons(chosen, plan)
     literal = [0.4 ** (1 + 7 * i / 11) for i in range(12)]
     assert sorted(epsilons.tolist(), reverse=True) == pytest.approx(literal)
-    assert rung(plan, 1, 1, 0) == 7 and epsilons[1 * 4 + 1 * 2 + 0].item() == pytest.approx(
+    assert ladder_index(plan, 1, 1, 0) == 7 and epsilons[1 * 4 + 1 * 2 + 0].item() == pytest.approx(
         literal[7]
     )
     for actor in range(3):
@@ -153,7 +161,7 @@ def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:
     thirds = exploration_thirds(plan)
     greediest = {key for key, third in thirds.items() if third == 0}
     assert len(greediest) == 4
-    assert {rung(plan, *key) for key in greediest} == {8, 9, 10, 11}
+    assert {ladder_index(plan, *key) for key in greediest} == {8, 9, 10, 11}
 
 
 def test_total_capacity_is_the_flag_for_any_number_of_shards() -> None:
@@ -240,7 +248,7 @@ def test_serial_runs_of_one_seed_are_bit_identical(tmp_path: Path) -> None:
         run_dir = train(chosen).run_dir
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
         found.append([json.loads(line) for line in lines][-1])
-    for key in ("loss", "return_mean_all", "q_mean", "replay_mass", "updates", "grad_norm"):
+    for key in ("loss", "return_mean_all", "q_mean", "replay_priority_sum", "updates", "grad_norm"):
         assert found[0][key] == found[1][key], key
 
 
@@ -270,7 +278,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
 
     other = DqnLearner(
         network_maker(config, spec_of(config), 9)(),
-        fit(config, spec_of(config)),
+        resolve_defaults(config, spec_of(config)),
         device=torch.device("cpu"),
         precision="fp32",
     )
@@ -322,7 +330,7 @@ def test_no_transition_is_wrong_after_actors_were_killed(tmp_path: Path) -> None
     import signal
 
     config = apex_config(max_worker_restarts=4)
-    config = fit(config, spec_of(config))
+    config = resolve_defaults(config, spec_of(config))
     graph, _ = build_apex(config)
     maker = network_maker(config, spec_of(config), 1)
     with_learner(graph, CheckingLearnerMaker(maker, config))

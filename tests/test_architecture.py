@@ -105,7 +105,7 @@ def unit(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def complaint(found: Import) -> str | None:
+def peer_mismatch(found: Import) -> str | None:
     """What is wrong with an import of ours, if anything."""
     importer, target = found.importer, found.target
     from_envs = importer.split(".")[0] == "sampleforge_envs"
@@ -142,7 +142,7 @@ def test_every_part_has_a_floor() -> None:
 
 def test_imports_point_down() -> None:
     """Lazy imports and those for type checkers count: they are knowledge too."""
-    assert [text for found in all_imports() if (text := complaint(found))] == []
+    assert [text for found in all_imports() if (text := peer_mismatch(found))] == []
 
 
 def test_parts_do_not_import_each_other_in_a_circle() -> None:
@@ -241,7 +241,7 @@ def test_imports_are_found(text: str, target: str, at_import: bool) -> None:
     ],
 )
 def test_wrong_imports_are_named(importer: str, target: str, wrong: bool) -> None:
-    assert (complaint(Import(importer, target, True)) is not None) == wrong
+    assert (peer_mismatch(Import(importer, target, True)) is not None) == wrong
 
 
 def test_circles_are_found() -> None:

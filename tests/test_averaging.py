@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.averaging import GradientBuckets, OverRanks
+from sampleforge.algos.averaging import DataParallel, GradientBuckets
 from sampleforge.algos.learner import Learner
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
@@ -46,7 +46,7 @@ def config(**kwargs: object) -> AppoConfig:
 
 
 def learner_of(
-    config: AppoConfig, averaging: OverRanks | None = None, batch_size: int | None = None
+    config: AppoConfig, averaging: DataParallel | None = None, batch_size: int | None = None
 ) -> Learner:
     with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
         model = seeded_model(config.model, spec_of(config), seed=1)
@@ -99,7 +99,7 @@ def learned(learner: Learner, parts: list[Batch]) -> Learned:
 
 def over_ranks(config: AppoConfig, shares: list[list[Batch]], way: str = "memory") -> list[Learned]:
     def work(group: RankGroup) -> Learned:
-        return learned(learner_of(config, OverRanks(group)), shares[group.rank])
+        return learned(learner_of(config, DataParallel(group)), shares[group.rank])
 
     return on_ranks(len(shares), work, way)
 
@@ -170,7 +170,7 @@ def test_what_is_not_finite_on_one_rank_makes_all_skip_the_step() -> None:
     spoiled.reward[2, spoiled.valid[2].nonzero()[-1]] = float("nan")
 
     def work(group: RankGroup) -> tuple[bool, float, float]:
-        learner = learner_of(chosen, OverRanks(group))
+        learner = learner_of(chosen, DataParallel(group))
         part = slice(4 * group.rank, 4 * group.rank + 4)
         learner.update(rows(batches("none")[1], part.start, part.stop), 0.0)
         before = learner.state()[0]

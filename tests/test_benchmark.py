@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sampleforge.benchmark.simulator import RandomActions
-from sampleforge.benchmark.stages import Crew, stages
+from sampleforge.benchmark.stages import Roles, stages
 from sampleforge.benchmark.table import WIDTH
-from sampleforge.benchmark.verdict import Setting, verdict
+from sampleforge.benchmark.verdict import BenchmarkContext, verdict
 from sampleforge.driver import Run
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
@@ -20,7 +20,7 @@ from sampleforge.topologies.appo.wire import AppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from tests.harness import build
 
-SETTING = Setting(
+SETTING = BenchmarkContext(
     num_workers=2,
     num_envs_per_worker=32,
     num_splits=2,
@@ -56,15 +56,15 @@ INLINE = {
 }
 
 
-def table_of(crew: Crew, seconds: float = 10.0, **columns: list[float]):
-    return {stage.name: stage for stage in stages(counted(**columns), crew, seconds)}
+def table_of(roles: Roles, seconds: float = 10.0, **columns: list[float]):
+    return {stage.name: stage for stage in stages(counted(**columns), roles, seconds)}
 
 
 # ---- stages ----
 
 
 def test_stages_of_inline_actors_and_a_learner() -> None:
-    table = table_of(Crew([0, 1], [], [2]), **INLINE)
+    table = table_of(Roles([0, 1], [], [2]), **INLINE)
     us = {name: round(stage.us, 6) for name, stage in table.items()}
     assert us == {
         "emulate": 8.0,
@@ -85,7 +85,7 @@ def test_stages_of_inline_actors_and_a_learner() -> None:
 
 def test_with_policy_workers_asking_is_part_of_the_hand_over() -> None:
     table = table_of(
-        Crew([0], [1], []),
+        Roles([0], [1], []),
         env_steps=[1_000_000, 0],
         step_s=[6.0, 0],
         env_s=[4.0, 0],
@@ -110,7 +110,7 @@ RANKS = {
     "publish_s": [0.5, 0.5],
 }
 """Ranks step, learn, and wait for each other while they learn."""
-ALL_RANKS = Crew([0, 1], [], [], ranks=True)
+ALL_RANKS = Roles([0, 1], [], [], ranks=True)
 
 
 def test_what_ranks_wait_for_each_other_is_no_learning() -> None:
@@ -125,10 +125,10 @@ def test_what_ranks_wait_for_each_other_is_no_learning() -> None:
 # ---- verdict ----
 
 
-def judge(free: float = 0.5, idle: float = 0.0, crew=None, columns=None, **setting):
+def judge(free: float = 0.5, idle: float = 0.0, roles=None, columns=None, **setting):
     """The verdict on INLINE with the given changes (column -> values)."""
     rows = {**INLINE, **(columns or {})}
-    found = stages(counted(**rows), crew or Crew([0, 1], [], [2]), 10.0)
+    found = stages(counted(**rows), roles or Roles([0, 1], [], [2]), 10.0)
     return verdict(found, free, idle, dataclasses.replace(SETTING, **setting))
 
 
@@ -187,8 +187,8 @@ def remote(**columns: list[float]):
         "wait_s": [7.0, 7.0, 7.0, 9.0],
         **{name: [0.0] * 4 for name in ("batch_s", "learn_s", "publish_s")},
     }
-    crew = Crew([0, 1], [2], [3])
-    return judge(crew=crew, columns={**rows, **columns}, inference="worker", num_policy_workers=1)
+    roles = Roles([0, 1], [2], [3])
+    return judge(roles=roles, columns={**rows, **columns}, inference="worker", num_policy_workers=1)
 
 
 def test_idle_policy_workers_and_waiting_actors_mean_the_hand_over_limits() -> None:

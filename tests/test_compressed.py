@@ -14,12 +14,12 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import Blocks, CompressedFrames, FrameStore, Ring, ring_bytes
-from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
-from sampleforge.topologies.apex.plan import fit, plan_apex
+from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
 from tests.apex_harness import apex_config, build_apex, serial_rounds
 from tests.harness import spec_of
 from tests.test_apex import running
@@ -43,10 +43,10 @@ class Replay:
         self.slots = TrajectorySlots(count, shape, debug=True)
         self.frames = CompressedFrames(shape, [count], [ring_bytes(shape, capacity, ratio)])
         self.store = FrameStore(0, self.frames, self.slots, range(LEASES))
-        self.ledger = ReplayLedger(1)
+        self.replay_counters = ReplayCounters(1)
         priority = Prioritisation(0.6, 1e-6)
         self.shard = ReplayShard(
-            0, self.slots, 0, count, capacity, priority, self.ledger, [0], self.store
+            0, self.slots, 0, count, capacity, priority, self.replay_counters, [0], self.store
         )
         self.reader = TransitionReader(self.slots, self.frames)
         self.random = np.random.default_rng(0)
@@ -108,12 +108,12 @@ def test_compressed_stacks_are_naive_storage_byte_for_byte(
         fill.append(len(replay.shard.stored_slots))
         assert replay.shard.stored_slots[-1] == slot and len(set(replay.held)) == LEASES
         assert replay.check(replay.shard.draw(64)) == 64
-        assert replay.ledger.frame_bytes[0] == replay.store.used
+        assert replay.replay_counters.frame_bytes[0] == replay.store.used
     if ratio == 1.0:
         assert max(fill) == fill[-1] == 6
     if noise == 256 and leaf is LEAF:
         assert 1 <= max(fill) < 6, "what does not shrink takes the room of others"
-    stored = replay.ledger.stored[0]
+    stored = replay.replay_counters.stored[0]
     assert stored == sum(
         np.count_nonzero(replay.slots.extras["steps"][s]) for s in replay.shard.stored_slots
     )
@@ -198,11 +198,11 @@ def test_every_compressed_frame_comes_from_its_place(
     for _ in serial_rounds(graph, 250):
         pass
     worker = graph.learner.worker
-    ledger = worker._limiter.ledger  # type: ignore[attr-defined]
+    replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
     assert worker._learner.checked > 1000  # type: ignore[attr-defined]
-    assert ledger.inserted.sum() > 1.5 * plan.capacity
-    assert (ledger.stored.sum() < plan.capacity / 3) == (ratio > 1)
-    assert 0 < ledger.frame_bytes.sum() <= sum(plan.ring_bytes)
+    assert replay_counters.inserted.sum() > 1.5 * plan.capacity
+    assert (replay_counters.stored.sum() < plan.capacity / 3) == (ratio > 1)
+    assert 0 < replay_counters.frame_bytes.sum() <= sum(plan.ring_bytes)
 
 
 @pytest.mark.multiprocess
@@ -212,12 +212,14 @@ def test_no_wrong_compressed_frame_with_real_processes(tmp_path: Path) -> None:
     )
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
-        ledger = graph.learner.worker._limiter.ledger  # type: ignore[attr-defined]
+        replay_counters = graph.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
-        while ledger.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000:
+        while (
+            replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000
+        ):
             runner.poll(0.05)
-            assert monotonic() < deadline, (ledger.stale_updates, ledger.inserted)
-    assert ledger.inserted.sum() > 3 * plan.capacity
+            assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
+    assert replay_counters.inserted.sum() > 3 * plan.capacity
 
 
 # ---- before the start ----
@@ -233,7 +235,7 @@ def test_the_plan_has_the_memory_of_what_is_made() -> None:
     assert made == plan.slot_bytes and len(ring) == sum(plan.ring_bytes)
     assert any("shrink 4 times" in note for note in graph.notes)
     spec = spec_of(raw)
-    whole = plan_apex(fit(raw, spec), spec, "cpu")
+    whole = plan_apex(resolve_defaults(raw, spec), spec, "cpu")
     assert whole.frame_bytes == 0 and plan.slot_bytes < whole.slot_bytes
 
 

@@ -27,7 +27,7 @@ from sampleforge.runners.processes import WorkerDied
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import plan_ddppo
-from sampleforge.workers.rank_sync import RanksDiverged, check_agreement, share_state
+from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.harness import resolved, spec_of
 from tests.rank_threads import on_ranks
 from tests.test_averaging import batches, learner_of
@@ -177,7 +177,7 @@ def test_state_is_shared_and_differences_are_found() -> None:
         if group.rank == 0:
             next(learner.model.parameters()).data[0, 0] += 1e-6
         with pytest.raises(RanksDiverged, match=r"after update 2 .* rank 0: \w{12}, rank 1: ") as e:
-            check_agreement(learner, group)
+            check_same_state(learner, group)
         return bool(moved), str(e.value)
 
     found = on_ranks(2, work)

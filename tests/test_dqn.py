@@ -50,7 +50,7 @@ def transitions(batch: int = 6, masked: bool = False, seed: int = 0) -> Transiti
         returns=torch.randn(batch),
         discount=discount,
         next_obs=following,
-        odds=torch.rand(batch, dtype=torch.float64) + 0.1,
+        scaled_probability=torch.rand(batch, dtype=torch.float64) + 0.1,
     )
 
 
@@ -84,7 +84,7 @@ def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> N
     output = dqn_loss(online, target, batch, 0.4, config)
     goal = q_targets(online, target, batch, double=True, rescaled=False)
     taken = online.q_values(batch.obs)[range(6), batch.action]
-    weights = [float(o) ** -0.4 for o in batch.odds]
+    weights = [float(o) ** -0.4 for o in batch.scaled_probability]
     total = 0.0
     for i in range(6):
         error = abs(float(goal[i] - taken[i].detach()))
@@ -98,9 +98,11 @@ def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> N
 
 
 def test_importance_weights() -> None:
-    odds = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
-    torch.testing.assert_close(importance_weights(odds, 1.0), torch.tensor([1.0, 0.5, 0.125]))
-    torch.testing.assert_close(importance_weights(odds, 0.0), torch.ones(3))
+    scaled_probability = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+    torch.testing.assert_close(
+        importance_weights(scaled_probability, 1.0), torch.tensor([1.0, 0.5, 0.125])
+    )
+    torch.testing.assert_close(importance_weights(scaled_probability, 0.0), torch.ones(3))
 
 
 @pytest.mark.parametrize("head_size", [0, 5])

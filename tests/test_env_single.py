@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.env.adapter import ActionDoor
+from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe_child import random_actions
 from sampleforge.env.registry import make_vector
@@ -122,14 +122,14 @@ def test_mixed_actions_and_observations_round_trip() -> None:
 
 
 def test_box_actions_are_clipped_to_their_bounds_and_not_in_place() -> None:
-    door = ActionDoor(MixedActionEnv.action_space, action_specs(MixedActionEnv.action_space))
+    adapter = ActionAdapter(MixedActionEnv.action_space, action_specs(MixedActionEnv.action_space))
     stored = {
         "move": np.array([0, 2]),
         "body.0": np.zeros((2, 2), np.int64),
         "body.1": np.array([[-3.0, 0.5], [1.5, -0.5]], np.float32),
         "buttons": np.zeros((2, 3), np.int8),
     }
-    given = door(stored)
+    given = adapter(stored)
     assert given["body.1"].tolist() == [[-1.0, 0.5], [1.0, -0.5]]
     assert stored["body.1"][0, 0] == -3.0
     assert given["move"].tolist() == [-1, 1]

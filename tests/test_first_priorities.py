@@ -24,7 +24,7 @@ from sampleforge.models.value_distribution import Categorical
 from sampleforge.ops.n_step import n_step_windows
 from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
 from sampleforge.ops.value_rescaling import rescale, unrescale
-from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.workers.metrics import Divergence
 from tests.apex_harness import apex_config, build_apex, serial_rounds, with_learner
@@ -121,7 +121,7 @@ def test_first_priorities_are_those_of_a_learner(
         gamma=0.9,
     )
     spec = spec_of(chosen)
-    chosen = fit(chosen, spec)
+    chosen = resolve_defaults(chosen, spec)
     graph, _ = build_apex(chosen)
     learner = DqnLearner(
         network_maker(chosen, spec, 1)(), chosen, device=torch.device("cpu"), precision="fp32"
@@ -134,9 +134,13 @@ def test_first_priorities_are_those_of_a_learner(
     pairs = []
     for _ in serial_rounds(graph, 60):
         if worker._ready:
-            tickets, (_, ticket) = worker._tickets, worker._ready[0]
-            items = tickets.items[ticket]
-            batch, _ = worker._reader.read(items, tickets.generations[ticket], tickets.odds[ticket])
+            sample_requests, (_, request) = worker._sample_requests, worker._ready[0]
+            items = sample_requests.items[request]
+            batch, _ = worker._reader.read(
+                items,
+                sample_requests.generations[request],
+                sample_requests.scaled_probability[request],
+            )
             model = learner.model
             later = distributional_loss(model, model, batch, 0.4, chosen).errors
             first = worker._reader._slots.extras["td_error"].reshape(-1)[items]

@@ -16,7 +16,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_heads import Streams
 from sampleforge.presets import preset_values
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
 
@@ -71,13 +71,17 @@ OURS = {
 def test_what_is_left_open_is_the_papers(
     spec: EnvSpec, core: Any, given: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    fitted = fit(ApexConfig(env=spec.env_id, model=ModelConfig(core=core), **given), spec)
+    fitted = resolve_defaults(
+        ApexConfig(env=spec.env_id, model=ModelConfig(core=core), **given), spec
+    )
     assert {name: getattr(fitted, name) for name in wanted} == wanted
-    assert fit(fitted, spec) == fitted
+    assert resolve_defaults(fitted, spec) == fitted
 
 
 def test_images_have_a_layer_of_512_in_each_stream() -> None:
-    config = fit(ApexConfig(env="Images", model=ModelConfig(encoder="nature_cnn")), IMAGE)
+    config = resolve_defaults(
+        ApexConfig(env="Images", model=ModelConfig(encoder="nature_cnn")), IMAGE
+    )
     network = network_maker(config, IMAGE, 0)()
     assert isinstance(network.heads, Streams)
     assert [layer.in_features for layer in network.heads.out] == [512, 512]
@@ -86,14 +90,14 @@ def test_images_have_a_layer_of_512_in_each_stream() -> None:
 def test_rmsprop_takes_no_longer_steps_than_the_papers() -> None:
     """The paper's: g / sqrt(var + 1.5e-7). Torch adds its eps beside the root; ours may be shorter
     by sqrt(2), where the deviation is about eps. (With 1.5e-7 there: up to 2,600 times as long.)"""
-    config = fit(ApexConfig(env="Images"), IMAGE)
+    config = resolve_defaults(ApexConfig(env="Images"), IMAGE)
     assert config.optimiser_eps is not None
     deviation = torch.logspace(-8, 0, 200, dtype=torch.float64)
     papers = 1 / (deviation.square() + 1.5e-7).sqrt()
     ours = 1 / (deviation + config.optimiser_eps)
     assert ((ours < 1.001 * papers) & (ours > 0.7 * papers)).all()
     model = ModelConfig(encoder="mlp", hidden_sizes=(4,))
-    config = fit(ApexConfig(env="Images", model=model), IMAGE)
+    config = resolve_defaults(ApexConfig(env="Images", model=model), IMAGE)
     network = network_maker(config, IMAGE, 0)()
     learner = DqnLearner(network, config, device=torch.device("cpu"), precision="fp32")
     assert learner._optimiser.defaults["eps"] == 3.9e-4

@@ -19,7 +19,7 @@ import torch
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.builders import Start
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.registry import topology
 from tests.harness import spec_of, updates
@@ -51,10 +51,10 @@ def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     """SHA-256 of the published weights after ``count`` updates: names and bytes, in their order."""
     torch.set_num_threads(1)  # an orthogonal matrix depends on it
     chosen, spec = topology(config), spec_of(config)
-    config = dataclasses.replace(chosen.fit(config, spec), seed=seed)
+    config = dataclasses.replace(chosen.resolve_defaults(config, spec), seed=seed)
     plan = chosen.plan(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    graph = chosen.wire(config, plan, spec, Start(seed), lambda tensors, state: None, None)
+    graph = chosen.wire(config, plan, spec, ResumePoint(seed), lambda tensors, state: None, None)
     runner = SerialRunner(graph)
     runner.start()
     try:

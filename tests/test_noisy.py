@@ -17,7 +17,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.noisy import Noise, NoisyLinear, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.apex.plan import fit, plan_apex
+from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
 from sampleforge.topologies.apex.wire import row_epsilons
 from tests.apex_harness import apex_config
 from tests.harness import spec_of
@@ -169,7 +169,7 @@ def test_actors_explore_by_noise_alone_and_every_row_by_its_own() -> None:
 def test_epsilons_are_zero_with_noisy_nets_unless_given() -> None:
     for given, noisy, first in [(None, False, 0.4), (None, True, 0.0), (0.3, True, 0.3)]:
         chosen = apex_config(epsilon_base=given, noisy_nets=noisy)
-        chosen = fit(chosen, spec_of(chosen))
+        chosen = resolve_defaults(chosen, spec_of(chosen))
         assert chosen.epsilon_base == first
         plan = plan_apex(chosen, spec_of(chosen), "cpu")
         assert row_epsilons(chosen, plan).max().item() == pytest.approx(first)

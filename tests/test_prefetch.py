@@ -18,7 +18,7 @@ import torch
 
 from sampleforge.driver import Run
 from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.rollouts.batch_source import GatherAhead, Gathering, GatherInTurn
+from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
 from sampleforge.runners.processes import WorkerDied
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 SLOTS, PER_BATCH = 8, 2
 
 
-class Setting:
+class BenchmarkContext:
     """An actor's and a learner's end of some slots; `write` numbers the rollouts from 1."""
 
     def __init__(self) -> None:
@@ -58,13 +58,13 @@ class Setting:
         self.exchange.hand_over(0, slot)
         return True
 
-    def ahead(self, builders: list[BatchBuilder] | None = None) -> GatherAhead:
-        return GatherAhead(
+    def ahead(self, builders: list[BatchBuilder] | None = None) -> PrefetchingBatchSource:
+        return PrefetchingBatchSource(
             self.exchange, builders or self.builders, self.wakeup, self.spent, self.device
         )
 
-    def in_turn(self, *, synchronous: bool = False) -> GatherInTurn:
-        return GatherInTurn(
+    def in_turn(self, *, synchronous: bool = False) -> SerialBatchSource:
+        return SerialBatchSource(
             self.exchange, self.builders[0], self.wakeup, self.spent, synchronous=synchronous
         )
 
@@ -73,21 +73,21 @@ class Setting:
 
 
 @pytest.fixture
-def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkContext]:
     """The thread looks for slots only when it is woken: a wake-up that were lost would show."""
     monkeypatch.setattr("sampleforge.rollouts.batch_source.LOOK_AGAIN", 10**6)
-    made = Setting()
+    made = BenchmarkContext()
     yield made
     made.wakeup.close()
     made.actor_wakeup.close()
 
 
 @contextmanager
-def closing(gathering: GatherAhead) -> Iterator[GatherAhead]:
+def closing(batch_source: PrefetchingBatchSource) -> Iterator[PrefetchingBatchSource]:
     try:
-        yield gathering
+        yield batch_source
     finally:
-        gathering.close()
+        batch_source.close()
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -109,45 +109,45 @@ def numbers(batch: Batch) -> list[int]:
     return rows[:, 0].long().tolist()
 
 
-def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: Setting) -> None:
-    with closing(setting.ahead()) as gathering:
+def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: BenchmarkContext) -> None:
+    with closing(setting.ahead()) as batch_source:
         for _ in range(6):
             setting.write()
-        first = until(gathering.take)
+        first = until(batch_source.take)
         assert numbers(first) == [1, 2]
         until(lambda: setting.owners(Owner.FREE) == SLOTS - 2)
         assert setting.owners(Owner.READY) == 2, "there is no third batch to copy them into"
-        assert gathering._complete and numbers(first) == [1, 2]
-        gathering.done()
-        second = until(gathering.take)
+        assert batch_source._complete and numbers(first) == [1, 2]
+        batch_source.done()
+        second = until(batch_source.take)
         assert numbers(second) == [3, 4]
         until(lambda: setting.owners(Owner.FREE) == SLOTS)
         assert numbers(second) == [3, 4], "the third batch lies where the first one was"
-        gathering.done()
-        assert numbers(until(gathering.take)) == [5, 6]
+        batch_source.done()
+        assert numbers(until(batch_source.take)) == [5, 6]
         assert setting.spent[0] > 0
 
 
 @pytest.mark.parametrize("way", ["ahead", "in turn", "in turn, synchronous"])
-def test_every_rollout_is_learned_from_once_in_order(setting: Setting, way: str) -> None:
+def test_every_rollout_is_learned_from_once_in_order(setting: BenchmarkContext, way: str) -> None:
     """Freed slots are poisoned: a copy that came too late would not agree with itself."""
-    gathering: Gathering
+    batch_source: BatchSource
     if way == "ahead":
-        gathering = setting.ahead()
+        batch_source = setting.ahead()
     else:
-        gathering = setting.in_turn(synchronous=way.endswith("synchronous"))
+        batch_source = setting.in_turn(synchronous=way.endswith("synchronous"))
     learned: list[int] = []
     try:
         while len(learned) < 200:
             while setting.written < 200 and setting.write():
                 pass
-            gathering.gather()
-            batch = gathering.take()
+            batch_source.gather()
+            batch = batch_source.take()
             if batch is not None:
                 learned += numbers(batch)
-                gathering.done()
+                batch_source.done()
     finally:
-        gathering.close()
+        batch_source.close()
     assert learned == list(range(1, 201))
     assert setting.owners(Owner.FREE) == SLOTS
 
@@ -157,30 +157,34 @@ class Failing(BatchBuilder):
         raise ValueError(f"deliberate: slot {slot} cannot be read")
 
 
-def test_what_the_thread_dies_of_reaches_the_learner(setting: Setting) -> None:
-    with closing(setting.ahead([Failing(setting.slots, PER_BATCH)])) as gathering:
+def test_what_the_thread_dies_of_reaches_the_learner(setting: BenchmarkContext) -> None:
+    with closing(setting.ahead([Failing(setting.slots, PER_BATCH)])) as batch_source:
         setting.write()
-        until(lambda: gathering.wakeup.wait(1.0) and gathering._error)
+        until(lambda: batch_source.wakeup.wait(1.0) and batch_source._error)
         with pytest.raises(ValueError, match="deliberate") as caught:
-            gathering.take()
+            batch_source.take()
         stack = "".join(traceback.format_exception(caught.value))
         assert "_gather_one" in stack and "in add" in stack, "the thread's own stack"
 
 
-def test_a_wake_up_that_may_be_meant_for_the_learner_is_passed_on(setting: Setting) -> None:
-    with closing(setting.ahead()) as gathering:
-        assert not gathering.wakeup.wait(0.05)
+def test_a_wake_up_that_may_be_meant_for_the_learner_is_passed_on(
+    setting: BenchmarkContext,
+) -> None:
+    with closing(setting.ahead()) as batch_source:
+        assert not batch_source.wakeup.wait(0.05)
         setting.wakeup.set()
-        assert gathering.wakeup.wait(60.0)
+        assert batch_source.wakeup.wait(60.0)
 
 
 @pytest.mark.parametrize("rollouts", [0, 1, SLOTS])
-def test_it_ends_when_it_is_closed_whatever_it_waits_for(setting: Setting, rollouts: int) -> None:
-    gathering = setting.ahead()
+def test_it_ends_when_it_is_closed_whatever_it_waits_for(
+    setting: BenchmarkContext, rollouts: int
+) -> None:
+    batch_source = setting.ahead()
     for _ in range(rollouts):
         setting.write()
-    until(lambda: len(gathering._complete) == min(2, rollouts // PER_BATCH))
-    gathering.close()
+    until(lambda: len(batch_source._complete) == min(2, rollouts // PER_BATCH))
+    batch_source.close()
     assert not any(thread.name == "gather ahead" for thread in threading.enumerate())
 
 
@@ -216,7 +220,7 @@ class Device:
 
 
 def test_on_a_gpu_copies_and_kernels_keep_their_order(
-    monkeypatch: pytest.MonkeyPatch, setting: Setting
+    monkeypatch: pytest.MonkeyPatch, setting: BenchmarkContext
 ) -> None:
     """Copies into a batch come after the kernels that read it, kernels after the copies, each on
     the stream of its thread; nobody waits for a stream but the device."""
@@ -229,12 +233,12 @@ def test_on_a_gpu_copies_and_kernels_keep_their_order(
             return super().add(slot)
 
     builder = Logging(setting.slots, PER_BATCH)
-    with closing(setting.ahead([builder])) as gathering:
+    with closing(setting.ahead([builder])) as batch_source:
         for expected in ([1, 2], [3, 4]):
             for _ in range(PER_BATCH):
                 setting.write()
-            assert numbers(until(gathering.take)) == expected
-            gathering.done()
+            assert numbers(until(batch_source.take)) == expected
+            batch_source.done()
         until(lambda: len(device.log) == 14)
     read, filled = device.log[0][2], device.log[4][2]
     learned = [("learner's", "wait", filled), ("learner's", "record", read)]
@@ -257,15 +261,17 @@ def test_serial_mode_gathers_in_turn() -> None:
     config = AppoConfig(env="CartPole-v1", serial=True, num_envs_per_worker=4, batch_size=128)
     for graph, _ in updates(config, 1):
         worker = graph.learner.worker
-        assert isinstance(worker, LearnerWorker) and isinstance(worker._gathering, GatherInTurn)
+        assert isinstance(worker, LearnerWorker) and isinstance(
+            worker._batch_source, SerialBatchSource
+        )
         assert threading.active_count() == 1
 
 
 class FailingLearner(LearnerWorker):
-    def _begin_gathering(self) -> Gathering:
+    def _begin_gathering(self) -> BatchSource:
         failing = [Failing(self._exchange.slots, self.slots_per_batch)]
         spent = self._count["batch_s"]
-        return GatherAhead(self._exchange, failing, self._wakeup, spent, self._device)
+        return PrefetchingBatchSource(self._exchange, failing, self._wakeup, spent, self._device)
 
 
 def small_run(folder: Path, env_steps: int) -> Run:

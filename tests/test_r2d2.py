@@ -55,7 +55,7 @@ def sequences(model: QNetwork, ends: tuple[int, ...] = (8,)) -> tuple[Sequences,
         returns=torch.from_numpy(windows.returns),
         discount=torch.from_numpy(windows.discount),
         steps=torch.from_numpy(windows.steps).long(),
-        odds=torch.rand(BATCH, dtype=torch.float64) + 0.5,
+        scaled_probability=torch.rand(BATCH, dtype=torch.float64) + 0.5,
     )
     return found, reward
 
@@ -89,7 +89,7 @@ def test_loss_and_priorities_are_the_literal_sums(core: str, double: bool) -> No
     )
     of_online, of_target = by_steps(online, batch), by_steps(target, batch)
     chooser = of_online if double else of_target
-    odds = [float(o) ** -0.6 for o in batch.odds]
+    scaled_probability = [float(o) ** -0.6 for o in batch.scaled_probability]
     total, count = 0.0, 0
     for b in range(BATCH):
         sizes = []
@@ -104,7 +104,11 @@ def test_loss_and_priorities_are_the_literal_sums(core: str, double: bool) -> No
                 goal += GAMMA ** (last - t) * float(unrescale(value))
             error = float(rescale(torch.tensor(goal)) - of_online[t, b, batch.action[t, b]])
             sizes.append(abs(error))
-            total += odds[b] / max(odds) * (error**2 / 2 if abs(error) < 1 else abs(error) - 0.5)
+            total += (
+                scaled_probability[b]
+                / max(scaled_probability)
+                * (error**2 / 2 if abs(error) < 1 else abs(error) - 0.5)
+            )
             count += 1
         wanted = 0.9 * max(sizes) + 0.1 * sum(sizes) / len(sizes)
         assert found.errors[b].item() == pytest.approx(wanted, abs=1e-4)
@@ -186,7 +190,7 @@ def maze(batch: int, state_size: int) -> tuple[Sequences, torch.Tensor, torch.Te
         returns=torch.from_numpy(windows.returns),
         discount=torch.from_numpy(windows.discount),
         steps=torch.from_numpy(windows.steps).long(),
-        odds=torch.ones(batch, dtype=torch.float64),
+        scaled_probability=torch.ones(batch, dtype=torch.float64),
     )
     junction[:CORRIDOR] = False
     return found, junction, cues

@@ -14,7 +14,7 @@ from sampleforge.evaluation import evaluate
 from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.statistics import RunStatistics
-from sampleforge.topologies.apex.plan import fit, plan_apex
+from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
 from sampleforge.topologies.config import ApexConfig
 from tests.apex_harness import build_apex, serial_rounds
 from tests.harness import spec_of
@@ -26,7 +26,7 @@ def test_what_is_left_open_is_fitted_to_the_core() -> None:
     spec = spec_of(ApexConfig(env=MAZE))
 
     def found(core: Any, **given: Any) -> tuple[Any, ...]:
-        config = fit(ApexConfig(env=MAZE, model=ModelConfig(core=core), **given), spec)
+        config = resolve_defaults(ApexConfig(env=MAZE, model=ModelConfig(core=core), **given), spec)
         names = ("n_step", "gamma", "value_rescaling", "batch_size", "rollout")
         return tuple(getattr(config, name) for name in names)
 
@@ -52,7 +52,7 @@ def test_numbers_are_in_env_steps_whatever_a_sequence_shares() -> None:
         prefetch_batches=3,
     )
     spec = spec_of(config)
-    plan = plan_apex(fit(config, spec), spec, "cpu")
+    plan = plan_apex(resolve_defaults(config, spec), spec, "cpu")
     assert plan.capacity == 10_000 // 160 * 160, "the overlap takes memory, but no capacity"
     assert plan.item_ratio == 2.0 and plan.learning_starts_items == 50
     items, leases = 2 * 4, 2 * 2

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from sampleforge.replay.limiter import RateLimiter, ReplayLedger
+from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -36,10 +36,12 @@ class Replay:
         shape = SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS)
         each = capacity + leases
         self.slots = TrajectorySlots(shards * each, shape, debug=True)
-        self.ledger = ReplayLedger(shards)
+        self.replay_counters = ReplayCounters(shards)
         self.priority = Prioritisation(alpha, 1e-6)
         self.shards = [
-            ReplayShard(i, self.slots, i * each, each, capacity, self.priority, self.ledger, [seed])
+            ReplayShard(
+                i, self.slots, i * each, each, capacity, self.priority, self.replay_counters, [seed]
+            )
             for i in range(shards)
         ]
         self.random = np.random.default_rng(seed)
@@ -67,14 +69,14 @@ class Replay:
 
     def expected(self) -> np.ndarray:
         """Probability of every item of every slot, by the definition."""
-        mass = np.zeros(self.slots.count * STEPS)
+        priority_sum = np.zeros(self.slots.count * STEPS)
         for shard in self.shards:
             for slot in shard.stored_slots:
                 errors = self.slots.extras["td_error"][slot].reshape(-1).astype(np.float64)
                 usable = self.slots.extras["steps"][slot].reshape(-1) > 0
                 priorities = np.where(usable, (errors + 1e-6) ** self.priority.alpha, 0)
-                mass[slot * STEPS : (slot + 1) * STEPS] = priorities
-        return mass / mass.sum()
+                priority_sum[slot * STEPS : (slot + 1) * STEPS] = priorities
+        return priority_sum / priority_sum.sum()
 
 
 def assert_in_proportion(drawn: np.ndarray, probability: np.ndarray) -> None:
@@ -100,9 +102,9 @@ def test_draws_are_in_proportion_to_priorities(alpha: float, inserts: int) -> No
     probability = replay.expected()
     assert_in_proportion(np.concatenate([d.items for d in drawn]), probability)
     number = np.count_nonzero(probability)
-    assert replay.ledger.stored[0] == number
+    assert replay.replay_counters.stored[0] == number
     for d in drawn[:20]:
-        np.testing.assert_allclose(d.odds, probability[d.items] * number, rtol=1e-9)
+        np.testing.assert_allclose(d.scaled_probability, probability[d.items] * number, rtol=1e-9)
 
 
 def test_uniform_replay_has_no_tree() -> None:
@@ -117,14 +119,14 @@ def test_several_shards_draw_like_one(alpha: float) -> None:
         for _ in range(inserts):
             replay.insert(shard, (shard + 1) * replay.random.gamma(0.5, size=(ROLLOUT, ROWS)))
     probability, random = replay.expected(), np.random.default_rng(5)
-    mass = replay.ledger.mass
-    shards = random.choice(3, 3000, p=mass / mass.sum())
+    priority_sum = replay.replay_counters.priority_sum
+    shards = random.choice(3, 3000, p=priority_sum / priority_sum.sum())
     drawn = [replay.shards[s].draw(16) for s in shards]
     # 16 of one shard are not independent of each other: the chi-square is of one draw of each.
     assert_in_proportion(np.array([d.items[random.integers(16)] for d in drawn]), probability)
     number = np.count_nonzero(probability)
     for d in drawn[:50]:
-        np.testing.assert_allclose(d.odds, probability[d.items] * number, rtol=1e-9)
+        np.testing.assert_allclose(d.scaled_probability, probability[d.items] * number, rtol=1e-9)
 
 
 def test_importance_weights_make_the_mean_unbiased() -> None:
@@ -136,7 +138,9 @@ def test_importance_weights_make_the_mean_unbiased() -> None:
     means = []
     for _ in range(2000):
         drawn = replay.shards[0].draw(64)
-        means.append(np.mean(value[drawn.items] / drawn.odds))  # beta = 1, not normalised
+        means.append(
+            np.mean(value[drawn.items] / drawn.scaled_probability)
+        )  # beta = 1, not normalised
     error = np.std(means) / len(means) ** 0.5
     assert abs(np.mean(means) - truth) < 4 * error
 
@@ -148,7 +152,7 @@ def test_the_capacity_is_what_was_asked_for_and_the_oldest_go_first() -> None:
         inserted.append(replay.insert())
         assert replay.shards[0].stored_slots == tuple(inserted)
         assert (replay.slots.owner == Owner.STORED).sum() == len(inserted)
-        assert replay.ledger.mass[0] == pytest.approx(replay.shards[0]._tree.total)  # type: ignore[union-attr]
+        assert replay.replay_counters.priority_sum[0] == pytest.approx(replay.shards[0]._tree.total)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("inserts", [1, 4, 5, 9, 14])
@@ -169,7 +173,7 @@ def test_late_priorities_of_evicted_items_have_no_effect(inserts: int) -> None:
         stale += np.count_nonzero(~held)
         leaves[drawn.items[held]] = replay.priority(np.array([123.0], np.float32))[0]
     assert (shard._tree.leaves == leaves).all()  # type: ignore[union-attr]
-    assert replay.ledger.stale_updates[0] == stale
+    assert replay.replay_counters.stale_updates[0] == stale
     assert (stale == 16 * 32) == (inserts >= 4)
 
 
@@ -193,8 +197,8 @@ def test_one_large_priority_does_not_rule_for_ever() -> None:
     replay.insert(errors=np.full((ROLLOUT, ROWS), 1e9))
     for _ in range(2):
         replay.insert(errors=np.full((ROLLOUT, ROWS), 0.5))
-    stored = replay.ledger.stored[0]
-    assert replay.ledger.mass[0] == pytest.approx(stored * (0.5 + 1e-6) ** 0.6)
+    stored = replay.replay_counters.stored[0]
+    assert replay.replay_counters.priority_sum[0] == pytest.approx(stored * (0.5 + 1e-6) ** 0.6)
 
 
 def test_transitions_are_read_as_they_were_written() -> None:
@@ -225,7 +229,7 @@ def test_what_was_evicted_before_it_was_read_is_left_out() -> None:
     replay.insert()  # evicts the first slot: debug mode has overwritten it
     found, held = TransitionReader(replay.slots).read(*drawn)
     assert 0 < held.sum() < 64
-    assert len(found.action) == len(found.odds) == held.sum()
+    assert len(found.action) == len(found.scaled_probability) == held.sum()
     assert (found.obs["obs"][:, 0] > 1).all() and (found.next_obs["obs"][:, 0] > 1).all()
     for _ in range(3):
         replay.insert()
@@ -244,8 +248,8 @@ def test_samples_per_insert_stay_within_tolerance_at_every_instant(
     random = np.random.default_rng(0)
     leases, batch, slot = 4, 32, STEPS
     tolerance = shards * leases * slot * ratio + 2 * batch
-    ledger = ReplayLedger(shards)
-    limiter = RateLimiter(ledger, ratio, tolerance, learning_starts=200)
+    replay_counters = ReplayCounters(shards)
+    limiter = RateLimiter(replay_counters, ratio, tolerance, learning_starts=200)
     samples = 0
     for _ in range(30_000):
         shard, kind = int(random.integers(shards)), random.integers(3)
@@ -253,54 +257,56 @@ def test_samples_per_insert_stay_within_tolerance_at_every_instant(
         for _ in range(burst):
             if (
                 kind == 0
-                and ledger.leased[shard] < leases * slot
+                and replay_counters.leased[shard] < leases * slot
                 and limiter.may_lease(shard, slot)
             ):
-                ledger.leased[shard] += slot
-            elif kind == 1 and ledger.leased[shard]:
+                replay_counters.leased[shard] += slot
+            elif kind == 1 and replay_counters.leased[shard]:
                 usable = int(random.integers(slot // 2, slot + 1))
-                ledger.leased[shard] -= slot
-                ledger.inserted[shard] += usable
-                ledger.stored[shard] += usable
+                replay_counters.leased[shard] -= slot
+                replay_counters.inserted[shard] += usable
+                replay_counters.stored[shard] += usable
             elif kind == 2 and limiter.begin_learning() and limiter.may_sample(batch):
                 limiter.count_samples(batch)
                 samples += batch
             assert abs(limiter.balance) <= tolerance
-    inserts = ledger.inserted_since_start
+    inserts = replay_counters.inserted_since_start
     assert samples / inserts == pytest.approx(ratio, rel=0.15)
     assert inserts > 2000 or samples > 20_000
 
 
 def test_without_a_ratio_both_run_freely_from_learning_starts_on() -> None:
-    ledger = ReplayLedger(1)
-    limiter = RateLimiter(ledger, None, 0.0, learning_starts=100)
-    ledger.inserted[0] = ledger.stored[0] = 99
+    replay_counters = ReplayCounters(1)
+    limiter = RateLimiter(replay_counters, None, 0.0, learning_starts=100)
+    replay_counters.inserted[0] = replay_counters.stored[0] = 99
     assert not limiter.begin_learning()
-    ledger.stored[0] = 100
+    replay_counters.stored[0] = 100
     assert limiter.begin_learning()
     limiter.count_samples(10**9)
     assert limiter.may_sample(10**9) and limiter.may_lease(0, 10**9)
 
 
 def test_actors_do_not_run_away_from_a_learner_that_starts_late() -> None:
-    ledger = ReplayLedger(2)
-    limiter = RateLimiter(ledger, 4.0, tolerance=800.0, learning_starts=100)
+    replay_counters = ReplayCounters(2)
+    limiter = RateLimiter(replay_counters, 4.0, tolerance=800.0, learning_starts=100)
     for shard in (0, 1):
         while limiter.may_lease(shard, 10):
-            ledger.inserted[shard] += 10
-            ledger.stored[shard] += 10
-    assert ledger.inserted.tolist() == [150, 150], "learning_starts, and what the tolerance allows"
+            replay_counters.inserted[shard] += 10
+            replay_counters.stored[shard] += 10
+    assert replay_counters.inserted.tolist() == [150, 150], (
+        "learning_starts, and what the tolerance allows"
+    )
     assert limiter.begin_learning() and abs(limiter.balance) <= 800
 
 
 @pytest.mark.parametrize("owed", [-1000.0, 1000.0])
 def test_a_resumed_run_begins_to_learn_whatever_was_owed(owed: float) -> None:
-    ledger = ReplayLedger(2)
-    limiter = RateLimiter(ledger, 4.0, tolerance=1000.0, learning_starts=5)
+    replay_counters = ReplayCounters(2)
+    limiter = RateLimiter(replay_counters, 4.0, tolerance=1000.0, learning_starts=5)
     limiter.load({"balance": owed})
     for shard in (0, 1):
         assert limiter.may_lease(shard, 10)
-        ledger.inserted[shard] = ledger.stored[shard] = 10
+        replay_counters.inserted[shard] = replay_counters.stored[shard] = 10
     assert limiter.begin_learning()
     assert limiter.may_sample(50) == (owed > 0)
     assert limiter.may_lease(0, 10) == (owed < 0)
@@ -308,24 +314,26 @@ def test_a_resumed_run_begins_to_learn_whatever_was_owed(owed: float) -> None:
 
 def test_full_shards_are_enough_to_learn() -> None:
     """Where episodes are short, resets take room: learning_starts may never be reached."""
-    ledger = ReplayLedger(2)
-    limiter = RateLimiter(ledger, 1.0, 10.0, learning_starts=100)
-    ledger.full[0] = True
+    replay_counters = ReplayCounters(2)
+    limiter = RateLimiter(replay_counters, 1.0, 10.0, learning_starts=100)
+    replay_counters.full[0] = True
     assert not limiter.begin_learning()
-    ledger.full[1] = True
+    replay_counters.full[1] = True
     assert limiter.begin_learning()
 
 
 def test_a_resumed_limiter_owes_what_it_owed() -> None:
-    ledger = ReplayLedger(1)
-    limiter = RateLimiter(ledger, 2.0, 100.0, learning_starts=10)
-    ledger.inserted[0] = ledger.stored[0] = 10
+    replay_counters = ReplayCounters(1)
+    limiter = RateLimiter(replay_counters, 2.0, 100.0, learning_starts=10)
+    replay_counters.inserted[0] = replay_counters.stored[0] = 10
     limiter.begin_learning()
-    ledger.inserted[0] += 50
+    replay_counters.inserted[0] += 50
     limiter.count_samples(70)
     assert limiter.balance == 30
-    again = RateLimiter(ReplayLedger(1), 2.0, 100.0, learning_starts=10)
+    again = RateLimiter(ReplayCounters(1), 2.0, 100.0, learning_starts=10)
     again.load(limiter.state())
-    again.ledger.inserted[0] = again.ledger.stored[0] = 1000  # the refill does not count
+    again.replay_counters.inserted[0] = again.replay_counters.stored[0] = (
+        1000  # the refill does not count
+    )
     again.begin_learning()
     assert again.balance == 30

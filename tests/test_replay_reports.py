@@ -111,15 +111,15 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
         graph.histograms.read()
     found = graph.histograms.read()
     shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]
-    tickets = graph.learner.worker._tickets  # type: ignore[attr-defined]
-    errors = np.count_nonzero(tickets.errors > 0)
+    sample_requests = graph.learner.worker._sample_requests  # type: ignore[attr-defined]
+    errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:
         assert set(found) == {"td_error"}, "nothing has a priority"
         return
     assert found["td_error"].counts.sum() == errors > 0
     leaves = np.concatenate([shard._tree.leaves for shard in shards])
     counted = found["priority"]
-    stored = graph.learner.worker._limiter.ledger.stored.sum()  # type: ignore[attr-defined]
+    stored = graph.learner.worker._limiter.replay_counters.stored.sum()  # type: ignore[attr-defined]
     assert counted.counts.sum() == pytest.approx(stored, abs=100), "of a moment ago"
     assert counted.low <= leaves[leaves > 0].min() * 2 and leaves.max() < counted.limits[-1] * 2
 
@@ -140,7 +140,12 @@ def test_a_run_reports_all_of_it(tmp_path: Path) -> None:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     expected = {"env_steps_per_s", "trained_per_s", "samples_per_insert", "replay_fill"}
-    expected |= {"sample_age_mean", "stale_priority_updates", "replay_mass_0", "replay_mass_1"}
+    expected |= {
+        "sample_age_mean",
+        "stale_priority_updates",
+        "replay_priority_sum_0",
+        "replay_priority_sum_1",
+    }
     expected |= {"return_mean", "return_mean_all", "return_mean_exploring_third"}
     assert expected <= set(last)
     assert 0 < last["sample_age_mean"] < last["replay_transitions"]

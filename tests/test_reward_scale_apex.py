@@ -19,7 +19,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles
 from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.config import ApexConfig
 from tests.apex_harness import apex_config, build_apex, serial_rounds
 from tests.harness import spec_of
@@ -245,8 +245,8 @@ def test_clipped_rewards_and_c51_keep_the_rewards_own_unit() -> None:
     plain = cues(env_kwargs={})
     spec = spec_of(plain)
     c51: dict[str, Any] = {"value_distribution": "c51", "v_min": 0.0, "v_max": 1.0}
-    assert fit(plain, spec).normalise_returns
-    assert not fit(dataclasses.replace(plain, reward_clip=1.0), spec).normalise_returns
-    assert not fit(dataclasses.replace(plain, **c51), spec).normalise_returns
+    assert resolve_defaults(plain, spec).normalise_returns
+    assert not resolve_defaults(dataclasses.replace(plain, reward_clip=1.0), spec).normalise_returns
+    assert not resolve_defaults(dataclasses.replace(plain, **c51), spec).normalise_returns
     with pytest.raises(ConfigError, match="own unit"):
         dataclasses.replace(plain, **c51, normalise_returns=True)

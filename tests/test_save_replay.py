@@ -88,13 +88,17 @@ def test_the_next_thousand_draws_are_the_same(
         for _ in range(1000 // shards):
             own, other = ours.draw(16), theirs.draw(16)
             assert (own.items == other.items).all()
-            np.testing.assert_allclose(own.odds, other.odds, rtol=1e-12)
+            np.testing.assert_allclose(own.scaled_probability, other.scaled_probability, rtol=1e-12)
         for slot in ours.stored_slots:
             for name, column in before.slots.columns().items():
                 assert after.slots.arrays[name][slot].tobytes() == column[slot].numpy().tobytes()
     for name in ("stored", "inserted", "full", "stale_updates"):
-        assert (getattr(after.ledger, name) == getattr(before.ledger, name)).all(), name
-    np.testing.assert_allclose(after.ledger.mass, before.ledger.mass, rtol=1e-12)
+        assert (
+            getattr(after.replay_counters, name) == getattr(before.replay_counters, name)
+        ).all(), name
+    np.testing.assert_allclose(
+        after.replay_counters.priority_sum, before.replay_counters.priority_sum, rtol=1e-12
+    )
 
 
 def test_it_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
@@ -105,14 +109,14 @@ def test_it_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     after.random, after.lives = before.random, before.lives
     restored(after, reference, tmp_path)
     oldest = after.shards[0].stored_slots
-    inserted = int(after.ledger.inserted[0])
+    inserted = int(after.replay_counters.inserted[0])
     for i in range(3):
         newest = after.insert()
         stored = after.shards[0].stored_slots
         assert stored[: -i - 1] == oldest[i + 1 :] and stored[-1] == newest
-    assert after.ledger.inserted[0] > inserted
+    assert after.replay_counters.inserted[0] > inserted
     usable = sum(np.count_nonzero(after.slots.extras["steps"][s]) for s in after.shards[0]._stored)
-    assert after.ledger.stored[0] == usable
+    assert after.replay_counters.stored[0] == usable
     tree = after.shards[0]._tree
     assert tree is not None and tree.total == pytest.approx(tree.leaves.sum(), rel=1e-12)
 
@@ -124,11 +128,11 @@ def test_handles_of_before_mean_nothing_to_a_restored_replay(tmp_path: Path) -> 
     after = Replay()
     restored(after, reference, tmp_path)
     leaves = after.shards[0]._tree.leaves.copy()  # type: ignore[union-attr]
-    stale = int(after.ledger.stale_updates[0])
+    stale = int(after.replay_counters.stale_updates[0])
     for drawn in outstanding:
         after.shards[0].update(drawn.items, drawn.generations, np.full(32, 9.0, np.float32))
     assert (after.shards[0]._tree.leaves == leaves).all()  # type: ignore[union-attr]
-    assert after.ledger.stale_updates[0] == stale + 16 * 32
+    assert after.replay_counters.stale_updates[0] == stale + 16 * 32
 
 
 def test_fewer_actors_have_fewer_slots_and_the_replay_fits_all_the_same(tmp_path: Path) -> None:
@@ -162,10 +166,14 @@ def test_compressed_frames_come_back_byte_for_byte(tmp_path: Path) -> None:
     after: Any = CompressedReplay(capacity=6, ratio=3.0, noise=256)
     for slot in after.held:  # as if nobody had one
         after.store._places.append(int(after.slots.place[slot]))
-    after.ledger.leased[0] = 0
+    after.replay_counters.leased[0] = 0
     after.shards, after.priority, after.naive = [after.shard], after.shard._priority, before.naive
     restored(after, reference, tmp_path)
-    assert after.ledger.frame_bytes[0] == before.ledger.frame_bytes[0] == after.store.used
+    assert (
+        after.replay_counters.frame_bytes[0]
+        == before.replay_counters.frame_bytes[0]
+        == after.store.used
+    )
     for _ in range(100):
         own, other = after.shard.draw(16), before.shard.draw(16)
         assert (own.items == other.items).all()

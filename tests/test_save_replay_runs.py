@@ -18,7 +18,7 @@ from sampleforge.config import ConfigError
 from sampleforge.folder.replays import Replays
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
 from sampleforge.spec import ACTION
-from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
 from tests.apex_harness import (
@@ -90,8 +90,8 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     with running(with_learner(graph, maker), tmp_path) as runner:
         limiter = graph.learner.worker._limiter  # type: ignore[attr-defined]
         for _ in range(2):
-            seen = limiter.ledger.inserted.sum()
-            while limiter.ledger.inserted.sum() < seen + plan.capacity:
+            seen = limiter.replay_counters.inserted.sum()
+            while limiter.replay_counters.inserted.sum() < seen + plan.capacity:
                 runner.poll(0.02)
                 assert monotonic() < deadline
             reference, problem = replays.save(
@@ -110,15 +110,17 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     assert any("resumed with the replay of 5 env steps" in note for note in again.notes)
     (tmp_path / "again").mkdir()
     with running(with_learner(again, maker), tmp_path / "again") as runner:
-        ledger = again.learner.worker._limiter.ledger  # type: ignore[attr-defined]
+        replay_counters = again.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         while again.counters.total("trained_steps") < 1000:
             runner.poll(0.02)
             assert monotonic() < deadline
-    assert ledger.base.sum() >= sum(shard.plain["inserted"] for shard in found.saved.shards)
+    assert replay_counters.base.sum() >= sum(
+        shard.plain["inserted"] for shard in found.saved.shards
+    )
 
 
 def fitted(config: ApexConfig) -> ApexConfig:
-    return fit(config, spec_of(config))
+    return resolve_defaults(config, spec_of(config))
 
 
 # ---- whole runs, in one process ----
@@ -166,8 +168,8 @@ def test_limiter_and_counts_go_on(tmp_path: Path) -> None:
                 pass
             worker = trainer._run.graph.learner.worker
             states.append((worker._limiter.state(), worker._random.bit_generator.state))  # type: ignore[attr-defined]
-            ledger = worker._limiter.ledger  # type: ignore[attr-defined]
-            states.append((int(ledger.inserted.sum()), bool(ledger.full.all())))
+            replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
+            states.append((int(replay_counters.inserted.sum()), bool(replay_counters.full.all())))
     assert states[0][0]["learning"] and states[2][0]["learning"]
     assert abs(states[0][0]["balance"] - states[2][0]["balance"]) < 100
     assert 0 <= states[3][0] - states[1][0] < 300 and states[3][1] == states[1][1]

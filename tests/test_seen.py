@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.running_stats import Moments, merge
-from sampleforge.replay.observation_stats import SeenObservations, packed_size, unpack
+from sampleforge.replay.observation_stats import ObservationStats, packed_size, unpack
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from tests.apex_harness import LONGEST, apex_config, build_apex, serial_rounds
@@ -89,7 +89,7 @@ def test_moments_travel_whole_and_leave_nothing_behind() -> None:
     for leaf in slots.obs.values():
         leaf[:] = rng.normal(3.0, 2.0, leaf.shape)
     slots.obs["b.c"][0, 2, 1] = np.nan  # a broken final observation
-    seen, packed = SeenObservations(slots, shapes), np.zeros(packed_size(shapes))
+    seen, packed = ObservationStats(slots, shapes), np.zeros(packed_size(shapes))
     for slot in (0, 1):
         seen.add(slot)
     seen.take(packed)

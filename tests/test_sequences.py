@@ -21,7 +21,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import initial_errors, n_step_windows
 from sampleforge.replay.sequences import GatheredSequences, SequenceReader, Sequences
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.topologies.apex.plan import ApexPlan, fit
+from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
@@ -62,8 +62,8 @@ class CheckingReader(SequenceReader):
         self.network = network
 
     @torch.no_grad()
-    def read(self, items: Any, generations: Any, odds: Any) -> GatheredSequences:
-        found = super().read(items, generations, odds)
+    def read(self, items: Any, generations: Any, scaled_probability: Any) -> GatheredSequences:
+        found = super().read(items, generations, scaled_probability)
         slots, sequences = self._slots, self._sequences
         slot, within = np.divmod(items, slots.shape.items)
         start, row = np.divmod(within, slots.shape.rows)
@@ -108,13 +108,15 @@ def check_sequence(batch: Sequences, b: int, config: ApexConfig) -> None:
 
 class CheckingSequences(CheckingLearner):
     def update(self, batch: Any, beta: float, progress: float) -> Learned:
-        assert torch.isfinite(batch.odds).all() and (batch.odds > 0).all()
-        for b in range(len(batch.odds)):
+        assert (
+            torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
+        )
+        for b in range(len(batch.scaled_probability)):
             check_sequence(batch, b, self.config)
         assert (batch.steps[self.config.burn_in :] > 0).any(0).all(), "something to learn"
-        self.checked += len(batch.odds)
+        self.checked += len(batch.scaled_probability)
         self.version += 1
-        errors = self.random.gamma(0.5, size=len(batch.odds)).astype(np.float32)
+        errors = self.random.gamma(0.5, size=len(batch.scaled_probability)).astype(np.float32)
         return Learned({"checked": float(self.checked)}, errors)
 
 
@@ -138,7 +140,10 @@ class MakeReader:
 def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
     graph, plan = build_apex(config)
     spec = spec_of(config)
-    fitted, new_network = fit(config, spec), network_maker(config, spec, config.seed or 0)
+    fitted, new_network = (
+        resolve_defaults(config, spec),
+        network_maker(config, spec, config.seed or 0),
+    )
     worker: Any = graph.learner.worker
     worker._make_reader = MakeReader(new_network, fitted, graph, worker._make_reader.args[2])
     return with_learner(graph, Maker(new_network, fitted)), plan
@@ -167,9 +172,9 @@ def test_every_sequence_comes_from_its_place(core: str, change: dict[str, Any]) 
     worker: Any = graph.learner.worker
     limiter = worker._limiter
     for _ in serial_rounds(graph, 500):
-        assert abs(limiter.balance) <= plan.tolerance or not limiter.ledger.learning[0]
+        assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
     assert worker._learner.checked > 300
-    inserted = limiter.ledger.inserted.sum() * plan.item_steps.inserted
+    inserted = limiter.replay_counters.inserted.sum() * plan.item_steps.inserted
     assert inserted > 2 * plan.capacity, "the storage went round"
     reported = worker._replay_metrics()["samples_per_insert"]
     assert reported == pytest.approx(1.0, rel=0.5), "in env steps, whatever a sequence shares"
@@ -265,12 +270,14 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
     )
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        ledger = graph.learner.worker._limiter.ledger  # type: ignore[attr-defined]
+        replay_counters = graph.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
-        while ledger.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 5000:
+        while (
+            replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 5000
+        ):
             runner.poll(0.05)
-            assert monotonic() < deadline, (ledger.stale_updates, ledger.inserted)
-    assert ledger.inserted.sum() * plan.item_steps.inserted > 5 * plan.capacity
+            assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
+    assert replay_counters.inserted.sum() * plan.item_steps.inserted > 5 * plan.capacity
 
 
 def test_what_was_evicted_before_it_was_read_is_left_out() -> None:
@@ -278,29 +285,33 @@ def test_what_was_evicted_before_it_was_read_is_left_out() -> None:
     worker: Any = graph.learner.worker
     for _ in serial_rounds(graph, 150):
         pass
-    tickets, reader, slots = worker._tickets, worker._make_reader(), graph.exchange.slots
-    items, odds = np.arange(12), np.arange(12.0)
+    sample_requests, reader, slots = (
+        worker._sample_requests,
+        worker._make_reader(),
+        graph.exchange.slots,
+    )
+    items, scaled_probability = np.arange(12), np.arange(12.0)
     generations = slots.generation[items // slots.shape.items].copy()
-    whole = reader.read(items, generations, odds)
-    assert whole.held.all() and whole.trained > 0 and len(tickets.items)
+    whole = reader.read(items, generations, scaled_probability)
+    assert whole.held.all() and whole.trained > 0 and len(sample_requests.items)
     gone = items // slots.shape.items == 1
     generations[gone] -= 1
-    part = reader.read(items, generations, odds)
+    part = reader.read(items, generations, scaled_probability)
     assert 0 < gone.sum() < 12 and (part.held == ~gone).all()
-    assert part.sequences.odds.tolist() == odds[~gone].tolist()
+    assert part.sequences.scaled_probability.tolist() == scaled_probability[~gone].tolist()
     left = torch.from_numpy(~gone)
     assert torch.equal(part.sequences.state, whole.sequences.state[left])
     assert torch.equal(part.sequences.obs["obs"], whole.sequences.obs["obs"][:, left])
     counted = part.sequences.steps[worker._learner._config.burn_in :] > 0
     assert part.trained == int(counted.sum()) < whole.trained
-    ticket = worker._spare.pop()
-    tickets.items[ticket] = np.resize(items, tickets.items.shape[1])
-    tickets.generations[ticket] = np.resize(generations, tickets.items.shape[1])
-    tickets.odds[ticket] = 1.0
-    worker._learn(0, ticket)
-    stale = np.resize(gone, tickets.items.shape[1])
+    request = worker._spare.pop()
+    sample_requests.items[request] = np.resize(items, sample_requests.items.shape[1])
+    sample_requests.generations[request] = np.resize(generations, sample_requests.items.shape[1])
+    sample_requests.scaled_probability[request] = 1.0
+    worker._learn(0, request)
+    stale = np.resize(gone, sample_requests.items.shape[1])
     assert worker._replay_metrics()["late_samples"] == stale.sum() > 0
-    assert (tickets.errors[ticket] > 0).tolist() == (~stale).tolist()
+    assert (sample_requests.errors[request] > 0).tolist() == (~stale).tolist()
 
 
 @pytest.mark.multiprocess(timeout=60)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.averaging import OverRanks
+from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
@@ -250,7 +250,7 @@ def test_ranks_with_rollouts_of_other_lengths_learn_what_one_with_all_of_them_le
     state, _ = averaging.learned(averaging.learner_of(chosen), whole)
 
     def work(group: RankGroup) -> averaging.Learned:
-        learner = averaging.learner_of(chosen, OverRanks(group), batch_size=4 * 5)
+        learner = averaging.learner_of(chosen, DataParallel(group), batch_size=4 * 5)
         return averaging.learned(learner, (cut, complete)[group.rank])
 
     found = on_ranks(2, work)

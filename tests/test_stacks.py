@@ -21,7 +21,7 @@ from sampleforge.replay.shard import EXTRAS
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec, StackPadding
-from sampleforge.topologies.apex.plan import ApexPlan, fit
+from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
@@ -186,7 +186,9 @@ class StackCheckingLearnerMaker(CheckingLearnerMaker):
 def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
     graph, plan = build_apex(config)
     spec = spec_of(config)
-    maker = StackCheckingLearnerMaker(network_maker(config, spec, 0), fit(config, spec))
+    maker = StackCheckingLearnerMaker(
+        network_maker(config, spec, 0), resolve_defaults(config, spec)
+    )
     return with_learner(graph, maker), plan
 
 
@@ -220,7 +222,7 @@ def test_every_frame_of_every_stack_comes_from_its_place(
         pass
     worker = graph.learner.worker
     assert worker._learner.checked > 1000  # type: ignore[attr-defined]
-    assert worker._limiter.ledger.inserted.sum() > 1.5 * plan.capacity  # type: ignore[attr-defined]
+    assert worker._limiter.replay_counters.inserted.sum() > 1.5 * plan.capacity  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
@@ -276,12 +278,14 @@ def test_no_wrong_frame_with_real_processes(tmp_path: Path) -> None:
     config = apex_config(env=STACKED, samples_per_insert=None, inference="worker", debug=False)
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
-        ledger = graph.learner.worker._limiter.ledger  # type: ignore[attr-defined]
+        replay_counters = graph.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
-        while ledger.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000:
+        while (
+            replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000
+        ):
             runner.poll(0.05)
-            assert monotonic() < deadline, (ledger.stale_updates, ledger.inserted)
-    assert ledger.inserted.sum() > 3 * plan.capacity
+            assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
+    assert replay_counters.inserted.sum() > 3 * plan.capacity
 
 
 # ---- what an environment says of itself ----

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sampleforge.topologies.sampler_plan
-from sampleforge.algos.averaging import OverRanks
+from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.learner import Learner
 from sampleforge.api import train
 from sampleforge.config import ConfigError
@@ -111,7 +111,7 @@ def test_ranks_agree_on_which_minibatches_have_valid_rows() -> None:
     fresh = aged(batches("none")[0], 0)
 
     def work(group: RankGroup) -> tuple[int, float]:
-        learner = rank_learner(chosen, OverRanks(group))
+        learner = rank_learner(chosen, DataParallel(group))
         learner.version = NEW
         own = rows(fresh, 4 * group.rank, 4 * group.rank + 4)
         learner.update(aged(own, 4 if group.rank else 0), 0.0)

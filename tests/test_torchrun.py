@@ -19,14 +19,14 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.distributed.group import RankGroup, RankLost
 from sampleforge.distributed.progress_board import StoreBoard
-from sampleforge.distributed.rendezvous import Encounter, complaint, own_address
+from sampleforge.distributed.rendezvous import StartupRendezvous, own_address, peer_mismatch
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.torchrun import backend_and_device, check_world
 from sampleforge.torchrun import follower_graph
-from sampleforge.workers.rank_sync import Accounts
+from sampleforge.workers.rank_sync import MetricsSync
 from tests.rank_threads import on_ranks
 
 VARIABLES = {
@@ -120,7 +120,7 @@ def meet(
     """What each rank gets out of it, and the round's token."""
 
     def rank(number: int) -> tuple[Any, str]:
-        found = Encounter(world(number, ranks, port, has_store=True), patience=20.0)
+        found = StartupRendezvous(world(number, ranks, port, has_store=True), patience=20.0)
         if number == 0:
             time.sleep(0.2)  # the others find what the round before has left
             return found.lead({"seed": 7}, of_rank(0)), found.token
@@ -147,10 +147,10 @@ def test_all_are_told_what_is_wrong_with_one(port: int) -> None:
 
 
 def test_who_does_not_come_is_named(port: int) -> None:
-    alone = Encounter(world(0, 3, port, has_store=True), patience=0.3)
+    alone = StartupRendezvous(world(0, 3, port, has_store=True), patience=0.3)
     with pytest.raises(RankLost, match="of 3 ranks, rank 1, 2 did not come"):
         alone.lead({}, about())
-    waiting = Encounter(world(1, 3, port, has_store=True), patience=0.3)
+    waiting = StartupRendezvous(world(1, 3, port, has_store=True), patience=0.3)
     with pytest.raises(RankLost, match=r"rank 1 of 3 has waited 0.3 s .* did not come"):
         waiting.follow(about())
 
@@ -159,7 +159,7 @@ def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
     with socket.create_server(("", 0)) as other:
         taken = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"another program has port {taken}; .*--master-port"):
-            Encounter(world(0, port=taken), patience=1.0)
+            StartupRendezvous(world(0, port=taken), patience=1.0)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
 def test_a_company_that_cannot_work_together_is_refused(
     said: list[dict[str, Any]], answer: str | None
 ) -> None:
-    found = complaint(said)
+    found = peer_mismatch(said)
     if answer is None:
         assert found is None
     else:
@@ -195,10 +195,10 @@ def test_the_address_is_that_of_the_interface_towards_the_store(
 
 def test_ranks_with_different_commands_do_not_train_together(port: int) -> None:
     config = DdppoConfig(env="CartPole-v1", learning_rate=1e-4, device="cpu", quiet=True)
-    encounter = Encounter(world(1, port=port, has_store=True), patience=5.0)
+    rendezvous = StartupRendezvous(world(1, port=port, has_store=True), patience=5.0)
     asked = {"env": "CartPole-v1", "learning_rate": 2e-4}
     with pytest.raises(ConfigError, match=r"learning_rate: 0.0002 -> 0.0001\s+.*same command"):
-        follower_graph(config, {"asked": {**to_plain(config), **asked}}, encounter)
+        follower_graph(config, {"asked": {**to_plain(config), **asked}}, rendezvous)
 
 
 # ---- how they end when they hang ----
@@ -290,13 +290,13 @@ def test_a_board_whose_store_has_gone_holds_nobody_up() -> None:
 def test_counters_and_episodes_reach_everybody_and_the_driver() -> None:
     def work(group: RankGroup) -> tuple[list[float], list[EpisodeRecord]]:
         counters, played, known = Counters(("a", "b"), 3), EpisodeList(), EpisodeList()
-        accounts = Accounts(counters, played, known if group.rank == 0 else None)
+        metrics_sync = MetricsSync(counters, played, known if group.rank == 0 else None)
         for _ in range(2):
             counters.row(group.rank)["a"] += 10 + group.rank
             played.extend(
                 EpisodeRecord(0, 1, at, 1.5 * group.rank, 7) for at in range(2 * group.rank)
             )
-            accounts.exchange(group)
+            metrics_sync.exchange(group)
         counters.row(group.rank)["a"] += 100  # not told yet
         return counters.column("a").tolist(), known.take()
 

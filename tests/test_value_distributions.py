@@ -21,7 +21,7 @@ from sampleforge.models.value_distribution import Quantiles, value_distribution
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
 from sampleforge.ops.value_rescaling import rescale, unrescale
 from sampleforge.replay.transitions import Transitions
-from sampleforge.topologies.apex.plan import fit
+from sampleforge.topologies.apex.plan import resolve_defaults
 from tests.apex_harness import apex_config
 from tests.harness import spec_of
 from tests.test_dqn import ACTIONS, DISCRETE, MASKED, OBSERVATIONS, transitions
@@ -116,7 +116,7 @@ def test_the_loss_is_the_literal_one(head: str, double: bool, rescaled: bool, ma
     online, target = network(config, 1, masked), network(config, 2, masked)
     batch = transitions(masked=masked)
     output = distributional_loss(online, target, batch, 0.4, config)
-    weights, total = importance_weights(batch.odds, 0.4), 0.0
+    weights, total = importance_weights(batch.scaled_probability, 0.4), 0.0
     literal = literal_categorical if head == "c51" else literal_quantiles
     for i in range(6):
         each, priority = literal(i, best_after(i, online, target, batch, config), online, target,
@@ -274,8 +274,8 @@ def test_the_atoms_of_images_are_the_papers_and_others_must_be_given() -> None:
     with pytest.raises(
         ConfigError, match=r"but v_max is not given.*give .* as --v-min and --v-max"
     ):
-        fit(chosen, spec_of(chosen))
+        resolve_defaults(chosen, spec_of(chosen))
     images = dataclasses.replace(chosen, env="tests.fakes.envs:MixedActionEnv")
-    fitted = fit(images, spec_of(images))
+    fitted = resolve_defaults(images, spec_of(images))
     assert (fitted.v_min, fitted.v_max) == (0.0, 10.0)
-    assert fit(fitted, spec_of(images)) == fitted
+    assert resolve_defaults(fitted, spec_of(images)) == fitted

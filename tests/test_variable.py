@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.averaging import OverRanks
+from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.algos.minibatches import env_share, parts
 from sampleforge.api import train
@@ -27,7 +27,7 @@ from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
 from sampleforge.topologies import ppo_defaults
-from sampleforge.topologies.builders import Start, seeded_model
+from sampleforge.topologies.builders import ResumePoint, seeded_model
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.ddppo.wire import ddppo, plan_ddppo
 from sampleforge.topologies.graph import Graph
@@ -70,7 +70,7 @@ def planned(chosen: DdppoConfig) -> Plan:
 def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
     """One rank, nothing started."""
     graph = ddppo(
-        chosen, planned(chosen), spec_of(chosen), Start(1), lambda tensors, state: None, None
+        chosen, planned(chosen), spec_of(chosen), ResumePoint(1), lambda tensors, state: None, None
     )
     rank = graph.nodes[0].worker
     assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
@@ -328,7 +328,7 @@ def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str,
         return columns(batch, index, batch.env_row[index] - 2 * rank)
 
     def work(group: RankGroup) -> dict[str, torch.Tensor]:
-        learner = learner_of(chosen, OverRanks(group))  # type: ignore[arg-type]
+        learner = learner_of(chosen, DataParallel(group))  # type: ignore[arg-type]
         for batch in batches:
             learner.update(of_rank(group.rank, batch), 0.0)
         return learner.state()[0]

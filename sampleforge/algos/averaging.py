@@ -36,7 +36,7 @@ class Averaging(Protocol):
         metrics over all of them. A gradient that is not finite on one rank is so on all."""
 
 
-class Alone:
+class Local:
     """One rank with all the rows."""
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -52,7 +52,7 @@ class Alone:
         return output.metrics
 
 
-class OverRanks:
+class DataParallel:
     """One of several ranks; see `RankGroup`. ``group`` may be replaced between two updates."""
 
     def __init__(self, group: RankGroup) -> None:

@@ -36,7 +36,7 @@ def distributional_loss(
     else:
         assert isinstance(distribution, Quantiles)
         found = quantile_losses(distribution, taken, following, batch, config.huber_delta)
-    weights = importance_weights(batch.odds, beta)
+    weights = importance_weights(batch.scaled_probability, beta)
     loss = (weights * found.each).mean()
     metrics = {
         "loss": loss.detach(),

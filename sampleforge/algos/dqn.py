@@ -30,10 +30,12 @@ class DqnOutput:
     metrics: dict[str, torch.Tensor]
 
 
-def importance_weights(odds: torch.Tensor, beta: float) -> torch.Tensor:
-    """float32 [B]: ``odds ** -beta`` with ``odds`` = N P(i), divided by the largest (Schaul et al.
-    2016, arXiv 1511.05952, section 3.4)."""
-    weights = odds.pow(-beta)
+def importance_weights(scaled_probability: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return the importance weights, float32 [B]: (N P(i)) ** -beta, divided by their largest.
+
+    ``scaled_probability`` [B] is N P(i) (Schaul et al. 2016, arXiv 1511.05952, section 3.4).
+    """
+    weights = scaled_probability.pow(-beta)
     return (weights / weights.max()).float()
 
 
@@ -67,7 +69,7 @@ def dqn_loss(
         each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
     else:
         each = 0.5 * F.mse_loss(taken, targets, reduction="none")
-    weights = importance_weights(batch.odds, beta)
+    weights = importance_weights(batch.scaled_probability, beta)
     loss = (weights * each).mean()
     metrics = {
         "loss": loss.detach(),

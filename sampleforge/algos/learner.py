@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from sampleforge.algos.appo import LossOutput
-from sampleforge.algos.averaging import Alone, Averaging
+from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
 from sampleforge.algos.policy import autocast
@@ -65,7 +65,7 @@ class Learner:
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._batch_size = batch_size
-        self._averaging = averaging or Alone()
+        self._averaging = averaging or Local()
         self._averaging.follow(self._parameters)
         self._optimiser = torch.optim.Adam(
             self._parameters,

@@ -18,7 +18,7 @@ from sampleforge.spec import ArraySpec
 Model = TypeVar("Model", ActorCritic, QNetwork)
 
 
-class Acted(NamedTuple):
+class PolicyOutput(NamedTuple):
     """What the behaviour policy says of ``B`` rows."""
 
     actions: dict[str, torch.Tensor]  # [B, ...]
@@ -51,7 +51,7 @@ class Policy(Protocol):
         state: torch.Tensor,
         first: torch.Tensor,
         rows: torch.Tensor,
-    ) -> Acted:
+    ) -> PolicyOutput:
         """Actions for obs leaves [B, ...], recurrent state [B, S], first bool [B]. ``rows`` int64
         [B] says which of the run's env rows these are."""
 
@@ -181,11 +181,11 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         state: torch.Tensor,
         first: torch.Tensor,
         rows: torch.Tensor,
-    ) -> Acted:
+    ) -> PolicyOutput:
         with autocast(self._device, self._precision):
             output = self._model.step(obs, state, first)
         distribution = self._model.distribution(output.parameters, obs)
         noise = None if self._noise is None else self._noise.draw(rows, first)
         actions = distribution.sample(self._generator, noise)
         extras = {"log_prob": distribution.log_prob(actions), "value": output.values}
-        return Acted(actions, extras, output.state)
+        return PolicyOutput(actions, extras, output.state)

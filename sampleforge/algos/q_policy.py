@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algos.policy import Acted, FollowingModel, autocast
+from sampleforge.algos.policy import FollowingModel, PolicyOutput, autocast
 from sampleforge.models.noisy import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.weights import SharedWeights
@@ -44,7 +44,7 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         state: torch.Tensor,
         first: torch.Tensor,
         rows: torch.Tensor,
-    ) -> Acted:
+    ) -> PolicyOutput:
         with autocast(self._device, self._precision):
             choices, state = self._model.choices(obs, state, first)
         actions = choices.explore(self._epsilons[rows], self._generator)
@@ -53,7 +53,7 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
             best = choices.best.actions
             extras |= {"value_std": _of(choices.std, best), "taken_std": _of(choices.std, actions)}
         self._acted += len(rows)
-        return Acted({ACTION: actions}, extras, state)
+        return PolicyOutput({ACTION: actions}, extras, state)
 
 
 def _of(each: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:

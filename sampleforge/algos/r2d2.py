@@ -91,7 +91,7 @@ def r2d2_loss(
         each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
     else:
         each = 0.5 * F.mse_loss(taken, targets, reduction="none")
-    weights, count = importance_weights(batch.odds, beta), counted.sum().clamp(min=1)
+    weights, count = importance_weights(batch.scaled_probability, beta), counted.sum().clamp(min=1)
     loss = (weights * each).masked_fill(~counted, 0.0).sum() / count
     errors = (targets - taken).detach().masked_fill(~counted, 0.0)
     metrics = {

@@ -12,16 +12,16 @@ from time import monotonic
 from typing import Any, Protocol
 
 from sampleforge.benchmark.simulator import SimulatorWorker
-from sampleforge.benchmark.stages import Crew, stages
+from sampleforge.benchmark.stages import Roles, stages
 from sampleforge.benchmark.table import render, sentence
-from sampleforge.benchmark.verdict import Setting, verdict
+from sampleforge.benchmark.verdict import BenchmarkContext, verdict
 from sampleforge.benchmark.window import Window, measure
 from sampleforge.shared.counters import Counters
 from sampleforge.topologies.graph import COUNTERS, Graph, Node
 from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.workers.worker import StopFlag
 
-__all__ = ["Benchmark", "Setting"]
+__all__ = ["Benchmark", "BenchmarkContext"]
 
 WARM_UP = 0.25
 """Of the measurement's length: so long everything runs before it counts."""
@@ -52,7 +52,7 @@ class Benchmark:
     def __init__(
         self,
         graph: Graph,
-        setting: Setting,
+        setting: BenchmarkContext,
         seconds: float,
         tick: Callable[[], bool],
         log: Callable[..., None],
@@ -175,11 +175,11 @@ class Benchmark:
         }
 
 
-def _crew(graph: Graph) -> Crew:
+def _crew(graph: Graph) -> Roles:
     """Who steps environments, who only infers, who only learns, or who does all of it."""
     actors = [row for row, node in enumerate(graph.nodes) if node.envs]
     learners = [r for r, node in enumerate(graph.nodes) if node is graph.learner and not node.envs]
     others = set(range(len(graph.nodes))) - {*actors, *learners}
     policies = [r for r in sorted(others) if graph.nodes[r].worker.name.startswith("policy")]
     ranks = graph.learner in graph.nodes and bool(graph.learner.envs)
-    return Crew(actors, policies, learners, ranks)
+    return Roles(actors, policies, learners, ranks)

@@ -45,7 +45,7 @@ OF_RANKS = {
 
 
 @dataclass(frozen=True)
-class Crew:
+class Roles:
     """Which counter rows are whose: ``actors`` step environments (and may do more), ``policies``
     only infer, ``learners`` only learn. ``ranks``: the actors learn as well, and what they wait
     for, while they learn, is each other."""
@@ -56,12 +56,12 @@ class Crew:
     ranks: bool = False
 
 
-def stages(counted: dict[str, Floats], crew: Crew, seconds: float) -> list[Stage]:
+def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Stage]:
     """The stage table from what every worker counted in a window of ``seconds``: name -> [workers],
     as in `sampleforge.topologies.graph.COUNTERS`."""
     steps = max(1.0, float(counted["env_steps"].sum()))
-    rows = {"actor": crew.actors, "policy": crew.policies, "learner": crew.learners}
-    remote = bool(crew.policies)
+    rows = {"actor": roles.actors, "policy": roles.policies, "learner": roles.learners}
+    remote = bool(roles.policies)
 
     def spent(name: str, role: Role) -> float:
         return float(counted[name][list(rows[role])].sum())
@@ -69,12 +69,12 @@ def stages(counted: dict[str, Floats], crew: Crew, seconds: float) -> list[Stage
     def everywhere(name: str) -> float:
         return float(counted[name].sum())
 
-    learning: Role = "learner" if crew.learners else "actor"
+    learning: Role = "learner" if roles.learners else "actor"
     inferring: Role = "policy" if remote else "actor"
     own = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor")
     asking = spent("infer_s", "actor") if remote else 0.0
-    meanwhile = spent("wait_s", "actor") if crew.ranks else 0.0
-    meaning = MEANING | (OF_RANKS if crew.ranks else {})
+    meanwhile = spent("wait_s", "actor") if roles.ranks else 0.0
+    meaning = MEANING | (OF_RANKS if roles.ranks else {})
     found: list[tuple[str, Role, float]] = [
         ("emulate", "actor", spent("env_s", "actor")),
         ("gather", inferring, everywhere("gather_s")),

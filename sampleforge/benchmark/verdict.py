@@ -32,7 +32,7 @@ LEARNER = ("batch", "learn", "publish")
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchmarkContext:
     """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
     all splits; ``cores`` are those that the run may use; ``ranks``: each worker learns as well,
     from the rollouts of its own envs, together with the others, for which it waits as
@@ -66,7 +66,7 @@ class Setting:
         return self.ranks and wait_for[0] > wait_for[1]
 
     @classmethod
-    def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> Setting:
+    def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> BenchmarkContext:
         """What the topology's plan made of a config."""
         return cls(
             num_workers=plan.num_workers,
@@ -105,7 +105,7 @@ def verdict(
     stages: Sequence[Stage],
     free: float,
     idle_cores: float,
-    setting: Setting,
+    setting: BenchmarkContext,
     warnings: tuple[str, ...] = (),
 ) -> Verdict:
     """The stage that limits the run. ``free`` is the mean share of free slots, ``idle_cores`` how
@@ -117,7 +117,7 @@ def verdict(
 
 
 def _limit(
-    share: dict[str, float], us: dict[str, float], free: float, setting: Setting
+    share: dict[str, float], us: dict[str, float], free: float, setting: BenchmarkContext
 ) -> tuple[str, str]:
     """The limiting stage, and why."""
     actors_wait, learner_waits = share["hand-over"], share.get("learner idle", 0.0)
@@ -163,7 +163,7 @@ def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
     return max((name for name in names if name in figures), key=lambda name: figures[name])
 
 
-def _flags(stage: str, idle_cores: float, setting: Setting) -> tuple[str, ...]:
+def _flags(stage: str, idle_cores: float, setting: BenchmarkContext) -> tuple[str, ...]:
     """What to try against a stage, best first; none where only a faster simulator would help."""
     spare = idle_cores > IDLE_CORES * setting.cores
     cpu = setting.device == "cpu"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sampleforge.shared.arrays import SharedArrays
 
 
-class GoneOn(NamedTuple):
+class GroupResumed(NamedTuple):
     """A new group goes on from ``version``; ``lost`` later gradient steps are gone with the ranks
     that had made them. ``number`` counts such reports from 1; 0: there was none."""
 
@@ -17,7 +17,7 @@ class GoneOn(NamedTuple):
     lost: int
 
 
-class Regrouping:
+class GroupEpoch:
     """``generation`` counts the groups from 0. The driver alone begins a new one, at most ``limit``
     times; the ``ranks`` see it in shared memory, and leave there how far they have come."""
 
@@ -56,9 +56,9 @@ class Regrouping:
         self._arrays["learned"][rank, 0] = version
 
     @property
-    def gone_on(self) -> GoneOn:
+    def gone_on(self) -> GroupResumed:
         """The latest report of `go_on`."""
-        return GoneOn(*self._arrays["gone_on"].tolist())
+        return GroupResumed(*self._arrays["gone_on"].tolist())
 
     def go_on(self, version: int, lost: int) -> None:
         """Report, from one rank, that the new group goes on from ``version``."""

@@ -36,7 +36,7 @@ LAST_WORDS = 10.0
 """Seconds that a rank waits for the others' last words before it hangs up."""
 
 
-class Encounter:
+class StartupRendezvous:
     """The ranks of ``world`` meet: `lead` on rank 0, `follow` on all others. Then ``token`` names
     this round, and `join` forms their group.
 
@@ -94,7 +94,7 @@ class Encounter:
                 )
             sleep(POLL if len(found) < self.world.size else 0.0)
         said = [found[rank] for rank in range(self.world.size)]
-        problem = complaint(said)
+        problem = peer_mismatch(said)
         self._store.set(f"{self.token}/start", json.dumps({"problem": problem, "start": message}))
         if problem:
             sleep(1.0)  # the store may be ours: the others read it
@@ -141,12 +141,12 @@ class Encounter:
         """A connection of its own to the store, in which everything is of this round."""
         return PrefixStore(self.token, self._open(is_master=False))
 
-    def last_words(self) -> None:
+    def shutdown_barrier(self) -> None:
         """This rank has done its last update; it hangs up as soon as all have, and not before:
         what it has sent might still be on the way."""
         self._store.set(f"{self.token}/ended/{self.world.rank}", "")
 
-    def wait_for_last_words(self) -> None:
+    def wait_for_shutdown_barrier(self) -> None:
         """Until all ranks have said theirs, or for `LAST_WORDS`: one that has died says none."""
         keys = [f"{self.token}/ended/{rank}" for rank in range(self.world.size)]
         limit = timedelta(seconds=LAST_WORDS)
@@ -162,30 +162,30 @@ class Encounter:
 
 @dataclass(frozen=True)
 class WorldRendezvous:
-    """A rank's way to the group of its `Encounter`; ``device`` is the one that it learns on."""
+    """Join the group of a `StartupRendezvous`; ``device`` is the one that this rank learns on."""
 
-    encounter: Encounter
+    rendezvous: StartupRendezvous
     backend: Backend
     timeout: float
     device: str
 
     @property
     def rank(self) -> int:
-        return self.encounter.world.rank
+        return self.rendezvous.world.rank
 
     @property
     def size(self) -> int:
-        return self.encounter.world.size
+        return self.rendezvous.world.size
 
     def join(self, generation: int) -> ProcessGroup:
         """Form the group. Raises RankLost if a rank does not come."""
         return ProcessGroup(
-            PrefixStore(f"generation {generation}", self.encounter.another_store()),
+            PrefixStore(f"generation {generation}", self.rendezvous.another_store()),
             self.rank,
             self.size,
             backend=self.backend,
             timeout=self.timeout,
-            address=self.encounter.address,
+            address=self.rendezvous.address,
             device=torch.device(self.device),
         )
 
@@ -217,7 +217,7 @@ def own_address(world: World) -> str:
         ) from error
 
 
-def complaint(said: list[dict[str, Any]]) -> str | None:
+def peer_mismatch(said: list[dict[str, Any]]) -> str | None:
     """What is wrong with a company of ranks that say so ``about`` themselves, if anything."""
     who = [f"rank {rank} ({about['host']})" for rank, about in enumerate(said)]
     local = [ipaddress.ip_address(about["address"]).is_loopback for about in said]

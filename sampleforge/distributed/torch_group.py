@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Backend = Literal["gloo", "nccl"]
 
 
-class Meeting:
+class RendezvousStore:
     """The place where the ranks of one machine find each other: a store on loopback, at a free
     port, which is there as long as this object."""
 
@@ -39,7 +39,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class StoreRendezvous:
-    """One rank's way to a `Meeting`."""
+    """One rank's way to a `RendezvousStore`."""
 
     host: str
     port: int

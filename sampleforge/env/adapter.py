@@ -66,7 +66,7 @@ def mask_groups(action_space: gym.Space[Any]) -> list[int]:
     return [n for spec in specs if spec.kind != "box" for n in spec.categories]
 
 
-class ActionDoor:
+class ActionAdapter:
     """Actions as the slots hold them, leaf -> [rows, ...], to what the environments take.
 
     ``specs``: of the leaves of ``space``, with the bounds that the slots' actions have.
@@ -128,7 +128,7 @@ def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
     return to_bounds
 
 
-class ObservationDoor:
+class ObservationAdapter:
     """One row's observations into the slots' arrays, checked."""
 
     def __init__(

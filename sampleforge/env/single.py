@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from sampleforge.env.adapter import ObservationDoor
+from sampleforge.env.adapter import ObservationAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.stacks import with_stacks
@@ -65,19 +65,19 @@ class SyncVector(EnvVector):
         self._first = [env.reset(seed=s) for env, s in zip(self._envs, seeds, strict=True)]
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
-        door = ObservationDoor(config.env, env.observation_space, env.action_space, masked)
+        adapter = ObservationAdapter(config.env, env.observation_space, env.action_space, masked)
         registered = env.spec.max_episode_steps if env.spec is not None else None
         limit = config.max_episode_steps or max_episode_steps or registered
         spec = EnvSpec(
             env_id=config.env,
-            observations=with_stacks(config.env, door.specs, env.metadata),
+            observations=with_stacks(config.env, adapter.specs, env.metadata),
             actions=action_specs(env.action_space),
             frame_skip=frame_skip,
             max_episode_steps=limit,
             protocol=protocol,
         )
         super().__init__(spec, num_rows, env.observation_space, env.action_space)
-        self._observations = door
+        self._observations = adapter
         self._limits = None if limit is None else np.full(num_rows, limit, np.int64)
         if config.decorrelate and self._limits is not None:
             self._decorrelate(self._limits)
@@ -124,9 +124,9 @@ class SyncVector(EnvVector):
     def _step_rows(self, obs: Mapping[str, Array]) -> None:
         """Step or reset every row, straight into ``obs``; the rest into our lists. Hot: 0.7 us per
         row with a plain Box."""
-        door, (plain_obs, shape, dtype) = self._observations, self._plain(obs)
+        adapter, (plain_obs, shape, dtype) = self._observations, self._plain(obs)
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
-        actions = self._door.per_row(self._actions, self.num_rows)
+        actions = self._adapter.per_row(self._actions, self.num_rows)
         was_ended = self._ended.tolist()
         for row, env in enumerate(self._envs):
             try:
@@ -142,7 +142,7 @@ class SyncVector(EnvVector):
             if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
                 plain_obs[row] = value
             else:
-                door.write(row, value, info, obs)
+                adapter.write(row, value, info, obs)
 
     def _plain(self, obs: Mapping[str, Array]) -> tuple[Any, Any, Any]:
         """Array, shape and dtype of a plain Box observation; else a shape that nothing has."""

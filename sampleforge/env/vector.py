@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from sampleforge.env.adapter import ActionDoor
+from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
 from sampleforge.spec import EnvSpec, rescaled
@@ -100,7 +100,7 @@ class EnvVector(ABC):
         self.valid_rows = 0
         self.rebuilt = 0
         self.fault: str | None = None
-        self._door = ActionDoor(action_space, spec.actions)
+        self._adapter = ActionAdapter(action_space, spec.actions)
         self._same_step = spec.autoreset == "same_step"
         self._ended = np.zeros(num_rows, np.bool_)
         self._any_ended = False
@@ -134,7 +134,7 @@ class EnvVector(ABC):
         then has the policy's bounds. To be called before the first step."""
         actions = {name: rescaled(leaf) for name, leaf in self.spec.actions.items()}
         self.spec = replace(self.spec, actions=actions)
-        self._door = ActionDoor(self.action_space, actions)
+        self._adapter = ActionAdapter(self.action_space, actions)
 
     @property
     def frames(self) -> int:
@@ -161,7 +161,7 @@ class EnvVector(ABC):
         change before ``recv``. Box actions are rescaled and clipped to their bounds, offsets added.
         Backends with threads or processes of their own start here, the others step in ``recv``,
         where there are views to write to."""
-        self._begin(self._door(actions))
+        self._begin(self._adapter(actions))
 
     def recv(self, out: StepOut) -> list[Episode]:
         """Complete the step: fill every column of ``out``; returns the episodes that ended. Raises

@@ -19,7 +19,7 @@ from sampleforge.topologies.config import AnyConfig
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenRun:
     """``config``: what was asked for, with a seed, and in what a resumed run had decided itself as
     it was. ``earlier``: the driver's part of its checkpoint; empty where a run begins.
     ``stored_replay``: that checkpoint's, or why there is none."""
@@ -38,7 +38,7 @@ def open_folder(
     resources: ExitStack,
     interrupted: Callable[[], bool],
     log: Callable[[str], None],
-) -> Opened:
+) -> OpenRun:
     """Open the folder that a run was asked to have; ``resources`` closes it. ``fitted``: what was
     asked for as it is fitted to the environment. ``log`` is told what of it is damaged and left
     out. Raises ConfigError if the run may not begin, or go on, in it."""
@@ -66,4 +66,4 @@ def open_folder(
         )
     if config.benchmark:  # it has a length of its own
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
-    return Opened(config, folder, store, replays, stored_replay, earlier)
+    return OpenRun(config, folder, store, replays, stored_replay, earlier)

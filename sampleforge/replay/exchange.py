@@ -112,55 +112,54 @@ class ReplayExchange:
         return shard * self.actors + actor
 
 
-class SampleTickets:
-    """Samples that are on their way: each is a ticket, an index into arrays in shared memory.
+class SampleRequests:
+    """Sample requests in flight: each is an index into arrays in shared memory.
 
-    The learner orders a sample from a shard; the shard fills the ticket; the learner learns from it
-    and returns it with the new errors; the shard takes them and gives the ticket back, spare. The
-    number of tickets is the prefetch: so many samples may be under way. With a sample travel the
-    moments of the observations that were inserted since the last one (``seen``), of the leaves that
-    are ``counted``.
+    The learner requests a sample from a shard; the shard fills it in; the learner learns from it
+    and returns it with the new TD errors; the shard takes these and frees the request. ``count`` is
+    thus the depth of the prefetch. A sample carries the moments of the observations inserted since
+    the last one (``seen``), for the leaves that are ``counted``.
     """
 
     def __init__(
         self,
-        tickets: int,
+        count: int,
         batch: int,
         shard_wakeups: list[Wakeup],
         learner_wakeup: Wakeup,
         counted: Shapes | None = None,
     ) -> None:
-        self.tickets = tickets
+        self.count = count
         self.counted = counted or {}
-        each = (tickets, batch)
+        each = (count, batch)
         self._arrays = SharedArrays(
             {
                 "items": (each, "int64"),
                 "generations": (each, "int64"),
-                "odds": (each, "float64"),
+                "scaled_probability": (each, "float64"),
                 "errors": (each, "float32"),
-                "kind": ((tickets,), "int64"),
-                "seen": ((tickets, packed_size(self.counted)), "float64"),
+                "kind": ((count,), "int64"),
+                "seen": ((count, packed_size(self.counted)), "float64"),
             }
         )
         self._shard_wakeups = shard_wakeups
         self._learner_wakeup = learner_wakeup
-        self._to_shard = IndexRings(len(shard_wakeups), tickets)
-        self._to_learner = IndexRings(len(shard_wakeups), tickets)
+        self._to_shard = IndexRings(len(shard_wakeups), count)
+        self._to_learner = IndexRings(len(shard_wakeups), count)
         self._attach()
 
     def _attach(self) -> None:
         self.items: npt.NDArray[np.int64] = self._arrays["items"]
         self.generations: npt.NDArray[np.int64] = self._arrays["generations"]
-        self.odds: npt.NDArray[np.float64] = self._arrays["odds"]
+        self.scaled_probability: npt.NDArray[np.float64] = self._arrays["scaled_probability"]
         self.errors: npt.NDArray[np.float32] = self._arrays["errors"]
         self.kind: npt.NDArray[np.int64] = self._arrays["kind"]
         self.seen: npt.NDArray[np.float64] = self._arrays["seen"]
 
-    def ask(self, shard: int, ticket: int, kind: int) -> None:
+    def ask(self, shard: int, request: int, kind: int) -> None:
         """Learner: have the ticket filled with a sample, or the errors in it taken."""
-        self.kind[ticket] = kind
-        self._to_shard.push(shard, ticket)
+        self.kind[request] = kind
+        self._to_shard.push(shard, request)
         self._shard_wakeups[shard].set()
 
     def wake_shards(self) -> None:
@@ -176,9 +175,9 @@ class SampleTickets:
         """Shard: the next ticket to serve, or None."""
         return self._to_shard.pop(shard)
 
-    def answer(self, shard: int, ticket: int) -> None:
+    def answer(self, shard: int, request: int) -> None:
         """Shard: the ticket is served."""
-        self._to_learner.push(shard, ticket)
+        self._to_learner.push(shard, request)
         self._learner_wakeup.set()
 
     def take_answered(self, shard: int) -> int | None:
@@ -186,7 +185,7 @@ class SampleTickets:
         return self._to_learner.pop(shard)
 
     def __getstate__(self) -> dict[str, object]:
-        views = ("items", "generations", "odds", "errors", "kind", "seen")
+        views = ("items", "generations", "scaled_probability", "errors", "kind", "seen")
         return {name: value for name, value in self.__dict__.items() if name not in views}
 
     def __setstate__(self, state: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.replay.exchange import SampleTickets
+from sampleforge.replay.exchange import SampleRequests
 from sampleforge.shared.arrays import SharedArrays
 
 _PER_OCTAVE = 4
@@ -72,15 +72,15 @@ class ReplayHistograms:
     the next report.
     """
 
-    def __init__(self, tickets: SampleTickets, shards: int) -> None:
+    def __init__(self, sample_requests: SampleRequests, shards: int) -> None:
         arrays = SharedArrays({"asked": ((1,), "int64"), "counts": ((shards, BINS), "int64")})
-        self.__setstate__((tickets, arrays))
+        self.__setstate__((sample_requests, arrays))
 
-    def __getstate__(self) -> tuple[SampleTickets, SharedArrays]:
-        return self._tickets, self._arrays
+    def __getstate__(self) -> tuple[SampleRequests, SharedArrays]:
+        return self._sample_requests, self._arrays
 
-    def __setstate__(self, state: tuple[SampleTickets, SharedArrays]) -> None:
-        self._tickets, self._arrays = state
+    def __setstate__(self, state: tuple[SampleRequests, SharedArrays]) -> None:
+        self._sample_requests, self._arrays = state
         self.asked: Counts = self._arrays["asked"]
         """[1]: how often the driver has asked. A shard looks at it in every step."""
 
@@ -90,7 +90,7 @@ class ReplayHistograms:
 
     def read(self) -> dict[str, Histogram]:
         """Driver: by name, those that hold anything; and ask for the next."""
-        errors = self._tickets.errors.reshape(-1).astype(np.float64)
+        errors = self._sample_requests.errors.reshape(-1).astype(np.float64)
         counts = {"td_error": count_positive(errors), "priority": self._arrays["counts"].sum(0)}
         self.asked[0] += 1
         found = {name: histogram(of_all) for name, of_all in counts.items()}

@@ -17,7 +17,7 @@ _OF_SHARD = {
     "inserted": "int64",  # items that could be sampled, ever
     "leased": "int64",  # items of the slots that actors have
     "stored": "int64",  # items that can be sampled now
-    "mass": "float64",  # sum of their priorities
+    "priority_sum": "float64",  # sum of their priorities
     "drawn": "int64",
     "age_sum": "float64",  # of the drawn, in items inserted since
     "full": "bool",  # it has begun to evict: it will not hold more
@@ -34,14 +34,14 @@ _OF_LEARNER = {
 }
 
 
-class ReplayLedger:
+class ReplayCounters:
     """Numbers of each shard [shards] in shared memory, each with one writer: the shard, or where it
     says so the learner."""
 
     inserted: npt.NDArray[np.int64]
     leased: npt.NDArray[np.int64]
     stored: npt.NDArray[np.int64]
-    mass: npt.NDArray[np.float64]
+    priority_sum: npt.NDArray[np.float64]
     drawn: npt.NDArray[np.int64]
     age_sum: npt.NDArray[np.float64]
     full: npt.NDArray[np.bool_]
@@ -97,7 +97,7 @@ class RateLimiter:
     other's lock.
     """
 
-    ledger: ReplayLedger
+    replay_counters: ReplayCounters
     ratio: float | None
     tolerance: float
     learning_starts: int
@@ -105,37 +105,48 @@ class RateLimiter:
     @property
     def balance(self) -> float:
         """inserts * ratio - samples: positive if samples are due."""
-        ledger = self.ledger
-        inserts = ledger.inserted_since_start * (self.ratio or 0.0)
-        return float(ledger.carried[0] + inserts - ledger.sampled[0])
+        replay_counters = self.replay_counters
+        inserts = replay_counters.inserted_since_start * (self.ratio or 0.0)
+        return float(replay_counters.carried[0] + inserts - replay_counters.sampled[0])
 
     def may_lease(self, shard: int, items: int) -> bool:
         """Shard: another slot of ``items`` items may be given to an actor."""
-        ledger = self.ledger
+        replay_counters = self.replay_counters
         if self.ratio is None:
             return True
-        committed = ledger.inserted[shard] - ledger.base[shard] + ledger.leased[shard] + items
-        allowed = (self.tolerance - ledger.carried[0] + ledger.sampled[0]) / self.ratio
-        if ledger.learning[0]:
-            return bool(committed <= allowed / ledger.shards)
+        committed = (
+            replay_counters.inserted[shard]
+            - replay_counters.base[shard]
+            + replay_counters.leased[shard]
+            + items
+        )
+        allowed = (
+            self.tolerance - replay_counters.carried[0] + replay_counters.sampled[0]
+        ) / self.ratio
+        if replay_counters.learning[0]:
+            return bool(committed <= allowed / replay_counters.shards)
         # Also before: a learner that starts late finds no pile of old steps. But what learning
         # needs to begin is always allowed, whatever the run before owed.
-        needed = self.learning_starts / ledger.shards
-        return bool(committed - items < needed or committed <= needed + allowed / ledger.shards)
+        needed = self.learning_starts / replay_counters.shards
+        return bool(
+            committed - items < needed or committed <= needed + allowed / replay_counters.shards
+        )
 
     def begin_learning(self) -> bool:
         """Learner: whether there are enough items to learn from; remembers the first time. Full
         shards are enough, whatever ``learning_starts``: where episodes are short, steps that reset
         take room. So is a replay from which learning had begun before."""
-        ledger = self.ledger
-        if not ledger.learning[0]:
-            if ledger.restoring.any():
+        replay_counters = self.replay_counters
+        if not replay_counters.learning[0]:
+            if replay_counters.restoring.any():
                 return False
-            enough = ledger.begun[0] or ledger.stored.sum() >= self.learning_starts
-            if not enough and not ledger.full.all():
+            enough = (
+                replay_counters.begun[0] or replay_counters.stored.sum() >= self.learning_starts
+            )
+            if not enough and not replay_counters.full.all():
                 return False
-            ledger.base[:] = ledger.inserted
-            ledger.learning[0] = True
+            replay_counters.base[:] = replay_counters.inserted
+            replay_counters.learning[0] = True
         return True
 
     def may_sample(self, count: int) -> bool:
@@ -144,17 +155,17 @@ class RateLimiter:
 
     def count_samples(self, count: int) -> None:
         """Learner: ``count`` samples have been ordered."""
-        self.ledger.sampled[0] += count
+        self.replay_counters.sampled[0] += count
 
     def state(self) -> dict[str, Any]:
         return {
             "balance": self.balance if self.ratio is not None else 0.0,
-            "learning": bool(self.ledger.learning[0] or self.ledger.begun[0]),
+            "learning": bool(self.replay_counters.learning[0] or self.replay_counters.begun[0]),
         }
 
     def load(self, state: dict[str, Any], *, restoring: bool = False) -> None:
         """Go on with the balance of a `state`. ``restoring``: with its replay, too, which each
         shard says it has by clearing its flag."""
-        self.ledger.carried[0] = state["balance"] if self.ratio is not None else 0.0
-        self.ledger.restoring[:] = restoring
-        self.ledger.begun[0] = restoring and state["learning"]
+        self.replay_counters.carried[0] = state["balance"] if self.ratio is not None else 0.0
+        self.replay_counters.restoring[:] = restoring
+        self.replay_counters.begun[0] = restoring and state["learning"]

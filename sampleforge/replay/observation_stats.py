@@ -27,7 +27,7 @@ def packed_size(shapes: Shapes) -> int:
 
 
 def unpack(packed: npt.NDArray[np.float64], shapes: Shapes) -> dict[str, Moments]:
-    """The inverse of `SeenObservations.take`."""
+    """The inverse of `ObservationStats.take`."""
     found, values = {}, torch.from_numpy(packed.copy())
     for name, shape in shapes.items():
         size = math.prod(shape)
@@ -37,7 +37,7 @@ def unpack(packed: npt.NDArray[np.float64], shapes: Shapes) -> dict[str, Moments
     return found
 
 
-class SeenObservations:
+class ObservationStats:
     """Counts the observations of one shard's rollouts, until they are taken."""
 
     def __init__(self, slots: TrajectorySlots, shapes: Shapes) -> None:

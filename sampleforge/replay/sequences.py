@@ -32,7 +32,7 @@ class Sequences:
     returns: torch.Tensor  # float32 [L, B], of the window
     discount: torch.Tensor  # float32 [L, B], 0 where the episode terminated within the window
     steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is nothing to learn
-    odds: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Drawn`
+    scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [L, B], as the environment gave it
 
     def to(self, device: torch.device) -> Sequences:
@@ -42,7 +42,7 @@ class Sequences:
 
     def pick(self, which: torch.Tensor) -> Sequences:
         """Those of them where ``which``, bool [B]."""
-        alone = ("state", "odds")  # without an axis of time
+        alone = ("state", "scaled_probability")  # without an axis of time
         plain = {n: c[which] if n in alone else c[:, which] for n, c in self._plain().items()}
         return Sequences(obs={n: leaf[:, which] for n, leaf in self.obs.items()}, **plain)
 
@@ -93,7 +93,7 @@ class SequenceReader:
         ]
 
     def read(
-        self, items: Indices, generations: Indices, odds: npt.NDArray[np.float64]
+        self, items: Indices, generations: Indices, scaled_probability: npt.NDArray[np.float64]
     ) -> GatheredSequences:
         """The sequences of these items (see `sampleforge.replay.shard`)."""
         shape, length = self._slots.shape, self._sequences.length
@@ -117,7 +117,7 @@ class SequenceReader:
             returns=torch.from_numpy(windows.returns),
             discount=torch.from_numpy(windows.discount),
             steps=torch.from_numpy(windows.steps.astype(np.int64)),
-            odds=torch.from_numpy(odds.copy()),
+            scaled_probability=torch.from_numpy(scaled_probability.copy()),
             reward=torch.from_numpy(reward),
         )
         held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from sampleforge.replay.compressed import FrameStore
 from sampleforge.replay.histograms import Counts, count_positive, evenly
-from sampleforge.replay.limiter import ReplayLedger
+from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.sum_tree import SumTree
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 
@@ -49,13 +49,13 @@ RECURRENT_EXTRAS = {name: EXTRAS[name] for name in ("value", "taken")}
 """... of which sequences are drawn: their windows are made when they are read."""
 
 
-class Drawn(NamedTuple):
-    """A sample: items, the generations of their slots, and ``odds``: number of items in all shards
-    times the probability of this one, 1 if all are equally likely."""
+class Sample(NamedTuple):
+    """Items, the generations of their slots, and ``scaled_probability``: the number of items in all
+    shards times the probability of this one, 1 if all are equally likely."""
 
     items: Indices
     generations: Indices
-    odds: Floats
+    scaled_probability: Floats
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ReplayShard:
         count: int,
         capacity: int,
         priority: Prioritisation,
-        ledger: ReplayLedger,
+        replay_counters: ReplayCounters,
         seed: list[int],
         frames: FrameStore | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class ReplayShard:
         self._first = first
         self._capacity = capacity
         self._priority = priority
-        self._ledger = ledger
+        self._replay_counters = replay_counters
         self._random = np.random.default_rng([*seed, index])
         self.frames = frames
         self._items = slots.shape.items
@@ -123,7 +123,7 @@ class ReplayShard:
         """A free slot, which belongs to the caller until it is inserted; None if there is none."""
         if not self._free:
             return None
-        self._ledger.leased[self._index] += self._items
+        self._replay_counters.leased[self._index] += self._items
         slot = self._free.popleft()
         if self.frames is not None:
             self.frames.lend(slot)
@@ -135,41 +135,45 @@ class ReplayShard:
             self._evict()
         if self.frames is not None:
             self._compress(self.frames, slot)
-        ledger, me, usable = self._ledger, self._index, self._usable[slot] > 0
+        replay_counters, me, usable = self._replay_counters, self._index, self._usable[slot] > 0
         self._slots.move(slot, Owner.READY, Owner.STORED)
         count = int(np.count_nonzero(usable))
         if self._tree is not None:
             priorities = self._priority(self._errors[slot])
             self._tree.set_range(self._place(slot), np.where(usable, priorities, 0.0))
         self._stored.append(slot)
-        self._born[slot - self._first] = ledger.inserted[me]
-        ledger.stored[me] += count
-        ledger.inserted[me] += count
-        ledger.leased[me] -= self._items
+        self._born[slot - self._first] = replay_counters.inserted[me]
+        replay_counters.stored[me] += count
+        replay_counters.inserted[me] += count
+        replay_counters.leased[me] -= self._items
         self._announce_mass()
 
-    def draw(self, count: int) -> Drawn:
+    def draw(self, count: int) -> Sample:
         """``count`` items, in proportion to their priorities. There must be one."""
-        ledger, me = self._ledger, self._index
-        everything = float(ledger.stored.sum())
+        replay_counters, me = self._replay_counters, self._index
+        everything = float(replay_counters.stored.sum())
         if self._tree is None:
             places = self._draw_uniformly(count)
-            odds = np.ones(count)
+            scaled_probability = np.ones(count)
         else:
             places = self._tree.draw(count, self._random)
-            odds = self._tree.leaves[places] * (everything / float(ledger.mass.sum()))
+            scaled_probability = self._tree.leaves[places] * (
+                everything / float(replay_counters.priority_sum.sum())
+            )
         local = places // self._items
-        ledger.drawn[me] += count
-        ledger.age_sum[me] += float((ledger.inserted[me] - self._born[local]).sum())
+        replay_counters.drawn[me] += count
+        replay_counters.age_sum[me] += float(
+            (replay_counters.inserted[me] - self._born[local]).sum()
+        )
         items = places + self._first * self._items
-        return Drawn(items, self._slots.generation[local + self._first], odds)
+        return Sample(items, self._slots.generation[local + self._first], scaled_probability)
 
     def update(self, items: Indices, generations: Indices, errors: npt.NDArray[np.float32]) -> None:
         """New priorities for items drawn before, but not for those evicted since. Raises
         ValueError, and changes nothing, if an error is negative or not finite."""
         priorities = self._priority(errors)
         held = self._slots.generation[items // self._items] == generations
-        self._ledger.stale_updates[self._index] += int(np.count_nonzero(~held))
+        self._replay_counters.stale_updates[self._index] += int(np.count_nonzero(~held))
         if self._tree is not None and held.any():
             places = items[held] - self._first * self._items
             self._tree.set(places, priorities[held])
@@ -190,7 +194,7 @@ class ReplayShard:
         if self.frames is not None:
             arrays |= self.frames.sizes(slots)
         names = ("stored", "inserted", "full", "stale_updates")
-        plain = {name: getattr(self._ledger, name)[self._index].item() for name in names}
+        plain = {name: getattr(self._replay_counters, name)[self._index].item() for name in names}
         return arrays, {**plain, "random": self._random.bit_generator.state}
 
     def places_for(self, local: Indices) -> Indices:
@@ -207,7 +211,12 @@ class ReplayShard:
     ) -> None:
         """Go on from a `snapshot` whose experience is in ``slots`` now. Only of a new shard."""
         assert not self._stored
-        ledger, me, first, count = self._ledger, self._index, self._first, len(self._born)
+        replay_counters, me, first, count = (
+            self._replay_counters,
+            self._index,
+            self._first,
+            len(self._born),
+        )
         taken = set(slots.tolist())
         self._free = deque(slot for slot in range(first, first + count) if slot not in taken)
         # Nobody's handle of the run before is valid, wherever a slot's experience lies now.
@@ -219,12 +228,12 @@ class ReplayShard:
             if self._tree is not None:
                 self._tree.set_range(self._place(slot), arrays["priorities"][i])
         for name in ("stored", "inserted", "full", "stale_updates"):
-            getattr(ledger, name)[me] = plain[name]
+            getattr(replay_counters, name)[me] = plain[name]
         self._random.bit_generator.state = plain["random"]
         if self.frames is not None:
-            ledger.frame_bytes[me] = self.frames.used
+            replay_counters.frame_bytes[me] = self.frames.used
         self._announce_mass()
-        ledger.restoring[me] = False  # last: the learner may begin
+        replay_counters.restoring[me] = False  # last: the learner may begin
 
     def count_priorities(self) -> Counts:
         """`count_positive` of the priorities, or of evenly spread ones; nothing without a tree."""
@@ -236,15 +245,15 @@ class ReplayShard:
         packed = frames.pack(slot)
         while not frames.store(slot, packed):
             self._evict()
-        self._ledger.frame_bytes[self._index] = frames.used
+        self._replay_counters.frame_bytes[self._index] = frames.used
 
     def _evict(self) -> None:
         slot = self._stored.popleft()
         if self._tree is not None:
             self._tree.set_range(self._place(slot), np.zeros(self._items))
         usable = np.count_nonzero(self._usable[slot])
-        self._ledger.full[self._index] = True
-        self._ledger.stored[self._index] -= usable
+        self._replay_counters.full[self._index] = True
+        self._replay_counters.stored[self._index] -= usable
         self._slots.move(slot, Owner.STORED, Owner.FREE)
         if self.frames is not None:
             self.frames.drop_oldest()
@@ -255,9 +264,9 @@ class ReplayShard:
         return (slot - self._first) * self._items
 
     def _announce_mass(self) -> None:
-        tree, ledger = self._tree, self._ledger
-        mass = float(ledger.stored[self._index]) if tree is None else tree.total
-        ledger.mass[self._index] = mass
+        tree, replay_counters = self._tree, self._replay_counters
+        priority_sum = float(replay_counters.stored[self._index]) if tree is None else tree.total
+        replay_counters.priority_sum[self._index] = priority_sum
 
     def _draw_uniformly(self, count: int) -> Indices:
         """Any item of any stored slot, and again for those that cannot be learned from."""

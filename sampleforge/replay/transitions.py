@@ -25,7 +25,7 @@ class Transitions:
     returns: torch.Tensor  # float32 [B]
     discount: torch.Tensor  # float32 [B], 0 where the episode terminated
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
-    odds: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Drawn`
+    scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [B], of the step alone, as the environment gave it
 
     def to(self, device: torch.device) -> Transitions:
@@ -41,7 +41,7 @@ class Transitions:
         return {n: column for n, column in columns.items() if column is not None}
 
 
-_PLAIN = ("action", "returns", "discount", "odds", "reward")
+_PLAIN = ("action", "returns", "discount", "scaled_probability", "reward")
 
 
 class Gathered(NamedTuple):
@@ -81,7 +81,9 @@ class TransitionReader:
         self._truncated = slots.truncated.reshape(-1)
         self._final = {n: columns[f"final/{n}"].flatten(0, 2) for n in slots.final_obs}
 
-    def read(self, items: Indices, generations: Indices, odds: npt.NDArray[np.float64]) -> Gathered:
+    def read(
+        self, items: Indices, generations: Indices, scaled_probability: npt.NDArray[np.float64]
+    ) -> Gathered:
         """The transitions of these items (see `sampleforge.replay.shard`)."""
         shape = self._slots.shape
         slot, step = np.divmod(items, shape.env_steps)
@@ -98,7 +100,12 @@ class TransitionReader:
             obs[name], next_obs[name] = stacks.read_pair(slot, t, t + window, row)
         if self._final:
             self._put_final(next_obs, items + (np.maximum(window, 1) - 1) * shape.rows)
-        found = Transitions(obs=obs, next_obs=next_obs, odds=torch.from_numpy(odds.copy()), **plain)
+        found = Transitions(
+            obs=obs,
+            next_obs=next_obs,
+            scaled_probability=torch.from_numpy(scaled_probability.copy()),
+            **plain,
+        )
         held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         for stacks in self._stacks.values():
             stacks.assert_whole(slot[held])

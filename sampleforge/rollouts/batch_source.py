@@ -31,7 +31,7 @@ LOOK_AGAIN = 0.5
 """Seconds after which the thread looks for slots even if nobody has woken it."""
 
 
-class Gathering(Protocol):
+class BatchSource(Protocol):
     """Complete batches, one at a time. ``wakeup`` ends a wait for the next one."""
 
     wakeup: Wakeup
@@ -49,7 +49,7 @@ class Gathering(Protocol):
         """Nothing is gathered any more."""
 
 
-class GatherInTurn:
+class SerialBatchSource:
     """A slot per call, in the learner's own loop. ``synchronous``: slots go back when the batch is
     done, else as soon as they are copied. ``spent`` counts the seconds of copying."""
 
@@ -113,7 +113,7 @@ class _Rotating(NamedTuple):
     read: Fence
 
 
-class GatherAhead:
+class PrefetchingBatchSource:
     """A thread copies slots into one batch while the learner learns from another.
 
     Copying needs no interpreter lock, and on a CUDA device it goes through a stream of the thread's

@@ -27,17 +27,17 @@ class MainRunner(Runner, Protocol):
 
 def beside(
     runner: MainRunner, graph: Graph, processes: Callable[[Graph], Runner] | None
-) -> WithBeside:
+) -> CompositeRunner:
     """``runner``, which runs ``graph``, with the evaluator beside it: run by what ``processes``
     makes for a graph, or, without it, in turn."""
     other = alone(graph)
     if processes is None:
-        return WithBeside(runner, InTurn(other.nodes[0].worker))
+        return CompositeRunner(runner, SerialEvaluator(other.nodes[0].worker))
     start_fork_server()  # a rank of torchrun has none yet, and is pinned to a core when it starts
-    return WithBeside(runner, processes(other))
+    return CompositeRunner(runner, processes(other))
 
 
-class InTurn:
+class SerialEvaluator:
     """Steps one worker in this process, once per poll."""
 
     def __init__(self, worker: Worker) -> None:
@@ -58,7 +58,7 @@ class InTurn:
     kill = close
 
 
-class WithBeside:
+class CompositeRunner:
     """``main``, which runs a topology, and ``beside``, which runs what goes on beside it."""
 
     def __init__(self, main: MainRunner, beside: Runner) -> None:

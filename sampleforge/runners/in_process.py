@@ -17,7 +17,7 @@ import torch
 
 from sampleforge.distributed.group import RankLost
 from sampleforge.distributed.progress_board import StoreBoard
-from sampleforge.distributed.rendezvous import Encounter
+from sampleforge.distributed.rendezvous import StartupRendezvous
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.watch import Watch
 from sampleforge.topologies.graph import Graph
@@ -38,7 +38,7 @@ class InProcessRunner:
     def __init__(
         self,
         graph: Graph,
-        encounter: Encounter,
+        rendezvous: StartupRendezvous,
         scratch: Path | None,
         interrupted: Callable[[], bool],
         step_timeout: float,
@@ -47,11 +47,11 @@ class InProcessRunner:
         assert isinstance(worker, RankWorker) and graph.nodes == (graph.learner,)
         self._graph = graph
         self._worker = worker
-        self._encounter = encounter
+        self._rendezvous = rendezvous
         self._scratch = scratch
         self._interrupted = interrupted
         self._resources = ExitStack()
-        row = graph.counters.row(encounter.world.rank)
+        row = graph.counters.row(rendezvous.world.rank)
         self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
 
     def start(self) -> None:
@@ -87,7 +87,7 @@ class InProcessRunner:
                 raise
             print(f"interrupted, and {error}", file=sys.stderr)
         if self._worker.ended:
-            self._encounter.last_words()
+            self._rendezvous.shutdown_barrier()
 
     def ask(self, kind: str, payload: Any, timeout: float) -> Any:
         """The rank's answer to a request."""
@@ -95,7 +95,7 @@ class InProcessRunner:
 
     def close(self) -> None:
         if self._worker.ended:
-            self._encounter.wait_for_last_words()
+            self._rendezvous.wait_for_shutdown_barrier()
         self._worker.close()
         for held in self._graph.held:
             if isinstance(held, StoreBoard):

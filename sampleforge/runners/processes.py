@@ -13,7 +13,7 @@ from typing import Any
 
 from sampleforge.runtime.processes import process_context
 from sampleforge.topologies.graph import Graph, Node
-from sampleforge.workers.worker import Surroundings, run_worker
+from sampleforge.workers.worker import WorkerContext, run_worker
 
 STOP_GRACE = 1.5
 """Seconds a worker has to leave its loop before it is killed."""
@@ -39,14 +39,14 @@ class ProcessRunner:
         self,
         graph: Graph,
         control: Connection,
-        surroundings: Surroundings,
+        context: WorkerContext,
         step_timeout: float,
         log: Callable[[str], None] = lambda text: None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
         self._graph = graph
         self._control = control
-        self._surroundings = surroundings
+        self._surroundings = context
         self._step_timeout = step_timeout
         self._log = log
         self._interrupted = interrupted
@@ -134,13 +134,13 @@ class ProcessRunner:
                 continue
             process = self._processes[name]
             if process.exitcode is not None or self._errors[name].poll():
-                obituary = self._obituary(name, process)
+                death_message = self._death_message(name, process)
                 killed = process.exitcode is not None and process.exitcode < 0
                 if self._can_be_missed(node):
-                    self._not_missed[name] = obituary
-                    self._log(f"after the interrupt: {obituary}")
-                elif not killed or not self._replace(node, obituary):
-                    raise WorkerDied(obituary)
+                    self._not_missed[name] = death_message
+                    self._log(f"after the interrupt: {death_message}")
+                elif not killed or not self._replace(node, death_message):
+                    raise WorkerDied(death_message)
 
     def _can_be_missed(self, node: Node) -> bool:
         """Whether a checkpoint can be written without a worker, when all is about to end."""
@@ -162,7 +162,7 @@ class ProcessRunner:
         print(replaced, file=sys.stderr)
         row = self._graph.counters.row(index)  # which nobody else writes at this moment
         row["heartbeat"][0] = time() + START_GRACE
-        if self._graph.regrouping is None:  # a rank counts its restarts itself
+        if self._graph.group_epoch is None:  # a rank counts its restarts itself
             row["restarts"] += 1
         self._start(node)
         self._log(replaced)  # last: it raises where the disk is full
@@ -170,9 +170,9 @@ class ProcessRunner:
 
     def _tell_what_was_lost(self) -> None:
         """Say from where the ranks go on, once those that were replaced have joined the others."""
-        if self._graph.regrouping is None:
+        if self._graph.group_epoch is None:
             return
-        report = self._graph.regrouping.gone_on
+        report = self._graph.group_epoch.gone_on
         if report.number > self._regroupings_told:
             self._regroupings_told = report.number
             lost = "1 update is" if report.lost == 1 else f"{report.lost:,} updates are"
@@ -183,14 +183,18 @@ class ProcessRunner:
     def _begin_replacement(self, index: int) -> str | None:
         """How often was replaced by now, with this time; None if the graph cannot do with that, or
         if it was too often."""
-        regrouping, replacements = self._graph.regrouping, self._graph.replacements
-        if regrouping is not None and regrouping.begin():
-            return f"{regrouping.generation} of {regrouping.limit} times"
-        if replacements is None or index >= replacements.workers or not replacements.begin(index):
+        group_epoch, restart_budget = self._graph.group_epoch, self._graph.restart_budget
+        if group_epoch is not None and group_epoch.begin():
+            return f"{group_epoch.generation} of {group_epoch.limit} times"
+        if (
+            restart_budget is None
+            or index >= restart_budget.workers
+            or not restart_budget.begin(index)
+        ):
             return None
-        return f"{replacements.total} of {replacements.limit} times"
+        return f"{restart_budget.total} of {restart_budget.limit} times"
 
-    def _obituary(self, name: str, process: BaseProcess) -> str:
+    def _death_message(self, name: str, process: BaseProcess) -> str:
         if not self._errors[name].poll():
             return f"the fork server has died, and nobody watches over {name} any more"
         try:

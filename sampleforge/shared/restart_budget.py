@@ -5,7 +5,7 @@ from __future__ import annotations
 from sampleforge.shared.arrays import SharedArrays
 
 
-class Replacements:
+class RestartBudget:
     """The driver replaces any of ``workers`` actors, at most ``limit`` times all in all. The lives
     of each are in shared memory: a successor must not play the same episodes again."""
 
@@ -16,7 +16,7 @@ class Replacements:
 
     @property
     def total(self) -> int:
-        """Replacements so far."""
+        """RestartBudget so far."""
         return int(self._arrays["lives"].sum())
 
     def life(self, worker: int) -> int:

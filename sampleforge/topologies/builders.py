@@ -54,13 +54,13 @@ class Resume(Protocol):
 
 
 class Lives(Protocol):
-    """Knows the how-many-eth process a worker is: `Replacements`, `Regrouping`."""
+    """Knows the how-many-eth process a worker is: `RestartBudget`, `GroupEpoch`."""
 
     def life(self, worker: int) -> int: ...
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePoint:
     """Where a run begins: its seed, what earlier runs of the folder did, their learner's state,
     and where replays are saved."""
 
@@ -96,7 +96,7 @@ def make_learner(
     new_model: NewModel,
     config: PpoConfig,
     plan: Plan,
-    start: Start,
+    start: ResumePoint,
     averaging: Averaging | None = None,
     *,
     compiled: bool = False,
@@ -122,7 +122,7 @@ def make_learner(
     return learner
 
 
-def first_weights(new_model: Callable[[], torch.nn.Module], start: Start) -> SharedWeights:
+def first_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
     """Weights as the run begins, published: nobody need wait for the learner's process."""
     model = new_model()
     version = 0 if start.resume is None else start.resume.weights(model)
@@ -167,7 +167,7 @@ def policy_maker(
     new_model: NewModel,
     weights: SharedWeights,
     plan: SamplerPlan,
-    start: Start,
+    start: ResumePoint,
     compiled_for: EnvSpec | None = None,
     noise_correlation: float = 0.0,
 ) -> NewPolicy:
@@ -189,7 +189,7 @@ def acting_device(plan: SamplerPlan) -> str:
     return plan.device if plan.inference == "worker" else "cpu"
 
 
-def policy_seed(index: int, start: Start) -> int:
+def policy_seed(index: int, start: ResumePoint) -> int:
     """Of what the ``index``-th policy draws."""
     return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
 
@@ -198,7 +198,7 @@ def env_makers(
     actor: int,
     config: AnyConfig,
     plan: SamplerPlan,
-    start: Start,
+    start: ResumePoint,
     lives: Lives | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row, and others
@@ -211,7 +211,7 @@ def _make_env(
     actor: int,
     config: AnyConfig,
     plan: SamplerPlan,
-    start: Start,
+    start: ResumePoint,
     lives: Lives | None,
     split: int,
 ) -> EnvVector:

@@ -7,9 +7,9 @@ from functools import partial
 
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import Evaluations
-from sampleforge.shared.restart_budget import Replacements
+from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.builders import Start
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import COUNTERS, Edge, Evaluator, Graph, Node
 from sampleforge.topologies.registry import NewModel
@@ -21,7 +21,9 @@ NICER = 5
 """The evaluator's niceness beyond that of the actors: what trains goes first."""
 
 
-def with_evaluator(graph: Graph, config: AnyConfig, new_model: NewModel, start: Start) -> Graph:
+def with_evaluator(
+    graph: Graph, config: AnyConfig, new_model: NewModel, start: ResumePoint
+) -> Graph:
     """The graph with its evaluator, if the config has one."""
     interval, episodes = config.evaluate_interval, config.evaluate_episodes
     if interval is None:
@@ -43,7 +45,7 @@ def with_evaluator(graph: Graph, config: AnyConfig, new_model: NewModel, start: 
         seed=seed,
     )
     placement = Placement(niceness=min(19, config.worker_niceness + NICER))
-    lives = Replacements(1, config.max_worker_restarts)
+    lives = RestartBudget(1, config.max_worker_restarts)
     evaluator = Evaluator(Node(worker, wakeup, placement, (make_envs,)), results, counters, lives)
     learner = "rank 0" if config.algo == "ddppo" else "learner"
     edges = (
@@ -62,7 +64,7 @@ def alone(graph: Graph) -> Graph:
         graph,
         nodes=(evaluator.node,),
         counters=evaluator.counters,
-        replacements=evaluator.replacements,
-        regrouping=None,
+        restart_budget=evaluator.restart_budget,
+        group_epoch=None,
         stop=StopFlag(),
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.env.vector import EnvVector
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Episodes, Evaluations
-from sampleforge.shared.restart_budget import Replacements
+from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -61,7 +61,7 @@ class Evaluator:
     node: Node
     results: Evaluations
     counters: Counters
-    replacements: Replacements
+    restart_budget: RestartBudget
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class Graph:
     histograms: ReplayHistograms | None = None
     archive: ReplayArchive | None = None
     """Where the replay is saved."""
-    regrouping: Regrouping | None = None
+    group_epoch: GroupEpoch | None = None
     """Where nodes that are killed are replaced, and the others then form a new group."""
     snapshot: StateSnapshot | None = None
     """The learner's state as it was a moment ago, where it is kept."""
-    replacements: Replacements | None = None
+    restart_budget: RestartBudget | None = None
     """Where actors, the first nodes, are replaced one by one."""
     evaluator: Evaluator | None = None
     """Beside the nodes, where policies are evaluated while they are trained."""

@@ -9,7 +9,7 @@ from typing import Any
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.apex.plan import fit, plan_apex
+from sampleforge.topologies.apex import plan as apex_plan
 from sampleforge.topologies.apex.wire import apex, network_maker
 from sampleforge.topologies.appo.wire import appo
 from sampleforge.topologies.builders import model_maker
@@ -24,11 +24,14 @@ NewModel = Callable[[], ActorCritic | QNetwork]
 
 @dataclass(frozen=True)
 class Topology:
-    """``fit(config, spec)`` is the config with what it leaves open fitted to the environment,
-    ``plan(config, spec, device)`` decides the numbers, ``wire(config, plan, spec, start, save,
-    control)`` makes the graph, ``model_maker(config, spec, seed)`` what makes the acting model."""
+    """The functions of one algorithm.
 
-    fit: Callable[[Any, EnvSpec], Any]
+    ``resolve_defaults(config, spec)`` fills in what the config leaves open;
+    ``plan(config, spec, device)`` decides sizes; ``wire(config, plan, spec, start, save,
+    control)`` builds the graph; ``model_maker(config, spec, seed)`` makes the acting model.
+    """
+
+    resolve_defaults: Callable[[Any, EnvSpec], Any]
     plan: Callable[..., Any]
     wire: Callable[..., Graph]
     model_maker: Callable[[Any, EnvSpec, int], NewModel]
@@ -37,7 +40,7 @@ class Topology:
 _TOPOLOGIES = {
     "appo": Topology(resolve_defaults, plan_appo, appo, model_maker),
     "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, model_maker),
-    "apex": Topology(fit, plan_apex, apex, network_maker),
+    "apex": Topology(apex_plan.resolve_defaults, apex_plan.plan_apex, apex, network_maker),
 }
 
 

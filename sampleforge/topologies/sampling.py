@@ -13,10 +13,10 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import EpisodeQueue
-from sampleforge.shared.restart_budget import Replacements
+from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.builders import NewPolicy, Start, env_makers
+from sampleforge.topologies.builders import NewPolicy, ResumePoint, env_makers
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import COUNTERS, Edge, Node
 from sampleforge.topologies.sampler_plan import SamplerPlan
@@ -38,14 +38,14 @@ class Channels:
     actor_wakeups: list[Wakeup]
     policy_wakeups: list[Wakeup]
     learner_wakeup: Wakeup
-    replacements: Replacements
+    restart_budget: RestartBudget
 
 
 def channels(
     config: AnyConfig,
     plan: SamplerPlan,
     shape: SlotShape,
-    start: Start,
+    start: ResumePoint,
     weights: SharedWeights,
     other_workers: int,
 ) -> Channels:
@@ -72,7 +72,7 @@ def channels(
         actor_wakeups=actor_wakeups,
         policy_wakeups=policy_wakeups,
         learner_wakeup=Wakeup(),
-        replacements=Replacements(plan.num_workers, config.max_worker_restarts),
+        restart_budget=RestartBudget(plan.num_workers, config.max_worker_restarts),
     )
 
 
@@ -81,7 +81,7 @@ def sampler_nodes(
     exchange: RolloutExchange,
     config: AnyConfig,
     plan: SamplerPlan,
-    start: Start,
+    start: ResumePoint,
     policy_maker: Callable[[int], NewPolicy],
 ) -> tuple[Node, ...]:
     """All actors, then all policy workers: the first rows of the counters, in this order.
@@ -105,7 +105,7 @@ def _actor(
     exchange: RolloutExchange,
     config: AnyConfig,
     plan: SamplerPlan,
-    start: Start,
+    start: ResumePoint,
     policy_maker: Callable[[int], NewPolicy],
 ) -> Node:
     inference: Inference
@@ -114,7 +114,7 @@ def _actor(
         inference = InlineInference(policy_maker(index), exchange.slots, splits, index)
     else:
         inference = RemoteInference(channels.requests, index)
-    envs = env_makers(index, config, plan, start, channels.replacements)
+    envs = env_makers(index, config, plan, start, channels.restart_budget)
     worker = ActorWorker(
         index,
         envs,

@@ -20,7 +20,7 @@ from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW, drop_rows, outputs_not_finite
-from sampleforge.workers.worker import Woken
+from sampleforge.workers.worker import EventDriven
 
 Array = npt.NDArray[Any]
 
@@ -64,7 +64,7 @@ def never(t: int) -> bool:
     return False
 
 
-class ActorWorker(Woken):
+class ActorWorker(EventDriven):
     """Steps its splits in turn: whichever has its actions, or whose environments are done.
 
     With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in

@@ -11,7 +11,7 @@ import torch
 from sampleforge.workers.inference import InlineInference
 
 
-class GatheredInference(InlineInference):
+class BatchedInference(InlineInference):
     """Collects what is asked until `answer`: one forward pass for all, however many they are.
     The slots keep observations whole, as all but a replay's do.
     """

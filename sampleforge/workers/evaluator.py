@@ -14,7 +14,7 @@ from sampleforge.shared.records import Evaluation, Evaluations
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.episode_player import EpisodePlayer, outcome
-from sampleforge.workers.worker import Woken
+from sampleforge.workers.worker import EventDriven
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ LOOK = 0.1
 """Seconds after which a waiting evaluator looks how far the training is."""
 
 
-class EvaluatorWorker(Woken):
+class EvaluatorWorker(EventDriven):
     """Begins an evaluation at every multiple of ``interval`` env steps of training, or, where one
     takes longer than that, when it is over.
 

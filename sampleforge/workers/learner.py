@@ -11,18 +11,18 @@ import torch
 
 from sampleforge.algos.learner import Learner
 from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.rollouts.batch_source import GatherAhead, Gathering, GatherInTurn
+from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.metrics import Divergence, ReportMetrics
-from sampleforge.workers.worker import Woken
+from sampleforge.workers.worker import EventDriven
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 
-class LearnerWorker(Woken):
+class LearnerWorker(EventDriven):
     """Gathers ready slots, learns from each complete batch, publishes the weights.
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
@@ -65,7 +65,7 @@ class LearnerWorker(Woken):
         self._device = device
         self._threads = threads
         self._prefetch = prefetch
-        self._gathering: Gathering | None = None
+        self._batch_source: BatchSource | None = None
         self._control = control
         self._counts_updates = counts_updates
         self.batches = 0
@@ -76,30 +76,30 @@ class LearnerWorker(Woken):
         self._metrics = ReportMetrics()
         self._divergence = Divergence()
         self._count = self._progress.counters.row(self._counter_row)
-        self._gathering = self._begin_gathering()
-        self._wakeup = self._gathering.wakeup
+        self._batch_source = self._begin_gathering()
+        self._wakeup = self._batch_source.wakeup
 
-    def _begin_gathering(self) -> Gathering:
+    def _begin_gathering(self) -> BatchSource:
         exchange, spent = self._exchange, self._count["batch_s"]
         batches = [
             BatchBuilder(exchange.slots, self.slots_per_batch, self._device)
             for _ in range(2 if self._prefetch else 1)
         ]
         if self._prefetch:
-            return GatherAhead(exchange, batches, self._wakeup, spent, self._device)
-        return GatherInTurn(
+            return PrefetchingBatchSource(exchange, batches, self._wakeup, spent, self._device)
+        return SerialBatchSource(
             exchange, batches[0], self._wakeup, spent, synchronous=self._synchronous
         )
 
     def step(self) -> bool:
-        assert self._gathering is not None
+        assert self._batch_source is not None
         answer(self._control, self.handle)
-        moved = self._gathering.gather()
-        batch = self._gathering.take()
+        moved = self._batch_source.gather()
+        batch = self._batch_source.take()
         if batch is None:
             return moved
         self._learn(batch)
-        self._gathering.done()
+        self._batch_source.done()
         return True
 
     def _learn(self, batch: Batch) -> None:
@@ -120,12 +120,12 @@ class LearnerWorker(Woken):
 
     def abandon(self) -> None:
         """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
-        assert isinstance(self._gathering, GatherInTurn), "ranks gather in turn"
-        self._gathering.abandon()
+        assert isinstance(self._batch_source, SerialBatchSource), "ranks gather in turn"
+        self._batch_source.abandon()
 
     def close(self) -> None:
-        if self._gathering is not None:
-            self._gathering.close()
+        if self._batch_source is not None:
+            self._batch_source.close()
 
     def handle(self, request: tuple[str, Any]) -> Any:
         """Answer the driver: ("metrics", None) gives the `ReportMetrics` of the batches since the

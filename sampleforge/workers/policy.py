@@ -16,12 +16,12 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.staging import staging_to
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.worker import Woken
+from sampleforge.workers.worker import EventDriven
 
 Index = npt.NDArray[np.intp]
 
 
-class PolicyWorker(Woken):
+class PolicyWorker(EventDriven):
     """Answers whatever requests wait, together, with one forward pass."""
 
     def __init__(

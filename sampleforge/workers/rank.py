@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from sampleforge.algos.averaging import Averaging, OverRanks
+from sampleforge.algos.averaging import Averaging, DataParallel
 from sampleforge.algos.learner import Learner
 from sampleforge.distributed.group import RankGroup, RankLost
-from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
@@ -22,7 +22,7 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.learner import LearnerWorker, answer
 from sampleforge.workers.preemption import Preemption
-from sampleforge.workers.rank_sync import Accounts, check_agreement, share_state
+from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
 
 LOOK = 0.05
@@ -44,7 +44,7 @@ class RankWorker:
     between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
     ranks, and does so again when one of them was replaced. All end after the same update, the first
     at which one of them finds the progress done. ``control`` is the driver's pipe, at rank 0;
-    ``accounts`` are kept where the ranks have no common memory. ``snapshot`` holds the state of
+    ``metrics_sync`` are kept where the ranks have no common memory. ``snapshot`` holds the state of
     rank 0 as it was a moment ago: where no rank survives, their successors go on from that.
     """
 
@@ -61,11 +61,11 @@ class RankWorker:
         wakeup: Wakeup,
         stop: StopFlag,
         preemption: Preemption,
-        regrouping: Regrouping,
+        group_epoch: GroupEpoch,
         *,
         debug: bool,
         control: Connection | None = None,
-        accounts: Accounts | None = None,
+        metrics_sync: MetricsSync | None = None,
         snapshot: StateSnapshot | None = None,
         replaced_within: float = REPLACED_WITHIN,
     ) -> None:
@@ -82,10 +82,10 @@ class RankWorker:
         self._wakeup = wakeup
         self._stop = stop
         self._preemption = preemption
-        self._regrouping = regrouping
+        self._group_epoch = group_epoch
         self._debug = debug
         self._control = control
-        self._accounts = accounts
+        self._metrics_sync = metrics_sync
         self._snapshot = snapshot
         self._published_at = self._publishing_took = 0.0
         self._replaced_within = replaced_within
@@ -98,10 +98,10 @@ class RankWorker:
         self._count["heartbeat"][0] = math.inf  # from here on others are waited for
         self._exchange.reset()  # of what a predecessor may have left
         self._preemption.forget()
-        self._generation = self._regrouping.generation
+        self._generation = self._group_epoch.generation
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
         self._group = self._meet()
-        self._averaging = OverRanks(self._group)
+        self._averaging = DataParallel(self._group)
         self._learner = self._new_learner(self._averaging)
         if self._snapshot is not None and self._snapshot.version > self._learner.version:
             self._learner.load(*self._snapshot.read())
@@ -115,7 +115,7 @@ class RankWorker:
         """Join the newest group. Another rank may be replaced meanwhile: there is a newer one then.
         Raises RankLost if none is formed."""
         while True:
-            self._generation = self._regrouping.generation
+            self._generation = self._group_epoch.generation
             try:
                 return self._join(self._generation)
             except RankLost:
@@ -139,7 +139,7 @@ class RankWorker:
         if self._ended:
             return False
         try:
-            if self._regrouping.generation != self._generation:
+            if self._group_epoch.generation != self._generation:
                 self._regroup()
             moved = self._actor.step()
             if self._sampling and self._actor.idle:
@@ -202,7 +202,7 @@ class RankWorker:
     def _is_regrouped(self) -> bool:
         """Whether the driver has replaced a rank, or does so within a moment."""
         give_up_at = perf_counter() + self._replaced_within
-        while self._regrouping.generation == self._generation:
+        while self._group_epoch.generation == self._generation:
             if self._stop.is_set() or perf_counter() > give_up_at:
                 return False
             sleep(0.02)
@@ -213,7 +213,7 @@ class RankWorker:
         assert self._group is not None
         self._count["heartbeat"][0] = math.inf
         self._group.close()
-        self._generation = self._regrouping.generation
+        self._generation = self._group_epoch.generation
         self._group = self._averaging.group = self._join(self._generation)
         self._take_over()
 
@@ -225,17 +225,17 @@ class RankWorker:
         own = (self._learner.version, self._preemption.iteration, self._progress.done)
         versions, iterations, done = self._group.gather(torch.tensor(own)).T.tolist()
         self._end(any(done))  # as a run that is resumed where it has already reached its limit
-        newest, learned = int(max(versions)), self._regrouping.learned
+        newest, learned = int(max(versions)), self._group_epoch.learned
         self._check_against_snapshot(newest)
         share_state(self._learner, self._group, source=versions.index(max(versions)))
         self._preemption.iteration = int(max(iterations))
         # After all ranks have seen what was lost:
-        self._regrouping.learn(self._index, self._learner.version)
+        self._group_epoch.learn(self._index, self._learner.version)
         self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         if self._index == 0:
             self._publish_state()
             if self._generation:
-                self._regrouping.go_on(newest, max(0, learned - newest))
+                self._group_epoch.go_on(newest, max(0, learned - newest))
 
     def _check_against_snapshot(self, newest: int) -> None:
         kept = -1 if self._snapshot is None else self._snapshot.version
@@ -292,15 +292,15 @@ class RankWorker:
         """After an update: whether to end is decided together, as all that happens to all."""
         assert self._group is not None
         self._batches = self._worker.batches
-        self._regrouping.learn(self._index, self._learner.version)
+        self._group_epoch.learn(self._index, self._learner.version)
         if self._publishing_is_due():
             self._publish_state()
         self._preemption.iteration += 1
-        if self._accounts is not None:
-            self._accounts.exchange(self._group)
+        if self._metrics_sync is not None:
+            self._metrics_sync.exchange(self._group)
         self._end(bool(self._group.gather(torch.tensor([float(self._progress.done)])).any()))
         if self._debug:
-            check_agreement(self._learner, self._group)
+            check_same_state(self._learner, self._group)
             self._count["checksums_compared"] += self._index == 0  # by all together: one counts
         self._count["wait_s"] += self._group.waited
         self._group.waited = 0.0

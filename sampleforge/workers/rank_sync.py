@@ -15,7 +15,7 @@ from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
 
 
-class Accounts:
+class MetricsSync:
     """Keeps all rows of ``counters`` as their ranks last told them; a rank's own row is live.
 
     ``played``: where this rank's actor puts its episodes. ``known``: those of all ranks, for the
@@ -68,10 +68,10 @@ def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
     else:
         tensors = safetensors.torch.load(group.broadcast(None, source))
         learner.load(tensors, json.loads(group.broadcast(None, source)))
-    check_agreement(learner, group)
+    check_same_state(learner, group)
 
 
-def check_agreement(learner: Learner, group: RankGroup) -> None:
+def check_same_state(learner: Learner, group: RankGroup) -> None:
     """Compare the state of all ranks by checksum. Raises RanksDiverged, on every rank."""
     sums = group.gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
     if len(set(sums)) > 1:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter, time
 
-from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleTickets
+from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter
-from sampleforge.replay.observation_stats import SeenObservations
+from sampleforge.replay.observation_stats import ObservationStats
 from sampleforge.replay.shard import ReplayShard
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.worker import Woken
+from sampleforge.workers.worker import EventDriven
 
 
-class ReplayWorker(Woken):
+class ReplayWorker(EventDriven):
     """Takes complete rollouts, leases slots, draws samples, takes new priorities.
 
     It alone has the shard's tree. The experience itself stays where the actors wrote it.
@@ -27,7 +27,7 @@ class ReplayWorker(Woken):
         index: int,
         make_shard: Callable[[], ReplayShard],
         exchange: ReplayExchange,
-        tickets: SampleTickets,
+        sample_requests: SampleRequests,
         limiter: RateLimiter,
         histograms: ReplayHistograms,
         archive: ReplayArchive,
@@ -39,7 +39,7 @@ class ReplayWorker(Woken):
         self._index = index
         self._make_shard = make_shard
         self._exchange = exchange
-        self._tickets = tickets
+        self._sample_requests = sample_requests
         self._limiter = limiter
         self._histograms = histograms
         self._archive = archive
@@ -52,7 +52,7 @@ class ReplayWorker(Woken):
         self._beat()
         self._shard = self._make_shard()
         self._archive.restore(self._index, self._shard, self._beat)
-        self._seen = SeenObservations(self._exchange.slots, self._tickets.counted)
+        self._seen = ObservationStats(self._exchange.slots, self._sample_requests.counted)
         self._leased = [0] * self._exchange.actors
         self._turn = 0
         self._asked = 0  # for a histogram
@@ -83,7 +83,7 @@ class ReplayWorker(Woken):
                 self._leased[actor] -= 1
                 moved = True
         if moved:
-            self._tickets.wake_learner()
+            self._sample_requests.wake_learner()
             self._count["insert_s"] += perf_counter() - started
         return moved
 
@@ -108,19 +108,21 @@ class ReplayWorker(Woken):
 
     def _serve(self) -> bool:
         """Answer the learner's tickets."""
-        started, moved, tickets = perf_counter(), False, self._tickets
-        while (ticket := tickets.take_asked(self._index)) is not None:
-            if tickets.kind[ticket] == SAMPLE:
-                drawn = self._shard.draw(tickets.items.shape[1])
-                tickets.items[ticket] = drawn.items
-                tickets.generations[ticket] = drawn.generations
-                tickets.odds[ticket] = drawn.odds
-                self._seen.take(tickets.seen[ticket])
+        started, moved, sample_requests = perf_counter(), False, self._sample_requests
+        while (request := sample_requests.take_asked(self._index)) is not None:
+            if sample_requests.kind[request] == SAMPLE:
+                drawn = self._shard.draw(sample_requests.items.shape[1])
+                sample_requests.items[request] = drawn.items
+                sample_requests.generations[request] = drawn.generations
+                sample_requests.scaled_probability[request] = drawn.scaled_probability
+                self._seen.take(sample_requests.seen[request])
             else:
                 self._shard.update(
-                    tickets.items[ticket], tickets.generations[ticket], tickets.errors[ticket]
+                    sample_requests.items[request],
+                    sample_requests.generations[request],
+                    sample_requests.errors[request],
                 )
-            tickets.answer(self._index, ticket)
+            sample_requests.answer(self._index, request)
             moved = True
         if moved:
             self._count["draw_s"] += perf_counter() - started

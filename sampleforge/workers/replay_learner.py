@@ -14,7 +14,7 @@ import torch
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.ops.schedules import between
 from sampleforge.replay.config import ReplayConfig
-from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleTickets
+from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRequests
 from sampleforge.replay.limiter import ItemSteps, RateLimiter
 from sampleforge.replay.observation_stats import unpack
 from sampleforge.replay.sequences import SequenceReader
@@ -24,10 +24,10 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.learner import Save, answer
 from sampleforge.workers.metrics import Divergence, ReportMetrics
-from sampleforge.workers.worker import Woken
+from sampleforge.workers.worker import EventDriven
 
 
-class ReplayLearnerWorker(Woken):
+class ReplayLearnerWorker(EventDriven):
     """Keeps samples ordered, learns from each, returns its errors, publishes the weights, each
     ``publish_interval`` env steps of all actors together.
 
@@ -41,7 +41,7 @@ class ReplayLearnerWorker(Woken):
         self,
         make_learner: Callable[[], DqnLearner],
         make_reader: Callable[[], TransitionReader | SequenceReader],
-        tickets: SampleTickets,
+        sample_requests: SampleRequests,
         limiter: RateLimiter,
         weights: SharedWeights,
         config: ReplayConfig,
@@ -60,7 +60,7 @@ class ReplayLearnerWorker(Woken):
         """``shard_choice``: the state of what it draws with, of the run before."""
         self._make_learner = make_learner
         self._make_reader = make_reader
-        self._tickets = tickets
+        self._sample_requests = sample_requests
         self._limiter = limiter
         self._weights = weights
         self._config = config
@@ -83,8 +83,8 @@ class ReplayLearnerWorker(Woken):
         self._random = np.random.default_rng(self._seed)
         if self._shard_choice is not None:
             self._random.bit_generator.state = self._shard_choice
-        self._batch = self._tickets.items.shape[1]
-        self._spare = deque(range(self._tickets.tickets))
+        self._batch = self._sample_requests.items.shape[1]
+        self._spare = deque(range(self._sample_requests.count))
         self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
         self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
@@ -102,54 +102,58 @@ class ReplayLearnerWorker(Woken):
         return moved
 
     def _take_answers(self) -> bool:
-        tickets, moved = self._tickets, False
-        for shard in range(self._limiter.ledger.shards):
-            while (ticket := tickets.take_answered(shard)) is not None:
-                if tickets.kind[ticket] == SAMPLE:
-                    if tickets.counted:
-                        self._learner.observe(unpack(tickets.seen[ticket], tickets.counted))
-                    self._ready.append((shard, ticket))
+        sample_requests, moved = self._sample_requests, False
+        for shard in range(self._limiter.replay_counters.shards):
+            while (request := sample_requests.take_answered(shard)) is not None:
+                if sample_requests.kind[request] == SAMPLE:
+                    if sample_requests.counted:
+                        self._learner.observe(
+                            unpack(sample_requests.seen[request], sample_requests.counted)
+                        )
+                    self._ready.append((shard, request))
                 else:
-                    self._spare.append(ticket)
+                    self._spare.append(request)
                 moved = True
         return moved
 
     def _order(self) -> bool:
         """Have as many samples drawn as tickets and limiter allow."""
         # Beginning is a move, too: it may be the shards' turn then.
-        ledger = self._limiter.ledger
-        moved = not ledger.learning[0] and self._limiter.begin_learning()
-        while self._spare and ledger.learning[0] and self._limiter.may_sample(self._batch):
-            mass = ledger.mass.copy()
-            shard = int(self._random.choice(len(mass), p=mass / mass.sum()))
+        replay_counters = self._limiter.replay_counters
+        moved = not replay_counters.learning[0] and self._limiter.begin_learning()
+        while self._spare and replay_counters.learning[0] and self._limiter.may_sample(self._batch):
+            priority_sum = replay_counters.priority_sum.copy()
+            shard = int(self._random.choice(len(priority_sum), p=priority_sum / priority_sum.sum()))
             self._limiter.count_samples(self._batch)
-            self._tickets.ask(shard, self._spare.popleft(), SAMPLE)
+            self._sample_requests.ask(shard, self._spare.popleft(), SAMPLE)
             moved = True
         if moved:
-            self._tickets.wake_shards()
+            self._sample_requests.wake_shards()
         return moved
 
-    def _learn(self, shard: int, ticket: int) -> None:
-        started, tickets = perf_counter(), self._tickets
+    def _learn(self, shard: int, request: int) -> None:
+        started, sample_requests = perf_counter(), self._sample_requests
         found = self._reader.read(
-            tickets.items[ticket], tickets.generations[ticket], tickets.odds[ticket]
+            sample_requests.items[request],
+            sample_requests.generations[request],
+            sample_requests.scaled_probability[request],
         )
         batch, held = found[0], found.held
         self._late += int(np.count_nonzero(~held))
         self._count["batch_s"] += perf_counter() - started
         if not held.any():
-            self._spare.append(ticket)
+            self._spare.append(request)
             return
         started, fraction = perf_counter(), self._progress.fraction
         metrics, errors = self._learner.update(batch, self._beta(fraction), fraction)
         learned = perf_counter()
         self._divergence.look(metrics, all_skipped=errors is None)
         if errors is None:
-            self._spare.append(ticket)
+            self._spare.append(request)
         else:
-            tickets.errors[ticket] = 0.0  # of those evicted, which the shard will not take
-            tickets.errors[ticket, held] = errors
-            tickets.ask(shard, ticket, UPDATE)
+            sample_requests.errors[request] = 0.0  # of those evicted, which the shard will not take
+            sample_requests.errors[request, held] = errors
+            sample_requests.ask(shard, request, UPDATE)
         self._publish()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
@@ -187,24 +191,36 @@ class ReplayLearnerWorker(Woken):
 
     def _replay_metrics(self) -> dict[str, float]:
         """In env steps, whatever the items are."""
-        ledger, config, each = self._limiter.ledger, self._config, self._item_steps
-        inserts = ledger.inserted_since_start * each.inserted
-        stored = float(ledger.stored.sum()) * each.inserted
+        replay_counters, config, each = (
+            self._limiter.replay_counters,
+            self._config,
+            self._item_steps,
+        )
+        inserts = replay_counters.inserted_since_start * each.inserted
+        stored = float(replay_counters.stored.sum()) * each.inserted
         metrics = {
             "replay_transitions": stored,
             "replay_fill": stored / config.replay_capacity,
-            "replay_mass": float(ledger.mass.sum()),
-            "stale_priority_updates": float(ledger.stale_updates.sum()),
+            "replay_priority_sum": float(replay_counters.priority_sum.sum()),
+            "stale_priority_updates": float(replay_counters.stale_updates.sum()),
             "late_samples": float(self._late),
         }
-        if ledger.frame_bytes.any():
-            metrics["replay_frame_bytes"] = float(ledger.frame_bytes.sum())
+        if replay_counters.frame_bytes.any():
+            metrics["replay_frame_bytes"] = float(replay_counters.frame_bytes.sum())
         if inserts:
-            metrics["samples_per_insert"] = float(ledger.sampled[0]) * each.learned / inserts
-        before, self._aged = self._aged, np.array([ledger.drawn.sum(), ledger.age_sum.sum()])
+            metrics["samples_per_insert"] = (
+                float(replay_counters.sampled[0]) * each.learned / inserts
+            )
+        before, self._aged = (
+            self._aged,
+            np.array([replay_counters.drawn.sum(), replay_counters.age_sum.sum()]),
+        )
         drawn, ages = self._aged - before
         if drawn:
             metrics["sample_age_mean"] = float(ages / drawn) * each.inserted
-        if ledger.shards > 1:
-            metrics |= {f"replay_mass_{i}": float(mass) for i, mass in enumerate(ledger.mass)}
+        if replay_counters.shards > 1:
+            metrics |= {
+                f"replay_priority_sum_{i}": float(priority_sum)
+                for i, priority_sum in enumerate(replay_counters.priority_sum)
+            }
         return metrics

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sampleforge.rollouts.slots import end_rollout
 from sampleforge.workers.actor import ActorWorker, Split, never
-from sampleforge.workers.batched_inference import GatheredInference
+from sampleforge.workers.batched_inference import BatchedInference
 
 
 class VariableActor(ActorWorker):
@@ -26,11 +26,11 @@ class VariableActor(ActorWorker):
     and policy version of when it began: the ratio says what it is worth under the newer policy.
     (Were it dropped, then the slowest steps would be, again and again.)
 
-    ``parts`` are those of `ActorWorker`, with `ThreadedVector`, `GatheredInference` and slots that
+    ``parts`` are those of `ActorWorker`, with `ThreadedVector`, `BatchedInference` and slots that
     are ``variable``: those that ``round_steps`` fill, and one per split, which it may have open.
     """
 
-    _inference: GatheredInference
+    _inference: BatchedInference
 
     def __init__(
         self, *parts: Any, round_steps: int, round_ends: Callable[[int], bool] = never

@@ -43,7 +43,7 @@ class Worker(Protocol):
     def close(self) -> None: ...
 
 
-class Woken:
+class EventDriven:
     """A worker that is woken by somebody else, counts how long it waited for it (``wait_s``), and
     has nothing to release."""
 
@@ -81,7 +81,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerContext:
     """Where a worker's process leaves what it has to say, and what simulators drop: they write into
     the working directory. All paths are absolute."""
 
@@ -93,20 +93,20 @@ def run_worker(
     worker: Worker,
     stop: StopFlag,
     placement: Placement,
-    surroundings: Surroundings,
+    context: WorkerContext,
     errors: Connection,
 ) -> None:
     """The main function of every child process; an exception's traceback goes to the driver."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # What torch compiles for the run's workers, who share it, goes when the run ends.
-    os.environ.setdefault(CACHE, str(surroundings.scratch / "compiled"))
+    os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
     logging.basicConfig(
-        filename=surroundings.log_file,
+        filename=context.log_file,
         format=f"%(asctime)s {worker.name:<16} %(levelname)-7s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
     )
     try:
-        with scratch_directory(surroundings.scratch):
+        with scratch_directory(context.scratch):
             run(worker, stop)
     except BaseException:
         errors.send(traceback.format_exc())

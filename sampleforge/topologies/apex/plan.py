@@ -123,7 +123,7 @@ def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
     return 1e-3 if core else 1.5e-4
 
 
-def fit(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
+def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     """``config`` with what it leaves open fitted to the observations and to the core, and whole
     strides of sequences in a rollout."""
     sequences = config.sequences

@@ -12,7 +12,7 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.apex.plan import ApexPlan
-from sampleforge.topologies.builders import Start
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 
 
@@ -26,7 +26,7 @@ def make_archive(
     plan: ApexPlan,
     slots: TrajectorySlots,
     shard_wakeups: list[Wakeup],
-    start: Start,
+    start: ResumePoint,
 ) -> ReplayArchive:
     """What saves the shards, and knows the replay that they go on with, if it fits. Raises
     ConfigError if there is no room to save them."""
@@ -61,7 +61,11 @@ def _check_room(config: ApexConfig, where: ReplayFolder, size: int) -> None:
 
 
 def replay_notes(
-    config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots, archive: ReplayArchive, start: Start
+    config: ApexConfig,
+    plan: ApexPlan,
+    slots: TrajectorySlots,
+    archive: ReplayArchive,
+    start: ResumePoint,
 ) -> list[str]:
     """What is saved and restored, in words."""
     notes = []

@@ -23,9 +23,9 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.replay.compressed import CompressedFrames, FrameStore
-from sampleforge.replay.exchange import ReplayExchange, SampleTickets
+from sampleforge.replay.exchange import ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
-from sampleforge.replay.limiter import RateLimiter, ReplayLedger
+from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.observation_stats import Shapes
 from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.shard import Prioritisation, ReplayShard
@@ -40,7 +40,7 @@ from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     NewPolicy,
-    Start,
+    ResumePoint,
     acting_device,
     first_weights,
     policy_seed,
@@ -62,7 +62,7 @@ class ReplayChannels:
 
     exchange: ReplayExchange
     frames: CompressedFrames | None
-    tickets: SampleTickets
+    sample_requests: SampleRequests
     limiter: RateLimiter
     shard_wakeups: list[Wakeup]
     histograms: ReplayHistograms
@@ -73,7 +73,7 @@ def apex(
     config: ApexConfig,
     plan: ApexPlan,
     spec: EnvSpec,
-    start: Start,
+    start: ResumePoint,
     save: Save,
     control: Connection | None,
 ) -> Graph:
@@ -109,7 +109,7 @@ def apex(
         exchange=replay.exchange,
         weights=weights,
         stop=StopFlag(),
-        replacements=joined.replacements,
+        restart_budget=joined.restart_budget,
         exploration=exploration(config, plan),
         histograms=replay.histograms,
         archive=replay.archive if saves(config) else None,
@@ -139,7 +139,7 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
     return network
 
 
-def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
+def ladder_index(plan: ApexPlan, actor: int, split: int, row: int) -> int:
     """Place of an env row on the ladder of epsilons: every actor has rows all along it."""
     return (split * plan.rows + row) * plan.num_workers + actor
 
@@ -147,7 +147,7 @@ def rung(plan: ApexPlan, actor: int, split: int, row: int) -> int:
 def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     """Epsilon of every env row of the run, in the order of actors, splits, rows."""
     ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
-    return ladder[[rung(plan, *row) for row in _rows(plan)]]
+    return ladder[[ladder_index(plan, *row) for row in _rows(plan)]]
 
 
 def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
@@ -159,7 +159,7 @@ def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
 def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
     """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
     third = math.ceil(plan.envs / 3)
-    return {row: (plan.envs - 1 - rung(plan, *row)) // third for row in _rows(plan)}
+    return {row: (plan.envs - 1 - ladder_index(plan, *row)) // third for row in _rows(plan)}
 
 
 def _rows(plan: ApexPlan) -> list[Row]:
@@ -173,7 +173,7 @@ def make_policy(
     weights: SharedWeights,
     config: ApexConfig,
     plan: ApexPlan,
-    start: Start,
+    start: ResumePoint,
 ) -> EpsilonGreedyPolicy:
     """The policy of the ``index``-th actor (inline) or policy worker."""
     return EpsilonGreedyPolicy(
@@ -188,7 +188,7 @@ def make_policy(
 
 
 def make_learner(
-    new_network: NewNetwork, config: ApexConfig, plan: ApexPlan, start: Start
+    new_network: NewNetwork, config: ApexConfig, plan: ApexPlan, start: ResumePoint
 ) -> DqnLearner:
     """The learner as it begins: initial weights, or all that is in the checkpoint."""
     device = torch.device(plan.device)
@@ -207,16 +207,18 @@ def _replay_channels(
     slots: TrajectorySlots,
     frames: CompressedFrames | None,
     joined: Channels,
-    start: Start,
+    start: ResumePoint,
 ) -> ReplayChannels:
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
-    ledger = ReplayLedger(len(shard_wakeups))
-    limiter = RateLimiter(ledger, plan.item_ratio, plan.tolerance, plan.learning_starts_items)
+    replay_counters = ReplayCounters(len(shard_wakeups))
+    limiter = RateLimiter(
+        replay_counters, plan.item_ratio, plan.tolerance, plan.learning_starts_items
+    )
     archive = make_archive(config, plan, slots, shard_wakeups, start)
     if start.resume is not None:
         restoring = archive.where.saved is not None
         limiter.load(start.resume.plain()["limiter"], restoring=restoring)
-    tickets = SampleTickets(
+    sample_requests = SampleRequests(
         config.prefetch_batches,
         plan.batch_size,
         shard_wakeups,
@@ -232,10 +234,10 @@ def _replay_channels(
             FinishRollout(config, joined.weights),
         ),
         frames=frames,
-        tickets=tickets,
+        sample_requests=sample_requests,
         limiter=limiter,
         shard_wakeups=shard_wakeups,
-        histograms=ReplayHistograms(tickets, len(shard_wakeups)),
+        histograms=ReplayHistograms(sample_requests, len(shard_wakeups)),
         archive=archive,
     )
 
@@ -253,7 +255,7 @@ def _shard(
     joined: Channels,
     config: ApexConfig,
     plan: ApexPlan,
-    start: Start,
+    start: ResumePoint,
 ) -> Node:
     counts, slots = plan.shard_slots, replay.exchange.slots
     make_shard = partial(
@@ -266,14 +268,14 @@ def _shard(
         count=counts[index],
         capacity=plan.stored_slots[index],
         priority=Prioritisation(config.priority_exponent, config.priority_epsilon),
-        ledger=replay.limiter.ledger,
+        replay_counters=replay.limiter.replay_counters,
         seed=[start.seed, start.resumes],
     )
     worker = ReplayWorker(
         index,
         make_shard,
         replay.exchange,
-        replay.tickets,
+        replay.sample_requests,
         replay.limiter,
         replay.histograms,
         replay.archive,
@@ -301,7 +303,7 @@ def _learner(
     joined: Channels,
     config: ApexConfig,
     plan: ApexPlan,
-    start: Start,
+    start: ResumePoint,
     new_network: NewNetwork,
     save: Save,
     control: Connection | None,
@@ -314,7 +316,7 @@ def _learner(
     worker = ReplayLearnerWorker(
         partial(make_learner, new_network, config, plan, start),
         partial(make_reader, config, replay.exchange.slots, replay.frames),
-        replay.tickets,
+        replay.sample_requests,
         replay.limiter,
         joined.weights,
         config,
@@ -376,7 +378,7 @@ def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
 
 
 def _notes(
-    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: Start
+    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: ResumePoint
 ) -> tuple[str, ...]:
     what = "samples" if config.sequences is None else "sequences"
     limit = (

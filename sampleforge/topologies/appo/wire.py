@@ -14,7 +14,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     NewModel,
     NewPolicy,
-    Start,
+    ResumePoint,
     first_weights,
     make_learner,
     model_maker,
@@ -33,7 +33,7 @@ def appo(
     config: AppoConfig,
     plan: Plan,
     spec: EnvSpec,
-    start: Start,
+    start: ResumePoint,
     save: Save,
     control: Connection | None,
 ) -> Graph:
@@ -68,7 +68,7 @@ def appo(
         exchange=exchange,
         weights=weights,
         stop=StopFlag(),
-        replacements=joined.replacements,
+        restart_budget=joined.restart_budget,
     )
 
 
@@ -77,7 +77,7 @@ def _learner(
     exchange: SlotExchange,
     config: AppoConfig,
     plan: Plan,
-    start: Start,
+    start: ResumePoint,
     new_model: NewModel,
     save: Save,
     control: Connection | None,

@@ -8,15 +8,15 @@ from multiprocessing.connection import Connection
 import torch
 
 from sampleforge.config import ConfigError
-from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import StoreBoard
-from sampleforge.distributed.rendezvous import Encounter, WorldRendezvous
+from sampleforge.distributed.rendezvous import StartupRendezvous, WorldRendezvous
 from sampleforge.distributed.torch_group import Backend
 from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress, Counters, Progress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import Start
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import (
     choose_backend,
@@ -28,7 +28,7 @@ from sampleforge.topologies.ddppo.wire import (
 from sampleforge.topologies.graph import COUNTERS, Graph
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.learner import Save
-from sampleforge.workers.rank_sync import Accounts
+from sampleforge.workers.rank_sync import MetricsSync
 from sampleforge.workers.worker import StopFlag
 
 
@@ -71,14 +71,14 @@ def ddppo_world(
     config: DdppoConfig,
     plan: Plan,
     spec: EnvSpec,
-    start: Start,
+    start: ResumePoint,
     save: Save,
     control: Connection | None,
     *,
-    encounter: Encounter,
+    rendezvous: StartupRendezvous,
 ) -> Graph:
     """Wire the rank of this process, once all have met."""
-    world = encounter.world
+    world = rendezvous.world
     counters = Counters(COUNTERS, world.size)
     played, known, stop = EpisodeList(), EpisodeList(), StopFlag()
     progress = Progress(
@@ -90,7 +90,7 @@ def ddppo_world(
         config.train_for_seconds,
     )
     backend, why, device = backend_and_device(plan.device, world)
-    board = StoreBoard(encounter.another_store(), world.rank, world.size)
+    board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
     node, exchange, weights = wire_rank(
         config,
         plan,
@@ -102,9 +102,9 @@ def ddppo_world(
         played,
         stop,
         board,
-        Regrouping(0, world.size),  # it is torchrun that replaces a rank, and with it all others
-        WorldRendezvous(encounter, backend, config.rank_timeout, device),
-        Accounts(counters, played, known if world.rank == 0 else None),
+        GroupEpoch(0, world.size),  # it is torchrun that replaces a rank, and with it all others
+        WorldRendezvous(rendezvous, backend, config.rank_timeout, device),
+        MetricsSync(counters, played, known if world.rank == 0 else None),
     )
     if world.attempt and world.rank == 0:
         counters.row(0)["restarts"] += 1

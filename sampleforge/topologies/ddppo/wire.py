@@ -13,10 +13,10 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import Rendezvous
-from sampleforge.distributed.group_epoch import Regrouping
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
 from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
-from sampleforge.distributed.torch_group import Backend, Meeting
+from sampleforge.distributed.torch_group import Backend, RendezvousStore
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
@@ -31,7 +31,7 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     NewModel,
-    Start,
+    ResumePoint,
     env_makers,
     first_weights,
     make_learner,
@@ -50,12 +50,12 @@ from sampleforge.topologies.sampler_plan import (
     overlaps_inline,
 )
 from sampleforge.workers.actor import ActorWorker, never
-from sampleforge.workers.batched_inference import GatheredInference
+from sampleforge.workers.batched_inference import BatchedInference
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
-from sampleforge.workers.rank_sync import Accounts
+from sampleforge.workers.rank_sync import MetricsSync
 from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement, StopFlag
 
@@ -162,7 +162,7 @@ def ddppo(
     config: DdppoConfig,
     plan: Plan,
     spec: EnvSpec,
-    start: Start,
+    start: ResumePoint,
     save: Save,
     control: Connection | None,
 ) -> Graph:
@@ -183,10 +183,10 @@ def ddppo(
     )
     new_model = model_maker(config, spec, start.seed)
     rendezvous, why, held = meet_here(config, plan, new_model)
-    board, regrouping = RolloutBoard(ranks), Regrouping(config.max_rank_restarts, ranks)
+    board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
     snapshot = None if config.serial else StateSnapshot(new_model())
     wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
-    wired = [wire(board, regrouping, meet, snapshot=snapshot) for meet in rendezvous]
+    wired = [wire(board, group_epoch, meet, snapshot=snapshot) for meet in rendezvous]
     nodes, exchanges, weights = zip(*wired, strict=True)
     return Graph(
         name="ddppo",
@@ -200,7 +200,7 @@ def ddppo(
         exchange=exchanges[0],
         weights=weights[0],
         stop=stop,
-        regrouping=regrouping,
+        group_epoch=group_epoch,
         snapshot=snapshot,
         held=held,
     )
@@ -215,7 +215,7 @@ def meet_here(
     devices = [rank_device(plan.device, rank) for rank in range(ranks)]
     backend, why = choose_backend(plan.device, ranks)
     if backend == "nccl":
-        store = Meeting()
+        store = RendezvousStore()
         return (
             [store.rendezvous(r, ranks, backend, timeout, d) for r, d in enumerate(devices)],
             f"gradients through {why}",
@@ -246,16 +246,16 @@ def wire_rank(
     config: DdppoConfig,
     plan: Plan,
     spec: EnvSpec,
-    start: Start,
+    start: ResumePoint,
     save: Save,
     control: Connection | None,
     progress: Progress,
     episodes: Episodes,
     stop: StopFlag,
     board: Board,
-    regrouping: Regrouping,
+    group_epoch: GroupEpoch,
     meet: Rendezvous,
-    accounts: Accounts | None = None,
+    metrics_sync: MetricsSync | None = None,
     snapshot: StateSnapshot | None = None,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
     """One rank, with slots and weights that only it uses."""
@@ -270,7 +270,7 @@ def wire_rank(
         rank, new_model, weights, plan, start, noise_correlation=config.noise_correlation
     )
     policy = (new_policy, slots, plan.num_splits, rank)
-    envs = env_makers(rank, config, plan, start, regrouping)
+    envs = env_makers(rank, config, plan, start, group_epoch)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
     preemption = _preemption(config, plan, board, meet)
@@ -279,7 +279,7 @@ def wire_rank(
     parts = (episodes, wakeup, endless, rank)
     ends = preemption.ends if meet.size > 1 else never
     if config.variable_experience:
-        inference, steps = GatheredInference(*policy), plan.num_splits * plan.rollout
+        inference, steps = BatchedInference(*policy), plan.num_splits * plan.rollout
         room = with_room(config, steps, meet.size)
         variable = partial(VariableActor, round_steps=room, round_ends=ends)
         actor: ActorWorker = variable(0, envs, exchange, inference, *parts)
@@ -297,12 +297,12 @@ def wire_rank(
         wakeup,
         stop,
         preemption,
-        regrouping,
+        group_epoch,
         debug=config.debug,
         control=control if rank == 0 else None,
-        accounts=accounts,
+        metrics_sync=metrics_sync,
         snapshot=snapshot,
-        **({"replaced_within": 0.0} if accounts else {}),
+        **({"replaced_within": 0.0} if metrics_sync else {}),
     )
     node = Node(worker, wakeup, rank_placement(config, plan, rank), envs=tuple(envs))
     return node, exchange, weights
