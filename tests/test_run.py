@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
     assert {path.name for path in run.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock")
     }
-    assert stat.S_IMODE(run.stat().st_mode) == 0o700
     written = summary(run)
     assert set(written) == SUMMARY
     assert written["status"] == "finished" and written["error"] is None

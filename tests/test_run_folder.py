@@ -1,4 +1,4 @@
-"""Run folders: private, portable, one run at a time, resumed with the config they had."""
+"""Run folders: portable, one run at a time, resumed with the config they had."""
 
 import dataclasses
 import json
@@ -8,13 +8,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from sampleforge.config import ConfigError
+from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.folder.stored_config import MAY_CHANGE
 from sampleforge.folder.trust import Trust
 from sampleforge.folder.versions import git_commit
+from sampleforge.reporting.reporter import Reporter
 from sampleforge.topologies.config import ALGOS, AppoConfig
+
+FOLDERS = ("checkpoints", "scratch", "tb")
 
 
 @pytest.fixture
@@ -26,14 +31,36 @@ def folder(tmp_path):
     folder.close()
 
 
-def test_everything_is_private_and_names_no_path(folder, tmp_path):
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_all_files_and_folders_follow_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        folder = RunFolder(tmp_path / "runs" / "a")
+        folder.create()
+        with Reporter(folder, quiet=True, total_env_steps=None, total_seconds=None) as reporter:
+            reporter.log("begins")
+            reporter.report({"loss": 1.0}, env_steps=1, wall_s=1.0)
+        folder.write_config(AppoConfig(env="E"), AppoConfig(env="E"))
+        folder.write_summary({})
+        folder.write_benchmark({})
+        CheckpointStore(folder.checkpoints, 1).save(
+            Checkpoint({"w": torch.ones(2)}, {}), env_steps=1, version=1, return_mean=None
+        )
+        found = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.path.rglob("*")}
+        folder.close()
+    finally:
+        os.umask(before)
+    assert len(found) >= 10
+    assert found == {path: (0o777 if path.name in FOLDERS else 0o666) & ~umask for path in found}
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o777 & ~umask
+
+
+def test_no_file_names_an_absolute_path(folder, tmp_path):
     asked = AppoConfig(env="CartPole-v1", run_dir=str(folder.path))
     folder.write_config(dataclasses.replace(asked, seed=3), asked)
     folder.write_summary({"status": "finished", "return_mean": float("nan")})
     folder.write_benchmark({"sampled_per_s": 1.0})
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     for path in folder.path.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
         if path.is_file():
             assert str(tmp_path) not in path.read_text()
     assert json.loads(folder.summary_file.read_text())["return_mean"] is None

@@ -38,7 +38,7 @@ def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
 
 
 class RunFolder:
-    """One run's files: all private to their owner, none naming an absolute path."""
+    """One run's files. Their permissions follow the umask; none names an absolute path."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -67,18 +67,18 @@ class RunFolder:
         raise ConfigError(f"{path} is not a run folder: there is no config.yaml in it{hint}")
 
     def create(self) -> None:
-        """Make the folder (mode 0700), or take an existing one, and lock it against another run.
+        """Make the folder, or take an existing one, and lock it against another run.
 
         The kernel drops the lock when this process ends, however it ends. Raises ConfigError if
         another run has the folder, it cannot be made, or something in it leads out of it.
         """
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             check_places(self.path, _FILES)
             self._lock = self._locked()
-            self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
-            self.scratch.mkdir(mode=0o700)
+            self.scratch.mkdir()
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -88,7 +88,7 @@ class RunFolder:
 
     def _locked(self) -> int:
         """File handle that holds the lock."""
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -27,7 +27,7 @@ class EventFile:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._folder = folder
         self._events: Any = event_pb2
         self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
