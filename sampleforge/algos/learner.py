@@ -16,6 +16,7 @@ from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.explained_variance import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
 from sampleforge.rollouts.batch import Batch
@@ -87,7 +88,8 @@ class Learner:
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
         gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``,
         a minibatch without a valid row in ``empty_minibatches``. Means are weighted by valid rows,
-        and 0 if there is none.
+        and 0 if there is none. ``explained_variance`` is that of the values at sampling, and left out
+        where the value targets do not vary.
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
@@ -111,6 +113,9 @@ class Learner:
             with autocast(self._device, self._precision):
                 found["update_kl"] = change.measure(self.model, self._averaging.gather)
         metrics = to_floats({**found, **counts})
+        explained = explained_variance({name: metrics.pop(name) for name in MOMENTS})
+        if explained is not None:
+            metrics["explained_variance"] = explained
         steps = len(per_step) - int(metrics["empty_minibatches"])
         self.version -= len(per_step) - steps
         for name in ("policy_lag_mean", "policy_lag_max"):
