@@ -13,6 +13,7 @@ from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
 from sampleforge.reporting.reporter import Reporter
+from sampleforge.reporting.tags import tag
 from tests.test_checkpoint import largest_file
 
 SCALARS = {
@@ -72,8 +73,8 @@ def test_every_scalar_goes_to_both_files(folder):
     assert lines[0] == {**SCALARS, "env_steps": 100, "wall_s": 1.0}
     written = list(events(folder))
     assert [step for step, _ in written] == [100, 200]
-    assert set(written[0][1]) == set(lines[0])
-    assert written[0][1]["loss"] == pytest.approx(-0.0123)
+    assert set(written[0][1]) == {tag(name) for name in lines[0]}
+    assert written[0][1]["losses/loss"] == pytest.approx(-0.0123)
 
 
 def test_what_is_not_finite_becomes_null(folder):

@@ -13,6 +13,7 @@ from tests.runs import summary, train, until_trained
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
+    "return_best",
     *("policy_lag", "restarts", "env_restarts", "nonfinite_steps", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8

@@ -88,8 +88,8 @@ class Learner:
         ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
         gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``,
         a minibatch without a valid row in ``empty_minibatches``. Means are weighted by valid rows,
-        and 0 if there is none. ``explained_variance`` is that of the values at sampling, and left out
-        where the value targets do not vary.
+        and 0 if there is none. ``explained_variance`` is that of the values at sampling; it is left
+        out where the value targets do not vary.
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.gather(torch.tensor([progress])).max())
