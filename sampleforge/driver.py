@@ -125,6 +125,7 @@ class Run:
         self.folder: RunFolder = self._opened.folder
 
     def _wire(self, spec: EnvSpec) -> None:
+        from sampleforge.folder.resolved import with_plan
         from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.folder.saving import Saving
         from sampleforge.models.registry import resolve_encoder
@@ -139,7 +140,7 @@ class Run:
         model = resolve_encoder(config.model, spec.observations)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
-        self.folder.write_config(config, self._asked)
+        self.folder.write_config(with_plan(config, plan), self._asked)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
         self.new_model = chosen.model_maker(config, spec, config.seed)

@@ -9,7 +9,10 @@ import sys
 
 import pytest
 import torch
+import yaml
 
+from sampleforge.api import train
+from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.folder.run_folder import RunFolder, default_run_dir
@@ -186,3 +189,31 @@ def test_default_folder_names_are_safe(tmp_path):
 
 def test_no_commit_outside_a_checkout(tmp_path):
     assert git_commit(tmp_path) is None
+
+
+def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(tmp_path):
+    asked = AppoConfig(
+        **{"env": "CartPole-v1", "seed": 1, "quiet": True, "serial": True},
+        **{"async_rl": True, "run_dir": str(tmp_path / "run"), "train_for_env_steps": 2000},
+    )
+    train(asked)
+    file = tmp_path / "run" / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    chosen = {
+        **{"num_workers": 1, "num_envs_per_worker": 64, "num_splits": 1, "inference": "inline"},
+        **{"device": "cpu", "precision": "fp32", "learner_threads": 1, "num_policy_workers": 1},
+    }
+    assert {name: stored[name] for name in chosen} == chosen
+    assert stored["batch_size"] > 0 and stored["max_policy_lag"] > 0 and stored["rollout"] == 32
+    again = parse_config("appo", ["--config", str(file)])
+    for name in chosen:
+        assert getattr(again, name) == getattr(asked, name), "chosen anew, wherever that is"
+    assert (again.batch_size, again.rollout) == (stored["batch_size"], 32)
+    result = train(dataclasses.replace(again, run_dir=str(tmp_path / "copy")))
+    copied = yaml.safe_load((tmp_path / "copy" / "config.yaml").read_text())
+    assert {n: v for n, v in copied.items() if n != "left_open"} == {
+        n: v for n, v in stored.items() if n != "left_open"
+    }
+    assert result.summary["return_mean"] > 0
+    longer = dataclasses.replace(asked, num_workers=2, num_splits=2, train_for_env_steps=2500)
+    assert train(longer).summary["env_steps"] >= 2500, "another machine chose other numbers"
