@@ -140,6 +140,7 @@ class Run:
         model = resolve_encoder(config.model, spec.observations)
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
+        self._resolved = config
         self.folder.write_config(with_plan(config, plan), self._asked)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
@@ -200,9 +201,10 @@ class Run:
         return ProcessRunner(graph, self._control, context, timeout, log, interrupted)
 
     def _make_reporter(self) -> Reporter:
+        from sampleforge.reporting.opening import announce
         from sampleforge.reporting.reporter import Reporter
 
-        config = self.config
+        config = self._resolved
         reporter = Reporter(
             self.folder,
             quiet=config.quiet,
@@ -210,9 +212,8 @@ class Run:
             total_seconds=config.train_for_seconds,
         )
         self._resources.callback(reporter.close)
-        reporter.log(self.graph.describe())
-        if self._opened.earlier:
-            reporter.log(f"resumes at {self._start.env_steps:,} env steps, from its checkpoint")
+        resumed = self._start.env_steps if self._opened.earlier else None
+        announce(reporter, self.graph, config, self._plan, self.spec, resumed)
         return reporter
 
     # ---- running ----
@@ -409,13 +410,11 @@ class Run:
             }
         )
         if error is None:
-            mean = measured["return_mean"]
-            reached = "no episode has ended" if mean is None else f"mean return {mean:.2f}"
-            text = f"{status}: {measured['env_steps']:,} env steps, {reached}, in "
-            text += str(self.folder.path)
-            if status == "interrupted" and not (config.sampler_only or config.benchmark):
-                text += "; the same command with that --run-dir goes on from its checkpoint"
-            self.reporter.log(text, "result")
+            from sampleforge.reporting.closing import end_line, next_commands
+
+            self.reporter.log(end_line(status, measured, self.folder.path), "result")
+            for line in next_commands(self._asked, self.folder.path, status):
+                self.reporter.log(line)
 
     def _end_at_once(self) -> None:
         if self._runner is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -37,6 +39,20 @@ def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
     return path
 
 
+def with_folder_and_seed(config: C) -> C:
+    """Return ``config`` with a run folder and a seed, so that both can be said at once: those that
+    it names, or a new folder, and the seed of the run that the folder holds, or a random one."""
+    asked: Any = config
+    path = Path(asked.run_dir) if asked.run_dir else default_run_dir(config)
+    seed = asked.seed
+    if seed is None:
+        check_places(path, ("config.yaml",))
+        stored = path / "config.yaml"
+        found = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        seed = found if isinstance(found, int) else secrets.randbelow(2**31)
+    return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
+
+
 class RunFolder:
     """One run's files. Their permissions follow the umask; none names an absolute path."""
 
@@ -63,8 +79,8 @@ class RunFolder:
         parent = folder.path.parent
         runs = [found.parent.name for found in parent.glob("*/config.yaml")]
         near = [str(parent / name) for name in nearest(folder.path.name, runs)]
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(f"{path} is not a run folder: there is no config.yaml in it{hint}")
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{path} is not a run folder: it has no config.yaml{hint}")
 
     def create(self) -> None:
         """Make the folder, or take an existing one, and lock it against another run.
@@ -136,12 +152,12 @@ class RunFolder:
         found = found or (self.checkpoints / "manifest.json").exists()
         if config.resume == "must" and not found:
             raise ConfigError(
-                f"resume is 'must', but there is no checkpoint in {self.path}; give the folder of "
+                f"--resume must: there is no checkpoint in {self.path}; give the folder of "
                 "an earlier run, or --resume auto to start one here"
             )
         if config.resume == "never" and found:
             raise ConfigError(
-                f"resume is 'never', but there are checkpoints in {self.path}; give another "
+                f"--resume never: there are checkpoints in {self.path}; give another "
                 "--run-dir, or --resume auto to go on from them"
             )
         return found

@@ -183,6 +183,7 @@ def changes(stored: Any, left_open: Mapping[str, Any], config: Any, fitted: Any)
         for name, value in new.items()
         if name not in MAY_CHANGE
         and value != old[name]
+        and not (name == "seed" and value is None)  # the run's own is meant
         and (name in IMPORTABLE or fits[name] != old[name])
         and not (
             _is_open(name, value, defaults[name])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
+    flag_prefix: ClassVar[str] = "model."
+    """What stands before the names of these flags."""
+
     encoder: str = "auto"
     """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, doom_cnn, impala_resnet, a
     registered name, or package.module:EncoderClass."""
@@ -24,7 +27,7 @@ class ModelConfig(Checked):
     core_size: int = 256
     """Width of the recurrent core's state."""
     separate_critic: bool | None = None
-    """An encoder and a core of its own for the value function (none: without images and without a
+    """The value function has its own encoder and core (default: yes without images and without a
     core)."""
     normalise_observations: bool = True
     """Running mean and standard deviation for observations of floats or bytes (images are divided
@@ -32,7 +35,7 @@ class ModelConfig(Checked):
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False
-    """Box actions: tanh-squashed into the bounds, instead of clipped by the environment."""
+    """Box actions: squash them into the bounds by tanh, instead of clipping them."""
     initial_log_std: float = 0.0
     """Box actions: log of the standard deviation at the start."""
 
@@ -42,7 +45,7 @@ class ModelConfig(Checked):
         check_range(self, "initial_log_std")
         if any(width < 1 for width in self.hidden_sizes):
             raise ConfigError(
-                f"hidden_sizes is {self.hidden_sizes}, but a layer has at least 1 unit; "
+                f"{typed('model.hidden_sizes', self.hidden_sizes)}: a layer has at least 1 unit; "
                 "for no hidden layers leave the list empty"
             )
 
@@ -68,16 +71,16 @@ class QHeadsConfig(Checked):
     """Explore by Gaussian noise on the weights of the heads, whose size is learned; evaluation has
     none."""
     noisy_sigma: float = 0.5
-    """Size of that noise at the start, times sqrt(inputs of the layer)."""
+    """Initial size of that noise, times sqrt(inputs of the layer)."""
     value_distribution: Literal["none", "c51", "quantile"] = "none"
     """Learn how returns are distributed: c51: probabilities of --num-atoms returns from --v-min to
     --v-max (no Huber loss); quantile: --num-atoms quantiles."""
     num_atoms: int = 51
     """Atoms of c51, or quantiles, whose loss costs their square (the paper of the latter: 200)."""
     v_min: float | None = None
-    """c51: the least return, of scaled and clipped rewards (none: -10 for images)."""
+    """c51: the lowest return, of scaled and clipped rewards (default: -10 for images)."""
     v_max: float | None = None
-    """c51: the largest return (none: 10 for images)."""
+    """c51: the highest return, of scaled and clipped rewards (default: 10 for images)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,12 +91,11 @@ class QHeadsConfig(Checked):
             value = getattr(self, name)
             if value is not None and self.value_distribution != "c51":
                 raise ConfigError(
-                    f"{name} is {value:g}, but value_distribution is "
-                    f"{self.value_distribution!r}, which has no atoms to spread; use 'c51', or "
-                    f"leave {name} out"
+                    f"{typed(name, value)}: --value-distribution {self.value_distribution} has no "
+                    "atoms to spread; use --value-distribution c51 or leave it out"
                 )
         if self.v_min is not None and self.v_max is not None and self.v_min >= self.v_max:
             raise ConfigError(
-                f"v_min is {self.v_min:g}, but must be less than v_max {self.v_max:g}: the atoms "
-                "lie between them; lower v_min or raise v_max"
+                f"--v-min {self.v_min:g}: must be less than --v-max {self.v_max:g}, because the "
+                "atoms lie between them"
             )

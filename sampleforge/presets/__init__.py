@@ -23,7 +23,7 @@ def preset_file(algo: str, name: str) -> Path:
     if name in names:
         return FOLDER / algo / f"{name}.yaml"
     near = nearest(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
+    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
     raise ConfigError(f"unknown {algo} preset {name!r}; {hint}")
 
 
