@@ -201,6 +201,8 @@ class Run:
         return ProcessRunner(graph, self._control, context, timeout, log, interrupted)
 
     def _make_reporter(self) -> Reporter:
+        from sampleforge.benchmark.live import BottleneckWatch
+        from sampleforge.benchmark.verdict import BenchmarkContext
         from sampleforge.reporting.opening import announce
         from sampleforge.reporting.reporter import Reporter
 
@@ -212,6 +214,8 @@ class Run:
             total_seconds=config.train_for_seconds,
         )
         self._resources.callback(reporter.close)
+        context = BenchmarkContext.of(config, self._plan, self.spec)
+        reporter.watch(BottleneckWatch(self.graph, context).look)
         resumed = self._start.env_steps if self._opened.earlier else None
         announce(reporter, self.graph, config, self._plan, self.spec, resumed)
         return reporter

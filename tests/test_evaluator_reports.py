@@ -32,7 +32,7 @@ def test_tensorboard_has_evaluations_at_the_steps_of_their_weights(folder: Any) 
         (1500, {f"eval/{name}" for name in Evaluation._fields}),
     ]
     assert read_metrics(folder.metrics_file)[0]["eval_return_mean"] == 50.0
-    assert "evaluated: 50.00 ± 4.00 (10 episodes, weights of 1,500 env steps, version 7)" in (
+    assert "evaluated: 50.00 ± 4.00 (10 episodes, weights of 1,500 env steps)" in (
         screen.getvalue()
     )
 

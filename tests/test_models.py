@@ -307,7 +307,7 @@ def test_auto_is_resolved_by_the_observations() -> None:
 @pytest.mark.parametrize(
     "encoder, message",
     [
-        ("natur_cnn", "did you mean nature_cnn"),
+        ("natur_cnn", "Did you mean nature_cnn"),
         ("nowhere.to.be:Found", "importing it fails: No module named 'nowhere'"),
         ("sampleforge.spec:Missing", "importing it fails"),
         ("sampleforge.spec:ArraySpec", "not a torch.nn.Module"),

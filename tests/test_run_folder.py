@@ -162,11 +162,11 @@ def test_resume_policies(folder):
     must = AppoConfig(env="E", resume="must", run_dir="x")
     never = AppoConfig(env="E", resume="never")
     assert not folder.resumes(AppoConfig()) and not folder.resumes(never)
-    with pytest.raises(ConfigError, match="resume is 'must', but there is no checkpoint"):
+    with pytest.raises(ConfigError, match="--resume must: there is no checkpoint"):
         folder.resumes(must)
     (folder.checkpoints / "manifest.json").write_text("")
     assert folder.resumes(AppoConfig()) and folder.resumes(must)
-    with pytest.raises(ConfigError, match="resume is 'never', but there are checkpoints"):
+    with pytest.raises(ConfigError, match="--resume never: there are checkpoints"):
         folder.resumes(never)
 
 
@@ -175,7 +175,7 @@ def test_a_run_that_is_not_there_is_answered_with_the_nearest(folder):
     assert RunFolder.existing(folder.path).path == folder.path
     (folder.path.parent / "cartpole").mkdir()
     (folder.path.parent / "cartpole" / "config.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"did you mean .*cartpole\?"):
+    with pytest.raises(ConfigError, match=r"Did you mean .*cartpole\?"):
         RunFolder.existing(folder.path.parent / "cartpol")
 
 

@@ -148,7 +148,7 @@ class Benchmark:
     def _result(self, window: Window) -> dict[str, Any]:
         """All of benchmark.json."""
         setting, peak = self._setting, self._peak
-        table = stages(window.counted, _crew(self._graph), window.seconds)
+        table = stages(window.counted, roles_of(self._graph), window.seconds)
         judged = verdict(table, window.free, window.idle_cores, setting, self._warnings(window))
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         return {
@@ -175,8 +175,8 @@ class Benchmark:
         }
 
 
-def _crew(graph: Graph) -> Roles:
-    """Who steps environments, who only infers, who only learns, or who does all of it."""
+def roles_of(graph: Graph) -> Roles:
+    """Return which workers step environments, which only infer, and which only learn."""
     actors = [row for row, node in enumerate(graph.nodes) if node.envs]
     learners = [r for r, node in enumerate(graph.nodes) if node is graph.learner and not node.envs]
     others = set(range(len(graph.nodes))) - {*actors, *learners}

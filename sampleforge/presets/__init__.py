@@ -24,7 +24,7 @@ def preset_file(algo: str, name: str) -> Path:
         return FOLDER / algo / f"{name}.yaml"
     near = nearest(name, names)
     hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
-    raise ConfigError(f"unknown {algo} preset {name!r}; {hint}")
+    raise ConfigError(f"Unknown {algo} preset {name}. {hint}")
 
 
 def preset_values(algo: str, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -46,8 +46,13 @@ class Reporter:
         self._metrics = LineFile(folder.metrics_file)
         self._log: LineFile | None = LineFile(folder.log_file)
         self._events: EventFile | None = None
+        self._bottleneck: Callable[[], str | None] | None = None
         goal = Goal(total_env_steps, total_seconds)
         self._display = open_display(title or folder.path.name, goal, quiet, console)
+
+    def watch(self, bottleneck: Callable[[], str | None]) -> None:
+        """Ask ``bottleneck`` at each report what limits the run, and show it."""
+        self._bottleneck = bottleneck
 
     def report(
         self,
@@ -75,7 +80,7 @@ class Reporter:
             self._events.write(found, int(found["eval_env_steps"]))
         if histograms:
             self._events.write_histograms(histograms, env_steps)
-        self._display.update(values)
+        self._display.update(values, None if self._bottleneck is None else self._bottleneck())
 
     def log(
         self, text: str, level: Level = "info", source: str = "driver", *, on_screen: bool = True
