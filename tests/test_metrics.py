@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.reporting.display import open_display
 from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
@@ -36,12 +37,36 @@ def folder(tmp_path):
     folder.close()
 
 
+class ShownReporter(Reporter):
+    """The files and the screen of a run together, as the command has them."""
+
+    def __init__(self, folder, display):
+        super().__init__(folder)
+        self._display = display
+        self.bottleneck = None
+
+    def report(self, scalars, *, env_steps, wall_s, **more):
+        super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
+        values = {**scalars, "env_steps": env_steps, "wall_s": wall_s}
+        self._display.update(values, self.bottleneck)
+
+    def log(self, text, level="info", source="driver"):
+        if level != "debug":
+            self._display.message(text, level)
+        super().log(text, level, source)
+
+    def close(self):
+        super().close()
+        self._display.close()
+
+
 def reporter(folder, quiet=False, terminal=False, width=100, **goal):
     """A reporter, and the text that it shows."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=width, color_system=None)
-    goal = {"total_env_steps": None, "total_seconds": None, **goal}
-    return Reporter(folder, quiet=quiet, title="E, appo", console=console, **goal), screen
+    ends = Goal(goal.get("total_env_steps"), goal.get("total_seconds"))
+    display = open_display("E, appo", ends, quiet, console)
+    return ShownReporter(folder, display), screen
 
 
 def report_steps(folder, *steps, **options):
@@ -167,7 +192,7 @@ def test_the_panel_fits_into_60_and_80_columns(folder, algo, width):
     rates |= {"env_steps_per_s": 36_302.5, "frames_per_s": 145_210.0, "restarts": 12.0}
     learned |= {"return_best": 12345.67, "grad_norm": 0.123, "ready_slots_fill": 0.17}
     reporting, screen = reporter(folder, terminal=True, width=width, total_env_steps=2 * 10**9)
-    reporting.watch(lambda: "waiting for slots or actions")
+    reporting.bottleneck = "waiting for slots or actions"
     with reporting:
         reporting.report(rates, env_steps=10**6, wall_s=5.0)
         reporting.report({**rates, **learned}, env_steps=10**9, wall_s=20_000.0)

@@ -40,7 +40,7 @@ def test_all_files_and_folders_follow_the_umask(tmp_path, umask):
     try:
         folder = RunFolder(tmp_path / "runs" / "a")
         folder.create()
-        with Reporter(folder, quiet=True, total_env_steps=None, total_seconds=None) as reporter:
+        with Reporter(folder) as reporter:
             reporter.log("begins")
             reporter.report({"loss": 1.0}, env_steps=1, wall_s=1.0)
         folder.write_config(AppoConfig(env="E"), AppoConfig(env="E"))

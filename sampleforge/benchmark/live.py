@@ -42,7 +42,7 @@ class BottleneckWatch:
         if not new["env_steps"].sum() or not (new["learn_s"].sum() or self._context.sampler_only):
             return None
         table = stages(new, self._roles, seconds)
-        free, _ = self._graph.exchange.fill()
+        free, _ = self._graph.group.exchange.fill()
         return verdict(table, free, idle_cores, self._context).in_words
 
     def _count(self) -> dict[str, npt.NDArray[np.float64]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sampleforge import __version__
 from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.progress import number
 
 if TYPE_CHECKING:
-    from sampleforge.reporting.reporter import Reporter
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.apex.plan import ApexPlan
     from sampleforge.topologies.config import AnyConfig
@@ -75,23 +74,26 @@ def reason_line(config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> str:
     return f"{learning}. {inference}" if inference else learning
 
 
-def announce(
-    reporter: Reporter,
+def opening(
     graph: Graph,
     config: AnyConfig,
     plan: Plan | ApexPlan,
     spec: EnvSpec,
     resumed: int | None,
-) -> None:
-    """Log the plan and its reason in a line each; the wiring to log.txt, and with --debug to the
-    screen as well. ``resumed``: env steps of the checkpoint that the run goes on from."""
-    reporter.log(plan_line(config, plan))
-    reporter.log(reason_line(config, plan, spec))
+) -> list[tuple[str, Literal["debug", "info"]]]:
+    """Return the messages before a training, each with its level: the plan and its reason in a
+    line each, and the wiring, which is for log.txt and with --debug for the screen. ``resumed``:
+    env steps of the checkpoint that the run goes on from."""
+    told: list[tuple[str, Literal["debug", "info"]]] = [
+        (plan_line(config, plan), "info"),
+        (reason_line(config, plan, spec), "info"),
+    ]
     if spec.frame_skip != 1:
-        reporter.log(f"Frames = env steps x frame skip ({spec.frame_skip} here)")
-    reporter.log(graph.describe(), on_screen=config.debug)
+        told.append((f"Frames = env steps x frame skip ({spec.frame_skip} here)", "info"))
+    told.append((graph.describe(), "info" if config.debug else "debug"))
     if resumed is not None:
-        reporter.log(f"Resuming from the checkpoint at {resumed:,} env steps")
+        told.append((f"Resuming from the checkpoint at {resumed:,} env steps", "info"))
+    return told
 
 
 def environment_failed(problem: str, run_dir: str | Path) -> str:
@@ -124,7 +126,6 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.runtime.machine import resolve_device
     from sampleforge.topologies.builders import ResumePoint
-    from sampleforge.topologies.evaluator import with_evaluator
     from sampleforge.topologies.registry import topology
 
     make_cwd_importable()
@@ -134,6 +135,4 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, batch_size=plan.batch_size, model=model)
     start = ResumePoint(config.seed or 0)
-    graph = chosen.wire(config, plan, spec, start, lambda tensors, state: None, None)
-    new_model = chosen.model_maker(config, spec, start.seed)
-    return with_evaluator(graph, config, new_model, start), config, plan, spec
+    return chosen.wire(config, plan, spec, start, lambda tensors, state: None), config, plan, spec

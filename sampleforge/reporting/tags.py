@@ -38,7 +38,7 @@ PATTERNS = {
     "eval": r"eval_\w+",
     "ranks": r"rank\d+_\w+",
     "replay": r"replay_priority_sum_\d+",
-    "rollout": r"return_mean_epsilon_.+",
+    "rollout": r"return_mean_epsilon_.+|env_.+",
 }
 OTHERS = "custom"
 """The group of metrics that SampleForge does not write itself, such as those of your own loss."""

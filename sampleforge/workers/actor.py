@@ -15,6 +15,7 @@ from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
 from sampleforge.rollouts.slots import end_rollout
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
@@ -96,6 +97,10 @@ class ActorWorker(EventDriven):
         self._ends_early = ends_early
         self._splits: list[Split] = []
 
+    def recover(self) -> None:
+        """The predecessor's half-written slots are written anew, its complete ones handed over."""
+        self._exchange.take_over(self._index)
+
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
@@ -103,10 +108,10 @@ class ActorWorker(EventDriven):
         for index, make in enumerate(self._make_envs):
             overlap = Overlap(slots) if slots.shape.sequences else None
             self._splits.append(Split(index, make(), overlap, slots.shape.state_size))
+        limit_threads(1)  # also those of libraries that the environments have brought
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()
-        self._exchange.take_over(self._index)  # from whom it replaces, if anybody
         for split in self._splits:
             try:
                 split.env.reset(split.carry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +12,7 @@ from sampleforge.algos.learner import Learner
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -49,7 +49,6 @@ class LearnerWorker(EventDriven):
         device: torch.device,
         threads: int,
         prefetch: bool = False,
-        control: Connection | None = None,
         counts_updates: bool = True,
     ) -> None:
         assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
@@ -66,12 +65,11 @@ class LearnerWorker(EventDriven):
         self._threads = threads
         self._prefetch = prefetch
         self._batch_source: BatchSource | None = None
-        self._control = control
         self._counts_updates = counts_updates
         self.batches = 0
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
+        limit_threads(self._threads)
         self._learner = self._make_learner()
         self._metrics = ReportMetrics()
         self._divergence = Divergence()
@@ -93,7 +91,6 @@ class LearnerWorker(EventDriven):
 
     def step(self) -> bool:
         assert self._batch_source is not None
-        answer(self._control, self.handle)
         moved = self._batch_source.gather()
         batch = self._batch_source.take()
         if batch is None:
@@ -127,10 +124,10 @@ class LearnerWorker(EventDriven):
         if self._batch_source is not None:
             self._batch_source.close()
 
-    def handle(self, request: tuple[str, Any]) -> Any:
-        """Answer the driver: ("metrics", None) gives the `ReportMetrics` of the batches since the
-        last time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
-        kind, payload = request
+    def handle(self, kind: str, payload: Any) -> Any:
+        """Answer the driver: "metrics" gives the `ReportMetrics` of the batches since the last one;
+        "save" writes a checkpoint with the driver's plain state (``payload``) and gives None, or
+        the error's text."""
         if kind == "metrics":
             return self._metrics.take()
         assert kind == "save", kind
@@ -142,54 +139,38 @@ class LearnerWorker(EventDriven):
         return None
 
 
-class NoLearner:
+class NoLearner(EventDriven):
     """In the learner's place when experience is only collected: answers the driver, no more."""
 
     name = "sink"
 
-    def __init__(self, wakeup: Wakeup, control: Connection | None = None) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
-        self._control = control
 
     def start(self) -> None:
         pass
 
     def step(self) -> bool:
-        answer(self._control, self.handle)
         return False
 
     def wait(self, timeout: float) -> None:
         self._wakeup.wait(timeout)
 
-    def close(self) -> None:
-        pass
-
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """There is nothing to report and nothing to save."""
-        return {} if request[0] == "metrics" else None
+        return {} if kind == "metrics" else None
 
 
 class ExperienceSink(NoLearner):
-    """`NoLearner` for experience that waits for somebody: every complete slot goes back."""
+    """`NoLearner` for experience that waits to be taken: every complete slot goes back."""
 
-    def __init__(
-        self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
-    ) -> None:
-        super().__init__(wakeup, control)
+    def __init__(self, exchange: SlotExchange, wakeup: Wakeup) -> None:
+        super().__init__(wakeup)
         self._exchange = exchange
 
     def step(self) -> bool:
-        super().step()
         slot = self._exchange.take_ready()
         if slot is None:
             return False
         self._exchange.give_back(slot)
         return True
-
-
-def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
-    """Answer a request of the driver, if one has come. Requests are numbered, and so are answers: a
-    successor may find the request that its predecessor was to answer."""
-    if control is not None and control.poll():
-        number, request = control.recv()
-        control.send((number, handle(request)))

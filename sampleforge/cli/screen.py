@@ -1,0 +1,58 @@
+"""The callback that shows a run on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sampleforge.reporting.closing import end_line, next_commands
+from sampleforge.reporting.display import QuietDisplay, open_display
+from sampleforge.reporting.progress import Goal
+from sampleforge.session.callback import Callback, Message
+from sampleforge.session.session import Session
+
+
+class Screen(Callback):
+    """Shows a live panel on a terminal, one line per report elsewhere; with --quiet only alerts and
+    results. The traceback of what ends a run is shown by the command, last of all."""
+
+    def __init__(self) -> None:
+        self._display: QuietDisplay | None = None
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if message.level == "alert":
+            print(message.text, file=sys.stderr)
+        elif message.level not in ("debug", "error"):
+            self._opened(session).message(message.text, message.level)
+
+    def on_start(self, session: Session) -> None:
+        from sampleforge.benchmark.live import BottleneckWatch
+        from sampleforge.benchmark.verdict import BenchmarkContext
+
+        context = BenchmarkContext.of(session.resolved, session.plan, session.spec)
+        self._watch = BottleneckWatch(session.graph, context)
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        self._opened(session).update(report, self._watch.look())
+
+    def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
+        if summary["status"] != "failed":
+            folder, status = session.folder.path, summary["status"]
+            session.message(end_line(status, summary, folder), "result")
+            if session.checkpoints.writes:
+                for line in next_commands(session.asked, folder, status):
+                    session.message(line)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal in order."""
+        if self._display is not None:
+            self._display.close()
+
+    def _opened(self, session: Session) -> QuietDisplay:
+        if self._display is None:
+            config = session.config
+            goal = Goal(config.train_for_env_steps, config.train_for_seconds)
+            self._display = open_display(session.folder.path.name, goal, config.quiet)
+        return self._display
