@@ -140,6 +140,7 @@ class Run:
         plan = self._plan = chosen.plan(config, spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=plan.batch_size)
         self.folder.write_config(config, self._asked)
+        self.folder.write_spec(spec)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
         self.new_model = chosen.model_maker(config, spec, config.seed)

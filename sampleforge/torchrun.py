@@ -59,7 +59,7 @@ class LeadingRun(Run):
 
     def _open_folder(self) -> None:
         super()._open_folder()
-        from sampleforge.env.probe import spec_to_plain
+        from sampleforge.env.spec_json import spec_to_plain
 
         assert isinstance(self.config, DdppoConfig)
         earlier = self._opened.earlier
@@ -187,7 +187,7 @@ def follower_graph(
 ) -> Graph:
     """The graph of this rank, for the run that rank 0 has begun. Raises ConfigError if this rank
     was started with another command."""
-    from sampleforge.env.probe import spec_from_plain
+    from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.topologies.builders import ResumePoint
 

@@ -86,21 +86,16 @@ class EnvVector(ABC):
     always_finite: ClassVar[bool] = False
     """Whether the backend's own arithmetic rules out values that are not finite: no check then."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        num_rows: int,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-    ) -> None:
+    def __init__(self, spec: EnvSpec, num_rows: int) -> None:
+        assert spec.spaces is not None
         self.spec = spec
         self.num_rows = num_rows
-        self.observation_space = observation_space
-        self.action_space = action_space
+        self.observation_space: gym.Space[Any] = spec.spaces.observation
+        self.action_space: gym.Space[Any] = spec.spaces.action
         self.valid_rows = 0
         self.rebuilt = 0
         self.fault: str | None = None
-        self._adapter = ActionAdapter(action_space, spec.actions)
+        self._adapter = ActionAdapter(self.action_space, spec.actions)
         self._same_step = spec.autoreset == "same_step"
         self._ended = np.zeros(num_rows, np.bool_)
         self._any_ended = False
