@@ -19,6 +19,9 @@ from tests.fakes.envs import episode_length
 
 NORMALISED: dict[str, Any] = {"encoder": "mlp", "hidden_sizes": (8,)}
 COUNTING = "tests.fakes.envs:CountingVectorEnv"
+BROKEN = "tests.fakes.not_finite:NotFiniteVectorEnv"
+"""Its rows cannot be reset alone: observations that are not finite are zeroed, and the steps up to
+the end of the episode are dropped."""
 STACKED = "tests.fakes.stacked:stacked"
 
 
@@ -31,6 +34,7 @@ STACKED = "tests.fakes.stacked:stacked"
         {"env": STACKED},
         {"env": STACKED, "replay_compression": "lz4", "replay_compression_ratio": 1.0},
         {"env": COUNTING, "env_kwargs": {"mode": "same_step"}, "num_workers": 1, "num_splits": 1},
+        {"env": BROKEN, "env_kwargs": {"after": 5, "every": 9}, "num_workers": 1, "num_splits": 1},
         {
             "model": ModelConfig(**NORMALISED, core="gru", core_size=6),
             **{"sequence_length": 10, "sequence_overlap": 4, "burn_in": 3, "rollout": 12},
@@ -38,7 +42,8 @@ STACKED = "tests.fakes.stacked:stacked"
     ],
 )
 def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
-    """However often it is drawn; mean and variance are those of all of them."""
+    """However often it is drawn; mean and variance are those of all that a step was taken from: as
+    in the other algorithms, final observations do not count."""
     if "replay_compression" in change:
         pytest.importorskip("lz4")
     chosen = apex_config(**{"model": ModelConfig(**NORMALISED), **change})
@@ -53,9 +58,10 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
         if slot is not None:
             at = np.full(new_steps, slot), np.arange(new_steps)
             if slots.stacks:
-                seen.extend(slots.stacks["obs"].read_rows(*at).numpy().copy())
+                found = slots.stacks["obs"].read_rows(*at).numpy()
             else:
-                seen.extend(slots.obs["obs"][at].reshape(-1, 4).copy())
+                found = slots.obs["obs"][at].reshape(-1, 4)
+            seen.extend(found[slots.valid[at].reshape(-1)])
         return slot
 
     exchange.take_ready = watch
@@ -67,17 +73,18 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
             leaf = learner._learner.model.normaliser.leaves["obs"]
             arrived = Moments(*(x.clone() for x in (leaf.total_mean, leaf.total_var, leaf.count)))
             waiting = [shard._seen._seen["obs"] for shard in shards]
-    assert arrived.count > 0.8 * len(seen) > 400, "they come with the samples"
+    assert arrived.count > 0.8 * len(seen) > 300, "they come with the samples"
     total, everything = reduce(merge, waiting, arrived), np.stack(seen).astype(np.float64)
     assert total.count == len(seen), "drawn observations do not count again"
     np.testing.assert_allclose(total.mean, everything.mean(0), rtol=1e-9)
     np.testing.assert_allclose(total.var, everything.var(0), rtol=1e-9, atol=1e-12)
     steps = [tuple(obs.reshape(-1, 4)[-1, :3].astype(int)) for obs in seen]
     assert len(set(steps)) == len(steps), "each one once"
-    last = 0 if "env_kwargs" in change else 1  # a same-step environment's final ones lie apart
+    if chosen.env == BROKEN:
+        return
     for env, newest in {(env, episode): step for env, episode, step in steps}.items():
         if (env[0], env[1] + 1, 0) in set(steps):
-            assert newest == episode_length(*env, LONGEST) + last - 1, "and none left out"
+            assert newest == episode_length(*env, LONGEST) - 1, "and none is left out"
 
 
 def test_moments_travel_whole_and_leave_nothing_behind() -> None:
@@ -88,17 +95,18 @@ def test_moments_travel_whole_and_leave_nothing_behind() -> None:
     rng = np.random.default_rng(0)
     for leaf in slots.obs.values():
         leaf[:] = rng.normal(3.0, 2.0, leaf.shape)
-    slots.obs["b.c"][0, 2, 1] = np.nan  # a broken final observation
+    slots.valid[:] = True
+    slots.valid[0, 2, 1] = False
+    slots.obs["a"][0, 2, 1], slots.obs["b.c"][0, 2, 1] = 0.0, np.nan  # of an ignored step
     seen, packed = ObservationStats(slots, shapes), np.zeros(packed_size(shapes))
     for slot in (0, 1):
         seen.add(slot)
     seen.take(packed)
     found = unpack(packed, shapes)
-    a, b = (slots.obs[name][:, :5].astype(np.float64) for name in ("a", "b.c"))
-    assert (found["a"].count, found["b.c"].count) == (40, 39)
-    np.testing.assert_allclose(found["a"].mean, a.mean((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(found["a"].var, a.var((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(found["b.c"].mean, np.nanmean(b), rtol=1e-12)
-    np.testing.assert_allclose(found["b.c"].var, np.nanvar(b), rtol=1e-12)
+    for name in ("a", "b.c"):
+        real = slots.obs[name][:, :5][slots.valid].astype(np.float64)
+        assert found[name].count == len(real) == 39
+        np.testing.assert_allclose(found[name].mean, real.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found[name].var, real.var(0), rtol=1e-12)
     seen.take(packed)
     assert torch.tensor(packed).eq(0).all(), "nothing is counted twice"

@@ -50,9 +50,14 @@ class ObservationStats:
         self._seen = self._empty
 
     def add(self, slot: int) -> None:
-        """Count the observations of a rollout that is not inserted yet, each exactly once. Those
-        that are not finite are left out: nothing looks at them if their episode has terminated."""
-        self._seen = {name: merge(seen, self._of(slot, name)) for name, seen in self._seen.items()}
+        """Count the observations of a rollout that is not inserted yet, each exactly once: those
+        from which a step was taken that counts. The others are final observations, and those of
+        dropped steps, which may have been zeroed (see `sampleforge.env.not_finite`)."""
+        valid = torch.from_numpy(self._slots.valid[slot, : self._steps]).flatten()
+        self._seen = {
+            name: merge(seen, moments(self._leaf(slot, name), valid))
+            for name, seen in self._seen.items()
+        }
 
     def take(self, packed: npt.NDArray[np.float64]) -> None:
         """Write what was counted since the last time into ``packed`` [`packed_size`]."""
@@ -60,11 +65,6 @@ class ObservationStats:
         if parts:
             packed[:] = torch.cat([part.reshape(-1) for part in parts]).numpy()
         self._seen = self._empty
-
-    def _of(self, slot: int, name: str) -> Moments:
-        found = self._leaf(slot, name)
-        finite = torch.isfinite(found).reshape(len(found), -1).all(1)
-        return moments(found if finite.all() else found[finite])
 
     def _leaf(self, slot: int, name: str) -> torch.Tensor:
         """Observations [steps * rows, ...]."""
