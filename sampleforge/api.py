@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sampleforge.driver import Run
+from sampleforge.benchmark import run_benchmark
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
+from sampleforge.session.callback import Callback
+from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig
 
 __all__ = ["LoadedPolicy", "Result", "Trainer", "load_policy", "train"]
@@ -23,13 +25,21 @@ class Result:
     summary: dict[str, Any]
 
 
-def train(config: AnyConfig) -> Result:
-    """Run ``config`` to its stop condition. Raises ConfigError for what cannot run, and what a
-    worker died of as WorkerDied; Ctrl-C ends it in order, with a checkpoint."""
-    with Run(config) as run:
-        for _ in run.reports():
-            pass
-    return Result(run.folder.path, json.loads(run.folder.summary_file.read_text()))
+def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run ``config`` to its stop condition, or measure it where it says ``benchmark``.
+
+    Raises ConfigError for what cannot run, and what a worker died of as WorkerDied. Ctrl-C ends
+    the run in order, with a checkpoint, and then raises KeyboardInterrupt.
+    """
+    session = Session(config, callbacks)
+    session.open()
+    if config.benchmark:
+        run_benchmark(session)
+    else:
+        with session:
+            for _ in session.reports():
+                pass
+    return Result(session.folder.path, json.loads(session.folder.summary_file.read_text()))
 
 
 class Trainer:
@@ -41,32 +51,32 @@ class Trainer:
         trainer.save()
     """
 
-    def __init__(self, config: AnyConfig) -> None:
-        self._run = Run(config)
+    def __init__(self, config: AnyConfig, callbacks: Sequence[Callback] = ()) -> None:
+        self.session = Session(config, callbacks)
         self._policy: LoadedPolicy | None = None
 
     def __enter__(self) -> Trainer:
-        self._run.__enter__()
+        self.session.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._run.__exit__(*error)
+        self.session.__exit__(*error)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
-        return self._run.reports()
+        return self.session.reports()
 
     @property
     def run_dir(self) -> Path:
-        return self._run.folder.path
+        return self.session.folder.path
 
     def save(self) -> None:
         """Write a checkpoint now."""
-        self._run.save()
+        self.session.save()
 
     def compute_action(self, obs: Any) -> Any:
         """The most likely action for one observation, by the newest weights. For a recurrent model
         or action masks use `load_policy`, which carries the state and takes masks."""
         if self._policy is None:
-            self._policy = LoadedPolicy(self._run.new_model(), self._run.spec)
-        self._run.graph.weights.read(self._policy.model.state_dict())
+            self._policy = LoadedPolicy(self.session.new_model(), self.session.spec)
+        self.session.graph.group.weights.read(self._policy.model.state_dict())
         return self._policy.act(obs)[0]

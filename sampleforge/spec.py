@@ -225,3 +225,12 @@ def rescaled(spec: ActionSpec) -> ActionSpec:
     if (low, high) == (spec.low, spec.high):
         return spec
     return replace(spec, low=low, high=high, env_low=spec.low, env_high=spec.high)
+
+
+def with_action_units(spec: EnvSpec, *, rescale: bool) -> EnvSpec:
+    """Return ``spec`` with its actions `rescaled` for the policy, or in the environment's units."""
+    assert spec.spaces is not None
+    actions = action_specs(spec.spaces.action)
+    if rescale:
+        actions = {name: rescaled(leaf) for name, leaf in actions.items()}
+    return replace(spec, actions=actions)

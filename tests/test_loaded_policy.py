@@ -27,8 +27,8 @@ from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
-from sampleforge.spec import ACTION, EnvSpaces, EnvSpec, rescaled
-from sampleforge.topologies.config import ALGOS
+from sampleforge.spec import ACTION, EnvSpaces, EnvSpec, with_action_units
+from sampleforge.topologies.config import ALGOS, AnyConfig
 from tests.fakes import recorded
 from tests.fakes.envs import MixedActionEnv
 
@@ -55,6 +55,25 @@ CASES: dict[str, tuple[str, str, ModelConfig]] = {
 """Algorithm, environment (see `tests.fakes.recorded.make`), model."""
 
 
+def config_of(case: str, run: Path) -> AnyConfig:
+    """The config of a short run of one of the `CASES`."""
+    algo, env, model = CASES[case]
+    sizes: dict[str, Any] = {"rollout": 8, "num_envs_per_worker": 4, "learning_rate": 0.01}
+    sizes |= {"apex": {"learning_starts": 64, "replay_capacity": 2000}}.get(algo, {})
+    return ALGOS[algo](
+        env="tests.fakes.recorded:make",
+        env_kwargs={"name": env},
+        run_dir=str(run),
+        seed=3,
+        serial=True,
+        quiet=True,
+        device="cpu",
+        train_for_env_steps=400,
+        model=model,
+        **sizes,
+    )
+
+
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a short run of one of the `CASES`, made when it is first asked for."""
@@ -62,23 +81,8 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def run(case: str) -> Path:
         if case not in found:
-            algo, env, model = CASES[case]
             found[case] = tmp_path_factory.mktemp("runs") / "run"
-            sizes: dict[str, Any] = {"rollout": 8, "num_envs_per_worker": 4, "learning_rate": 0.01}
-            sizes |= {"apex": {"learning_starts": 64, "replay_capacity": 2000}}.get(algo, {})
-            config = ALGOS[algo](
-                env="tests.fakes.recorded:make",
-                env_kwargs={"name": env},
-                run_dir=str(found[case]),
-                seed=3,
-                serial=True,
-                quiet=True,
-                device="cpu",
-                train_for_env_steps=400,
-                model=model,
-                **sizes,
-            )
-            train(config)
+            train(config_of(case, found[case]))
         return found[case]
 
     return run
@@ -195,6 +199,21 @@ def test_a_folder_without_spec_json_is_probed_and_said_so(
     assert "has no spec.json" in said and "is constructed once, to learn its spaces" in said
 
 
+def test_a_resumed_run_from_before_keeps_the_environments_units(tmp_path: Path) -> None:
+    """Its config.yaml knew no rescaling, which the same command asks for today."""
+    run = tmp_path / "run"
+    asked = config_of("box of .01", run)
+    train(dataclasses.replace(asked, rescale_actions=False))
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("rescale_actions: false\n", ""))
+    train(dataclasses.replace(asked, train_for_env_steps=800))
+    assert not json.loads((run / "spec.json").read_text())["rescale_actions"]
+    policy = load_policy(run)
+    assert policy.spec.actions[ACTION].high == pytest.approx((0.01, 0.01))
+    for obs, _, action in episode(run):
+        assert is_same(policy.act(obs)[0], action)
+
+
 # ---- what it refuses ----
 
 
@@ -283,7 +302,7 @@ SPECS = {
 
 
 def with_rescaling(spec: EnvSpec) -> EnvSpec:
-    return dataclasses.replace(spec, actions={n: rescaled(x) for n, x in spec.actions.items()})
+    return with_action_units(spec, rescale=True)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.adapter import env_spec
 from sampleforge.env.stacks import KEY as FRAME_STACK
-from sampleforge.spec import Autoreset, EnvSpaces, EnvSpec, action_specs, rescaled
+from sampleforge.spec import Autoreset, EnvSpaces, EnvSpec, action_specs, with_action_units
 
 FORMAT = 1
 """Raised when the meaning of what is written changes."""
@@ -86,10 +86,7 @@ def spec_from_plain(plain: Any) -> EnvSpec:
         asynchronous=reader.value("asynchronous", bool),
     )
     reader.finish()
-    if not rescales:
-        return spec
-    actions = {name: rescaled(leaf) for name, leaf in spec.actions.items()}
-    return replace(spec, actions=actions)
+    return with_action_units(spec, rescale=rescales)
 
 
 def _space_to_plain(space: gym.Space[Any]) -> Plain:
