@@ -15,7 +15,7 @@ from sampleforge.config import ConfigError
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
-from sampleforge.session.callback import Callback, Level
+from sampleforge.session.callback import Callback, Level, Message
 from sampleforge.session.deployment import Deployment, OneMachine
 from sampleforge.topologies.config import AnyConfig
 
@@ -35,6 +35,20 @@ ANSWER_TIMEOUT = 300.0
 """Seconds that the learner may need to answer: it answers between two updates."""
 POLL = 0.1
 """Seconds between two looks at the workers."""
+
+
+class _Flag:
+    """Set once, without a lock: a signal handler must not wait for one. It outlives the session
+    in what holds on to it."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
 
 
 class Session:
@@ -67,7 +81,9 @@ class Session:
         self._callbacks = list(callbacks)
         self._resources = ExitStack()
         self._runner: Runner | None = None
-        self._is_open = self._is_stopping = self._is_interrupted = False
+        self._is_open = False
+        self._warnings_told: set[str] = set()
+        self._stopping, self._interrupted = _Flag(), _Flag()
 
     # ---- beginning ----
 
@@ -108,7 +124,7 @@ class Session:
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
         self.opened: OpenRun = open_folder(
-            self.asked, fitted, self._resources, self.is_interrupted, damaged.append
+            self.asked, fitted, self._resources, self._interrupted.is_set, damaged.append
         )
         self.config: AnyConfig = self.opened.config
         self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
@@ -151,7 +167,7 @@ class Session:
         self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, save)
         self.statistics = RunStatistics(self.graph, earlier.get("statistics", {}))
         limit = config.max_env_restart_rate
-        self._env_restarts = EnvRestarts(self.graph.counters, limit, self.alert)
+        self._env_restarts = EnvRestarts(self.graph.counters, limit)
         self.checkpoints = Checkpoints(self)
         self._callbacks += [StaleExperience(self.graph), self.checkpoints]
         self.worker_context: WorkerContext = WorkerContext(
@@ -188,7 +204,7 @@ class Session:
         from sampleforge.session.reporting import Reports
 
         reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
-        while not self.graph.progress.done and not self._is_stopping:
+        while not self.graph.progress.done and not self._stopping.is_set():
             self.work()
             if reports.is_due:
                 yield self.report()
@@ -212,6 +228,7 @@ class Session:
 
     def take_results(self) -> None:
         """Take finished episodes and evaluations, and what went wrong in environments."""
+        self._take_events()
         episodes = self.graph.episodes.take()
         self.statistics.take_episodes(episodes)
         for callback in self._callbacks:
@@ -223,7 +240,19 @@ class Session:
         if self.graph.evaluations is not None:
             self.statistics.evaluations.take(self.graph.evaluations.take())
         if not self.is_interrupted():
-            self._env_restarts.look()
+            self._env_restarts.look(self.alert)
+
+    def _take_events(self) -> None:
+        """Take what workers have sent. A warning that several of them have is told once."""
+        for event in self.runner.take_events():
+            if event.kind == "episode_stats":
+                self.statistics.take_episode_stats(event.payload)
+                continue
+            level, text = event.payload
+            if level == "warning" and text in self._warnings_told:
+                level = "debug"
+            self._warnings_told.add(text)
+            self.message(text, "warning" if level == "critical" else level, event.source)
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
@@ -247,7 +276,7 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written."""
-        self.checkpoints.save(ANSWER_TIMEOUT)
+        self.checkpoints.save(self)
 
     def checkpoint_written(self) -> None:
         """Tell the callbacks that there is a new checkpoint."""
@@ -262,10 +291,10 @@ class Session:
 
     # ---- talking ----
 
-    def message(self, text: str, level: Level = "info") -> None:
+    def message(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Tell the callbacks what the user is to know."""
         for callback in self._callbacks:
-            callback.on_message(self, text, level)
+            callback.on_message(self, Message(text, level, source))
 
     def alert(self, text: str) -> None:
         """A warning that is shown even where only errors and results are."""
@@ -275,15 +304,16 @@ class Session:
 
     def stop(self) -> None:
         """Ask the session to finish now, with a checkpoint: in order, from any thread."""
-        self._is_stopping = True
+        self._stopping.set()
 
     def interrupt(self) -> None:
         """As `stop`, but within seconds; from a signal handler, too."""
-        self._is_interrupted = self._is_stopping = True
+        self._interrupted.set()
+        self._stopping.set()
 
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
-        return self._is_interrupted
+        return self._interrupted.is_set()
 
     def kill(self) -> None:
         """End the workers at once; nothing is saved."""
@@ -328,6 +358,7 @@ class Session:
             if self._runner is None:
                 return
             self._runner.close()
+            self._take_events()
             failed = error is not None and not isinstance(error, KeyboardInterrupt)
             if failed:
                 assert error is not None
@@ -336,9 +367,10 @@ class Session:
             self.folder.write_summary(summary)
             for callback in self._callbacks:
                 callback.on_end(self, summary)
+            self._runner = None  # and with it what refers to this session
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
-        status = "failed" if error else "interrupted" if self._is_interrupted else "finished"
+        status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"
         return {
             "status": status,
             "algo": self.config.algo,
