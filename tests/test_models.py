@@ -122,7 +122,7 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
 
 
 def test_squashing_unbounded_actions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--model.squash-actions needs"):
+    with pytest.raises(ConfigError, match=r"--model\.squash-actions needs"):
         model_of(VECTOR, spaces.Box(-np.inf, np.inf, (1,)), squash_actions=True)
 
 

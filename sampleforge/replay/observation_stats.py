@@ -51,8 +51,11 @@ class ObservationStats:
 
     def add(self, slot: int) -> None:
         """Count the observations of a rollout that is not inserted yet, each exactly once. Those
-        that are not finite are left out: nothing looks at them if their episode has terminated."""
-        self._seen = {name: merge(seen, self._of(slot, name)) for name, seen in self._seen.items()}
+        of dropped steps are left out: they may have been zeroed."""
+        real = torch.from_numpy(self._real(slot))
+        self._seen = {
+            name: merge(seen, self._of(slot, name, real)) for name, seen in self._seen.items()
+        }
 
     def take(self, packed: npt.NDArray[np.float64]) -> None:
         """Write what was counted since the last time into ``packed`` [`packed_size`]."""
@@ -61,10 +64,24 @@ class ObservationStats:
             packed[:] = torch.cat([part.reshape(-1) for part in parts]).numpy()
         self._seen = self._empty
 
-    def _of(self, slot: int, name: str) -> Moments:
+    def _of(self, slot: int, name: str, real: torch.Tensor) -> Moments:
         found = self._leaf(slot, name)
-        finite = torch.isfinite(found).reshape(len(found), -1).all(1)
-        return moments(found if finite.all() else found[finite])
+        return moments(found if real.all() else found[real])
+
+    def _real(self, slot: int) -> npt.NDArray[np.bool_]:
+        """bool [steps * rows]: whether an observation is what the environment gave.
+
+        It is if the step from it counts. Of the steps that do not, one is taken from the final
+        observation of an episode, and the next observation begins another: that one is real, unless
+        the step before was dropped as well (see `sampleforge.env.not_finite`). The step before the
+        rollout is not known here, and taken for one that counts.
+        """
+        steps = self._steps
+        valid, first = self._slots.valid[slot, :steps], self._slots.first[slot, : steps + 1]
+        after_valid = np.ones_like(valid)
+        after_valid[1:] = valid[:-1]
+        real: npt.NDArray[np.bool_] = valid | (first[1:] & ~first[:-1] & after_valid)
+        return real.reshape(-1)
 
     def _leaf(self, slot: int, name: str) -> torch.Tensor:
         """Observations [steps * rows, ...]."""

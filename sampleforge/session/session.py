@@ -119,6 +119,7 @@ class Session:
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
+        from sampleforge.spec import with_action_units
         from sampleforge.topologies.registry import topology
 
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
@@ -127,6 +128,7 @@ class Session:
             self.asked, fitted, self._resources, self._interrupted.is_set, damaged.append
         )
         self.config: AnyConfig = self.opened.config
+        self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
         self.folder: RunFolder = self.opened.folder
         self._callbacks.insert(0, RunFiles(self.folder, self._resources))
         for text in damaged:
@@ -151,6 +153,7 @@ class Session:
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
         self.resolved: AnyConfig = config
         self.folder.write_config(with_plan(config, self.plan), self.asked)
+        self.folder.write_spec(self.spec)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
         self.new_model = chosen.model_maker(config, self.spec, config.seed)
@@ -244,6 +247,8 @@ class Session:
 
     def _take_events(self) -> None:
         """Take what workers have sent. A warning that several of them have is told once."""
+        if self._runner is None:  # a benchmark measures the simulator alone before the start
+            return
         for event in self.runner.take_events():
             if event.kind == "episode_stats":
                 self.statistics.take_episode_stats(event.payload)
