@@ -56,7 +56,8 @@ def test_a_factory_that_raises_or_sleeps_ends_the_command_at_once(
     done = run_cli(*train(f"{FAKES}:{env}", "--env-timeout", "2"), timeout=2 * WITHIN_S)
     assert done.returncode in (1, 2)
     assert cause in last_line(done.stderr)
-    assert list(tmp_path.iterdir()) == [], "nothing was started, so there is no run folder"
+    written = sorted(path.name for path in tmp_path.rglob("*"))
+    assert written == ["log.txt", "run"], "nothing was started; the log has the traceback"
 
 
 @pytest.mark.parametrize(

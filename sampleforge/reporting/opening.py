@@ -111,9 +111,9 @@ def environment_failed(problem: str, run_dir: str | Path) -> str:
         log.close()
     except OSError as error:
         return f"{problem}\n(The traceback could not be written to {folder}: {error.strerror})"
-    return (
-        f"The environment could not be created: {cause}\nThe traceback is in {folder / 'log.txt'}"
-    )
+    cause = cause.replace(" (the stacks are above)", "")
+    where = folder / "log.txt"
+    return f"The environment could not be created: {cause} (the traceback is in {where})"
 
 
 def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
