@@ -1,4 +1,4 @@
-"""The learner worker: complete slots in, newer weights out."""
+"""The learner worker: it learns from complete slots and publishes newer weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class LearnerWorker(EventDriven):
     """Gathers ready slots, learns from each complete batch, publishes the weights.
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
-    when the weights that were learned from it are published, so that no rollout begins before.
+    it goes back when the weights of the update are published, so that no rollout begins before.
     ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
-    ``counts_updates``: of several ranks, which make the same updates, one counts them.
-    ``batches``: how many it has learned from.
+    ``counts_updates``: whether this worker counts updates; of several ranks, which make the same
+    updates, only one does. ``batches``: number of batches learned from.
     """
 
     name = "learner"
@@ -119,8 +119,9 @@ class LearnerWorker(EventDriven):
         self.batches += 1
 
     def abandon(self) -> None:
-        """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
-        assert isinstance(self._batch_source, SerialBatchSource), "ranks gather in turn"
+        """Give back the slots of the batch that is being gathered or learned from, without learning
+        from it."""
+        assert isinstance(self._batch_source, SerialBatchSource), "ranks do not prefetch"
         self._batch_source.abandon()
 
     def close(self) -> None:
@@ -128,8 +129,10 @@ class LearnerWorker(EventDriven):
             self._batch_source.close()
 
     def handle(self, request: tuple[str, Any]) -> Any:
-        """Answer the driver: ("metrics", None) gives the `ReportMetrics` of the batches since the
-        last time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
+        """Return the answer to a request of the driver.
+
+        ("metrics", None) returns the `ReportMetrics` of the batches since the last request.
+        ("save", plain state) writes a checkpoint and returns None, or the text of the error."""
         kind, payload = request
         if kind == "metrics":
             return self._metrics.take()
@@ -143,7 +146,7 @@ class LearnerWorker(EventDriven):
 
 
 class NoLearner:
-    """In the learner's place when experience is only collected: answers the driver, no more."""
+    """Takes the learner's place when experience is only collected: it only answers the driver."""
 
     name = "sink"
 
@@ -165,12 +168,12 @@ class NoLearner:
         pass
 
     def handle(self, request: tuple[str, Any]) -> Any:
-        """There is nothing to report and nothing to save."""
+        """Return empty metrics, or None for any other request: there is nothing to save."""
         return {} if request[0] == "metrics" else None
 
 
 class ExperienceSink(NoLearner):
-    """`NoLearner` for experience that waits for somebody: every complete slot goes back."""
+    """A `NoLearner` that gives every complete slot back to its actor."""
 
     def __init__(
         self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
@@ -188,8 +191,8 @@ class ExperienceSink(NoLearner):
 
 
 def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
-    """Answer a request of the driver, if one has come. Requests are numbered, and so are answers: a
-    successor may find the request that its predecessor was to answer."""
+    """Answer a request of the driver, if there is one. Requests and answers are numbered, because a
+    restarted worker may find a request that was sent to its previous life."""
     if control is not None and control.poll():
         number, request = control.recv()
         control.send((number, handle(request)))

@@ -1,9 +1,9 @@
-"""What every worker is, and the process around one.
+"""The protocol of all workers, and the process around a worker.
 
-A worker's constructor runs in the driver and only remembers its parts; `start` runs where the
-worker works. `step` never waits: it does one piece of work, or returns False if there is none.
-`wait` is the waiting, and only a process does it. Thus the same workers run as processes, and in
-turn in one process (see `sampleforge.runners.serial`).
+A worker's constructor runs in the driver and only stores its arguments; `start` runs in the
+worker's process. `step` never waits: it does one piece of work, or returns False if there is none.
+`wait` waits, and is called only in a process of the worker's own. So the same workers run as
+processes, or one after the other in one process (see `sampleforge.runners.serial`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
-"""Seconds after which a waiting process looks at the stop flag, whatever it waits for."""
+"""Seconds after which a waiting process checks the stop flag."""
 
 
 class Worker(Protocol):
+    """A worker; the head of this file explains its methods."""
+
     name: str
 
     def start(self) -> None: ...
@@ -44,8 +46,8 @@ class Worker(Protocol):
 
 
 class EventDriven:
-    """A worker that is woken by somebody else, counts how long it waited for it (``wait_s``), and
-    has nothing to release."""
+    """A worker that waits for a `Wakeup`, counts the seconds of waiting (``wait_s``), and has
+    nothing to release."""
 
     _wakeup: Wakeup
     _count: dict[str, npt.NDArray[np.float64]]
@@ -60,7 +62,7 @@ class EventDriven:
 
 
 class StopFlag:
-    """Set once by the driver; every worker leaves its loop then."""
+    """A flag that the driver sets once, upon which every worker leaves its loop."""
 
     def __init__(self) -> None:
         self._arrays = SharedArrays({"stop": ((1,), "bool")})
@@ -74,7 +76,7 @@ class StopFlag:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a worker's process runs: cores (None: all), niceness."""
+    """The cores (None: all) and the niceness of a worker's process."""
 
     cores: tuple[int, ...] | None = None
     niceness: int = 0
@@ -82,8 +84,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Where a worker's process leaves what it has to say, and what simulators drop: they write into
-    the working directory. All paths are absolute."""
+    """The log file of a worker's process, and the folder for its working directory, into which
+    simulators write files. Both paths are absolute."""
 
     log_file: Path
     scratch: Path
@@ -96,9 +98,10 @@ def run_worker(
     context: WorkerContext,
     errors: Connection,
 ) -> None:
-    """The main function of every child process; an exception's traceback goes to the driver."""
+    """Run a worker in a child process; this is its main function. The traceback of an exception is
+    sent to the driver through ``errors``."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
-    # What torch compiles for the run's workers, who share it, goes when the run ends.
+    # Torch's compiled code is shared by the run's workers, and removed when the run ends.
     os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
     logging.basicConfig(
         filename=context.log_file,
@@ -111,13 +114,13 @@ def run_worker(
     except BaseException:
         errors.send(traceback.format_exc())
         errors.close()
-        # Not through the interpreter's end: other threads may hold on to what is broken.
+        # Not a regular exit of the interpreter: other threads may hang on what is broken.
         sys.stderr.flush()
         os._exit(1)
 
 
 def run(worker: Worker, stop: StopFlag) -> None:
-    """A worker's life."""
+    """Run a worker in the calling thread until ``stop`` is set."""
     try:
         worker.start()
         while not stop.is_set():
