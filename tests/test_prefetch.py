@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.driver import Run
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
-from sampleforge.runners.processes import WorkerDied
+from sampleforge.runners.base import WorkerDied
+from sampleforge.session.session import Session
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.config import AppoConfig
@@ -262,7 +262,7 @@ def test_prefetching_is_only_for_a_gpu_and_asynchronous_mode() -> None:
 def test_serial_mode_gathers_in_turn() -> None:
     config = AppoConfig(env="CartPole-v1", serial=True, num_envs_per_worker=4, batch_size=128)
     for graph, _ in updates(config, 1):
-        worker = graph.learner.worker
+        worker = graph.group.learner.worker
         assert isinstance(worker, LearnerWorker) and isinstance(
             worker._batch_source, SerialBatchSource
         )
@@ -276,7 +276,7 @@ class FailingLearner(LearnerWorker):
         return PrefetchingBatchSource(self._exchange, failing, self._wakeup, spent, self._device)
 
 
-def small_run(folder: Path, env_steps: int) -> Run:
+def small_run(folder: Path, env_steps: int) -> Session:
     config = AppoConfig(
         env="CartPole-v1",
         num_workers=2,
@@ -289,7 +289,7 @@ def small_run(folder: Path, env_steps: int) -> Run:
         quiet=True,
         seed=3,
     )
-    return Run(config)
+    return Session(config)
 
 
 @pytest.mark.multiprocess(timeout=120)
@@ -305,7 +305,6 @@ def test_a_run_with_prefetching_trains_saves_and_resumes(
             counters = run.graph.counters
             assert counters.total("batch_s") > 0
             assert counters.total("trained_steps") > 4_000, "of 10,000; some were on their way"
-        assert run.exit_code == 0
         versions.append(run.statistics.summary()["updates"])
     assert versions[1] > versions[0] > 0
 

@@ -18,6 +18,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, action_specs
 
 MAX_REBUILDS = 3
@@ -26,6 +27,10 @@ more than `GOOD_STEPS` good steps, restart the count."""
 GOOD_STEPS = 100
 
 log = logging.getLogger(__name__)
+
+EPISODE_STATS = "episode_extra_stats"
+"""The key in ``info`` of an episode's last step under which an environment reports statistics of
+the episode, {name: number}. Their means over 100 episodes are reported as ``env_<name>``."""
 
 
 @dataclass(slots=True)
@@ -140,6 +145,8 @@ class SyncVector(EnvVector):
                 else:
                     result = env.step(actions[row])
                     value, rewards[row], terminated[row], truncated[row], info = result
+                    if info and EPISODE_STATS in info:
+                        send_episode_stats(info[EPISODE_STATS])
             except Exception as error:
                 value, info = self._rebuild(row, error)
                 rewards[row], terminated[row], truncated[row] = 0.0, False, False
@@ -220,3 +227,9 @@ class SyncVector(EnvVector):
         envs, self._envs = self._envs, []
         for env in envs:
             env.close()
+
+
+def send_episode_stats(stats: Mapping[str, float]) -> None:
+    """Send the statistics of an episode as an event. Raises TypeError or ValueError if a value is
+    not a number."""
+    send("episode_stats", {str(name): float(value) for name, value in stats.items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sampleforge.shared.counters import Counters
 
@@ -21,20 +21,18 @@ class EnvironmentFails(RuntimeError):
 
 class EnvRestarts:
     """Watches ``counters`` (their env_restarts and episodes). ``limit``: the part of the episodes
-    that may be lost, 1 for all. ``say`` is told of the first error."""
+    that may be lost, 1 for all."""
 
-    def __init__(
-        self, counters: Sequence[Counters], limit: float, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, counters: Counters, limit: float) -> None:
         self._counters = counters
         self._limit = limit
-        self._say = say
         self._said = False
         self._history: deque[tuple[int, int]] = deque([(0, 0)])
         """(lost, finished) episodes at earlier looks, at least `WINDOW` back, if there are any."""
 
-    def look(self) -> None:
-        """Raise EnvironmentFails if too many of the latest episodes were lost."""
+    def look(self, say: Callable[[str], None]) -> None:
+        """Tell ``say`` of the first error. Raises EnvironmentFails if too many of the latest
+        episodes were lost."""
         now = self._total("env_restarts"), self._total("episodes")
         if now == self._history[-1]:
             return
@@ -43,7 +41,7 @@ class EnvRestarts:
             self._history.popleft()
         if now[0] and not self._said:
             self._said = True
-            self._say(
+            say(
                 "an environment raised an error; it was rebuilt, and its episode is dropped. The "
                 f"first traceback:\n\n{self._first_fault()}\n\nfurther ones are only counted "
                 f"(env_restarts){self._what_follows()}"
@@ -64,8 +62,8 @@ class EnvRestarts:
         return f"; above {self._limit:.3g} of the episodes the run ends (--max-env-restart-rate)"
 
     def _first_fault(self) -> str:
-        texts = (counters.first_fault.get() for counters in self._counters)
-        return next(filter(None, texts), "(it is in the output of another host's rank)")
+        text = self._counters.first_fault.get()
+        return text or "(it is in the output of another host's rank)"
 
     def _total(self, name: str) -> int:
-        return int(sum(counters.total(name) for counters in self._counters))
+        return int(self._counters.total(name))

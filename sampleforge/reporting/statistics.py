@@ -35,9 +35,10 @@ class RunStatistics:
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
         self._exploring: ReturnsByExploration | None = None
-        if graph.exploration is not None:
+        exploration = graph.group.exploration
+        if exploration is not None:
             before = earlier.get("exploring", {})
-            self._exploring = ReturnsByExploration(graph.exploration, LAST_EPISODES, before)
+            self._exploring = ReturnsByExploration(exploration, LAST_EPISODES, before)
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._lag_batches: tuple[float, float] = tuple(
@@ -45,6 +46,7 @@ class RunStatistics:
         )
         self._updates = int(earlier.get("updates", 0))
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
+        self._episode_stats: dict[str, deque[float]] = {}
         self._compared = int(earlier.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
@@ -55,6 +57,11 @@ class RunStatistics:
             if self._exploring is None or self._exploring.take(episode):
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
+
+    def take_episode_stats(self, stats: dict[str, float]) -> None:
+        """Take what an environment reports of an episode (``info["episode_extra_stats"]``)."""
+        for name, value in stats.items():
+            self._episode_stats.setdefault(name, deque(maxlen=LAST_EPISODES)).append(value)
 
     @property
     def return_mean(self) -> float | None:
@@ -98,7 +105,7 @@ class RunStatistics:
         self._remember()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
-        free, ready = self._graph.exchange.fill()
+        free, ready = self._graph.group.exchange.fill()
         self._lag = _newer_lag(self._lag, learner, "policy_lag")
         self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
         seen = learner.get("valid_steps", 0.0)
@@ -123,6 +130,7 @@ class RunStatistics:
             "stale_fraction": stale,
             **self._stages(),
             **({} if self._exploring is None else self._exploring.scalars()),
+            **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
             **learner,
             **self.evaluations.scalars(),
         }
@@ -159,18 +167,13 @@ class RunStatistics:
         }
 
     def _total(self, name: str) -> float:
-        return self._graph.counters.total(name)
+        return self._graph.total(name)
 
     def _restarts_so_far(self) -> int:
-        return self._restarts + self._with_evaluator("restarts")
+        return self._restarts + int(self._graph.counters.total("restarts"))
 
     def _env_restarts_so_far(self) -> int:
-        return self._env_restarts + self._with_evaluator("env_restarts")
-
-    def _with_evaluator(self, name: str) -> int:
-        evaluator = self._graph.evaluator
-        beside = 0.0 if evaluator is None else evaluator.counters.total(name)
-        return int(self._total(name) + beside)
+        return self._env_restarts + int(self._graph.counters.total("env_restarts"))
 
     def _nonfinite_so_far(self) -> int:
         """Env steps that were dropped because of values that are not finite."""

@@ -13,14 +13,15 @@ from time import monotonic
 from typing import Any
 
 import setproctitle
-import torch
 
 from sampleforge.distributed.group import RankLost
 from sampleforge.distributed.progress_board import StoreBoard
 from sampleforge.distributed.rendezvous import StartupRendezvous
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.runtime.watch import Watch
-from sampleforge.topologies.graph import Graph
+from sampleforge.shared.events import Event, Kind, send_through
+from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.rank import RankWorker
 
 BRIEFLY = 0.05
@@ -43,27 +44,31 @@ class InProcessRunner:
         interrupted: Callable[[], bool],
         step_timeout: float,
     ) -> None:
-        worker = graph.learner.worker
-        assert isinstance(worker, RankWorker) and graph.nodes == (graph.learner,)
+        (node,) = graph.having("rank")
+        worker = node.worker
+        assert isinstance(worker, RankWorker)
+        self._node = node
         self._graph = graph
         self._worker = worker
         self._rendezvous = rendezvous
         self._scratch = scratch
         self._interrupted = interrupted
         self._resources = ExitStack()
-        row = graph.counters.row(rendezvous.world.rank)
+        self._events: list[Event] = []
+        row = graph.counters.row(node.counter_row)
         self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        placement = self._graph.learner.placement
+        placement = self._node.placement
         if placement.cores is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, set(placement.cores))
         if placement.niceness:
             os.nice(placement.niceness)
-        torch.set_num_threads(1)
+        limit_threads(1)
         self._resources.enter_context(scratch_directory(self._scratch))
+        self._resources.callback(send_through, send_through(self._listen))
         self._watch.start()
         with self._watch.inside():
             self._worker.start()
@@ -89,17 +94,24 @@ class InProcessRunner:
         if self._worker.ended:
             self._rendezvous.shutdown_barrier()
 
-    def ask(self, kind: str, payload: Any, timeout: float) -> Any:
-        """The rank's answer to a request."""
-        return self._worker.handle((kind, payload))
+    def _listen(self, kind: Kind, payload: Any) -> None:
+        self._events.append(Event(self._worker.name, kind, payload))
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+        """Return the rank's answer to a request."""
+        return self._worker.handle(kind, payload)
 
     def close(self) -> None:
         if self._worker.ended:
             self._rendezvous.wait_for_shutdown_barrier()
         self._worker.close()
-        for held in self._graph.held:
-            if isinstance(held, StoreBoard):
-                held.close()
+        for resource in self._graph.keep_alive:
+            if isinstance(resource, StoreBoard):
+                resource.close()
         self._watch.close()
         self._resources.close()
 

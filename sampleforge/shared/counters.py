@@ -59,9 +59,9 @@ class Counters:
         return column
 
     def tell(self, rows: npt.NDArray[np.float64], *, keep: int) -> None:
-        """Set all rows [workers, names] except row ``keep``, for workers whose own counters are in
+        """Set the first rows [n, names] except row ``keep``, for workers whose own counters are in
         the memory of another machine."""
-        remote = np.arange(len(rows)) != keep
+        remote = np.flatnonzero(np.arange(len(rows)) != keep)
         self._arrays["values"][remote] = rows[remote]
 
     def total(self, name: str) -> float:

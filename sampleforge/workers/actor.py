@@ -15,6 +15,7 @@ from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
 from sampleforge.rollouts.slots import end_rollout
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
@@ -97,6 +98,11 @@ class ActorWorker(EventDriven):
         self._ends_early = ends_early
         self._splits: list[Split] = []
 
+    def recover(self) -> None:
+        """Take over the slots of the previous life: hand over the complete ones, and write the
+        incomplete ones again."""
+        self._exchange.take_over(self._index)
+
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
@@ -104,10 +110,10 @@ class ActorWorker(EventDriven):
         for index, make in enumerate(self._make_envs):
             overlap = Overlap(slots) if slots.shape.sequences else None
             self._splits.append(Split(index, make(), overlap, slots.shape.state_size))
+        limit_threads(1)  # also of libraries that the environments have loaded
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()
-        self._exchange.take_over(self._index)  # the slots of its previous life, if there was one
         for split in self._splits:
             try:
                 split.env.reset(split.carry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +12,7 @@ from sampleforge.algos.learner import Learner
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -49,7 +49,6 @@ class LearnerWorker(EventDriven):
         device: torch.device,
         threads: int,
         prefetch: bool = False,
-        control: Connection | None = None,
         counts_updates: bool = True,
     ) -> None:
         assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
@@ -66,12 +65,11 @@ class LearnerWorker(EventDriven):
         self._threads = threads
         self._prefetch = prefetch
         self._batch_source: BatchSource | None = None
-        self._control = control
         self._counts_updates = counts_updates
         self.batches = 0
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
+        limit_threads(self._threads)
         self._learner = self._make_learner()
         self._metrics = ReportMetrics()
         self._divergence = Divergence()
@@ -93,7 +91,6 @@ class LearnerWorker(EventDriven):
 
     def step(self) -> bool:
         assert self._batch_source is not None
-        answer(self._control, self.handle)
         moved = self._batch_source.gather()
         batch = self._batch_source.take()
         if batch is None:
@@ -128,12 +125,12 @@ class LearnerWorker(EventDriven):
         if self._batch_source is not None:
             self._batch_source.close()
 
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver.
 
-        ("metrics", None) returns the `ReportMetrics` of the batches since the last request.
-        ("save", plain state) writes a checkpoint and returns None, or the text of the error."""
-        kind, payload = request
+        "metrics" returns the `ReportMetrics` of the batches since the last request. "save" writes a
+        checkpoint with the driver's plain state (``payload``) and returns None, or the text of the
+        error."""
         if kind == "metrics":
             return self._metrics.take()
         assert kind == "save", kind
@@ -145,54 +142,38 @@ class LearnerWorker(EventDriven):
         return None
 
 
-class NoLearner:
+class NoLearner(EventDriven):
     """Takes the learner's place when experience is only collected: it only answers the driver."""
 
     name = "sink"
 
-    def __init__(self, wakeup: Wakeup, control: Connection | None = None) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
-        self._control = control
 
     def start(self) -> None:
         pass
 
     def step(self) -> bool:
-        answer(self._control, self.handle)
         return False
 
     def wait(self, timeout: float) -> None:
         self._wakeup.wait(timeout)
 
-    def close(self) -> None:
-        pass
-
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """Return empty metrics, or None for any other request: there is nothing to save."""
-        return {} if request[0] == "metrics" else None
+        return {} if kind == "metrics" else None
 
 
 class ExperienceSink(NoLearner):
     """A `NoLearner` that gives every complete slot back to its actor."""
 
-    def __init__(
-        self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
-    ) -> None:
-        super().__init__(wakeup, control)
+    def __init__(self, exchange: SlotExchange, wakeup: Wakeup) -> None:
+        super().__init__(wakeup)
         self._exchange = exchange
 
     def step(self) -> bool:
-        super().step()
         slot = self._exchange.take_ready()
         if slot is None:
             return False
         self._exchange.give_back(slot)
         return True
-
-
-def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
-    """Answer a request of the driver, if there is one. Requests and answers are numbered, because a
-    restarted worker may find a request that was sent to its previous life."""
-    if control is not None and control.poll():
-        number, request = control.recv()
-        control.send((number, handle(request)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import Any
 
@@ -21,7 +20,7 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.learner import LearnerWorker, answer
+from sampleforge.workers.learner import LearnerWorker
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
@@ -45,9 +44,9 @@ class RankWorker:
     The actor and the learner worker are those of other topologies: the slots of this rank circulate
     between them, and the actor acts with the weights that the learner publishes. ``join`` joins the
     other ranks, also again when a rank was replaced. All ranks end after the same update, the first
-    one after which a rank finds the progress done. ``control`` is the driver's pipe, on rank 0.
-    ``metrics_sync`` is needed if the ranks share no memory. ``snapshot`` holds a recent state of
-    rank 0: if no rank survives, the new ranks resume from it.
+    one after which a rank finds the progress done. ``metrics_sync`` is needed if the ranks share no
+    memory. ``snapshot`` holds a recent state of rank 0: if no rank survives, the new ranks resume
+    from it.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class RankWorker:
         group_epoch: GroupEpoch,
         *,
         debug: bool,
-        control: Connection | None = None,
         metrics_sync: MetricsSync | None = None,
         snapshot: StateSnapshot | None = None,
         replaced_within: float = REPLACED_WITHIN,
@@ -86,7 +84,6 @@ class RankWorker:
         self._preemption = preemption
         self._group_epoch = group_epoch
         self._debug = debug
-        self._control = control
         self._metrics_sync = metrics_sync
         self._snapshot = snapshot
         self._published_at = self._publishing_took = 0.0
@@ -94,12 +91,15 @@ class RankWorker:
         self._ended = False
         self._group: RankGroup | None = None
 
+    def recover(self) -> None:
+        """Drop the rollouts of the previous life, which the group samples again."""
+        self._exchange.reset()
+        self._preemption.forget()
+
     def start(self) -> None:
         self._actor.start()
         self._count = self._progress.counters.row(self._index)
         self._count["heartbeat"][0] = math.inf  # from here on it waits for other ranks
-        self._exchange.reset()  # a previous life may have left slots in any state
-        self._preemption.forget()
         self._generation = self._group_epoch.generation
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
         self._group = self._meet()
@@ -137,7 +137,6 @@ class RankWorker:
 
     def step(self) -> bool:
         """Take one env step of every split, and one update when all rollouts are complete."""
-        answer(self._control, self.handle)
         if self._ended:
             return False
         try:
@@ -171,12 +170,12 @@ class RankWorker:
         """Whether all ranks have agreed that they are done."""
         return self._ended
 
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`."""
-        if request[0] == "save":
+        if kind == "save":
             self._publish_state()  # so that the snapshot is never older than a checkpoint
-        answer = self._worker.handle(request)
-        return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
+        answer = self._worker.handle(kind, payload)
+        return {**answer, **self._of_each_rank()} if kind == "metrics" else answer
 
     def _end(self, ended: bool) -> None:
         self._ended = ended

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.ops.schedules import between
@@ -20,10 +18,11 @@ from sampleforge.replay.limiter import ItemSteps, RateLimiter
 from sampleforge.replay.observation_stats import unpack
 from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.workers.learner import Save, answer
+from sampleforge.workers.learner import Save
 from sampleforge.workers.metrics import Divergence, ReportMetrics
 from sampleforge.workers.worker import EventDriven
 
@@ -56,7 +55,6 @@ class ReplayLearnerWorker(EventDriven):
         seed: list[int],
         threads: int,
         item_steps: ItemSteps,
-        control: Connection | None = None,
         shard_choice: dict[str, Any] | None = None,
     ) -> None:
         """Store the arguments. ``shard_choice``: state of the generator that draws shards, from the
@@ -74,12 +72,11 @@ class ReplayLearnerWorker(EventDriven):
         self._seed = seed
         self._threads = threads
         self._publish_interval = publish_interval
-        self._control = control
         self._item_steps = item_steps
         self._shard_choice = shard_choice
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
+        limit_threads(self._threads)
         self._learner = self._make_learner()
         self._divergence = Divergence()
         self._reader = self._make_reader()
@@ -96,7 +93,6 @@ class ReplayLearnerWorker(EventDriven):
         self._count = self._progress.counters.row(self._counter_row)
 
     def step(self) -> bool:
-        answer(self._control, self.handle)
         moved = self._take_answers()
         moved = self._request_samples() or moved
         if self._ready:
@@ -177,10 +173,9 @@ class ReplayLearnerWorker(EventDriven):
         assert first is not None, "the config has unresolved defaults"
         return first if last is None else between(first, last, fraction)
 
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver, like
         `sampleforge.workers.learner.LearnerWorker.handle`."""
-        kind, payload = request
         if kind == "metrics":
             return self._metrics.take() | self._replay_metrics()
         assert kind == "save", kind

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.events import EventLogHandler, EventSender, send_through
 from sampleforge.shared.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
@@ -32,22 +33,35 @@ IDLE_WAIT = 0.5
 
 
 class Worker(Protocol):
-    """A worker; the head of this file explains its methods."""
+    """Does one kind of work for a graph; the head of this file explains its methods."""
 
     name: str
 
-    def start(self) -> None: ...
+    def recover(self) -> None:
+        """Take over from shared memory the state of the worker's previous life. Called before
+        `start`, in each life but the first."""
 
-    def step(self) -> bool: ...
+    def start(self) -> None:
+        """Create the objects that the work needs."""
 
-    def wait(self, timeout: float) -> None: ...
+    def step(self) -> bool:
+        """Do one piece of work; return False if there is none now. Never waits."""
 
-    def close(self) -> None: ...
+    def wait(self, timeout: float) -> None:
+        """Wait until there may be work, for at most ``timeout`` seconds."""
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        """Return the answer to a request of the driver; called between two steps."""
+
+    def close(self) -> None:
+        """Release the objects of `start`, even if `start` has failed."""
 
 
 class EventDriven:
-    """A worker that waits for a `Wakeup`, counts the seconds of waiting (``wait_s``), and has
-    nothing to release."""
+    """A worker that waits for a `Wakeup` and counts the seconds of waiting (``wait_s``). It takes
+    nothing over from its previous life, answers no requests, and has nothing to release."""
+
+    name: str
 
     _wakeup: Wakeup
     _count: dict[str, npt.NDArray[np.float64]]
@@ -56,6 +70,12 @@ class EventDriven:
         started = perf_counter()
         self._wakeup.wait(timeout)
         self._count["wait_s"] += perf_counter() - started
+
+    def recover(self) -> None:
+        pass
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        raise NotImplementedError(f"{self.name} answers no {kind!r} requests")
 
     def close(self) -> None:
         pass
@@ -91,39 +111,63 @@ class WorkerContext:
     scratch: Path
 
 
+class WorkerEnd:
+    """The worker's end of its control channel: one channel per life of a worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def answer(self, worker: Worker) -> None:
+        """Answer a request of the driver, if there is one."""
+        if self._connection.poll():
+            number, kind, payload = self._connection.recv()
+            self._connection.send((number, worker.handle(kind, payload)))
+
+    def fail(self, traceback: str) -> None:
+        """Send the traceback with which this life ends to the driver."""
+        self._connection.send((FAILED, traceback))
+        self._connection.close()
+
+
+FAILED = -1
+"""Sent in the place of a request's number: the payload is the traceback that ended the worker."""
+
+
 def run_worker(
     worker: Worker,
     stop: StopFlag,
     placement: Placement,
     context: WorkerContext,
-    errors: Connection,
+    channel: WorkerEnd,
+    events: EventSender,
+    life: int,
 ) -> None:
     """Run a worker in a child process; this is its main function. The traceback of an exception is
-    sent to the driver through ``errors``."""
+    sent to the driver through ``channel``, log lines through ``events``."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # Torch's compiled code is shared by the run's workers, and removed when the run ends.
     os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
-    logging.basicConfig(
-        filename=context.log_file,
-        format=f"%(asctime)s {worker.name:<16} %(levelname)-7s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    send_through(events)
+    logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
+    logging.captureWarnings(True)
     try:
         with scratch_directory(context.scratch):
-            run(worker, stop)
+            run(worker, stop, channel, life)
     except BaseException:
-        errors.send(traceback.format_exc())
-        errors.close()
+        channel.fail(traceback.format_exc())
         # Not a regular exit of the interpreter: other threads may hang on what is broken.
         sys.stderr.flush()
         os._exit(1)
 
 
-def run(worker: Worker, stop: StopFlag) -> None:
-    """Run a worker in the calling thread until ``stop`` is set."""
+def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
+    """Run one life of a worker in the calling thread, until ``stop`` is set."""
     try:
+        if life:
+            worker.recover()
         worker.start()
         while not stop.is_set():
+            channel.answer(worker)
             if not worker.step():
                 worker.wait(IDLE_WAIT)
     finally:

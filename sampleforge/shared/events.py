@@ -1,0 +1,75 @@
+"""Events: messages of any size from workers to the session.
+
+Log lines, warnings and statistics that an environment reports are sent as events. Trajectories,
+episodes and requests are not: they have rings in shared memory. A worker calls `send`; the runner
+sets the destination once per process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Full
+from typing import Any, Literal, NamedTuple
+
+import faster_fifo
+
+Kind = Literal["log", "episode_stats"]
+QUEUE_BYTES = 1 << 18
+MAX_TEXT = 16 << 10
+"""Longest log line in characters. Of a longer one the end is kept, because the cause stands
+there."""
+
+
+class Event(NamedTuple):
+    """An event. ``source``: the worker's name. ``payload``: (level, text) of a log line, or
+    {name: value} of an episode's statistics."""
+
+    source: str
+    kind: Kind
+    payload: Any
+
+
+class EventSender:
+    """A worker's end of its event queue, one per life. It can be pickled to the worker's
+    process."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.queue = faster_fifo.Queue(QUEUE_BYTES)
+
+    def __call__(self, kind: Kind, payload: Any) -> None:
+        """Send without waiting; if the queue is full, the event is lost."""
+        with suppress(Full):
+            self.queue.put(Event(self.source, kind, payload), block=False)
+
+
+Send = Callable[[Kind, Any], None]
+
+
+def _ignore(kind: Kind, payload: Any) -> None:
+    pass
+
+
+_send: Send = _ignore
+
+
+def send(kind: Kind, payload: Any) -> None:
+    """Send an event of this process's worker; it is dropped if no session listens."""
+    _send(kind, payload)
+
+
+def send_through(sender: Send | None) -> Send | None:
+    """Set the destination of this process's events (None: they are dropped); return the previous
+    one."""
+    global _send
+    before, _send = _send, sender or _ignore
+    return None if before is _ignore else before
+
+
+class EventLogHandler(logging.Handler):
+    """Sends log records as events."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        send("log", (record.levelname.lower(), self.format(record)[-MAX_TEXT:]))
