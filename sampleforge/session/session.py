@@ -223,7 +223,7 @@ class Session:
             # The signal may have ended what an environment in this process runs on.
             if not (self._deployment.has_workers_here and self.is_interrupted()):
                 raise
-            self.message(f"after the interrupt: {describe(error)}", "warning")
+            self.note(f"after the interrupt: {describe(error)}")
         self.take_results()
 
     def take_results(self) -> None:
@@ -295,6 +295,10 @@ class Session:
         """Tell the callbacks what the user is to know."""
         for callback in self._callbacks:
             callback.on_message(self, Message(text, level, source))
+
+    def note(self, text: str) -> None:
+        """A message for the log alone."""
+        self.message(text, "debug")
 
     def alert(self, text: str) -> None:
         """A warning that is shown even where only errors and results are."""
