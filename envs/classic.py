@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
+from sampleforge.env.adapter import env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
 from sampleforge.env.registry import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import Array, EnvVector, StepOut
-from sampleforge.spec import ACTION, OBSERVATION, EnvSpec, action_specs, observation_specs
+from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
 
 LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
 
@@ -29,13 +30,8 @@ class CartPoleVector(EnvVector):
         limit = config.max_episode_steps or LIMITS[config.env]
         env = CartPoleVectorEnv(num_rows, max_episode_steps=limit, **config.env_kwargs)  # type: ignore[arg-type]
         self._physics = env
-        spec = EnvSpec(
-            env_id=config.env,
-            observations=observation_specs(env.single_observation_space),
-            actions=action_specs(env.single_action_space),
-            max_episode_steps=limit,
-        )
-        super().__init__(spec, num_rows, env.single_observation_space, env.single_action_space)
+        declared = EnvSpaces(env.single_observation_space, env.single_action_space)
+        super().__init__(env_spec(config.env, declared, max_episode_steps=limit), num_rows)
         self._random = np.random.default_rng(list(seeds))
         self._sutton_barto = bool(config.env_kwargs.get("sutton_barto_reward", False))
         self._limit = limit

@@ -8,12 +8,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sampleforge.api import load_model, read_config
+from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust, imports_code
+from sampleforge.loaded_policy import load_model, read_config
+from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
@@ -63,11 +65,12 @@ def evaluate(
     folder = RunFolder.existing(Path(run_dir).absolute())
     config = read_config(folder, trust)
     with scratch_directory(cwd_importable=imports_code(config)):
-        model, _, state = load_model(folder, config, which)
+        model, spec, state = load_model(folder, config, which)
         seed = evaluation_seed(config.seed or 0) if seed is None else seed
         limited, limit = _with_limit(config, max_episode_steps)
         envs = evaluation_envs(limited, episodes or EPISODES, seed)
         try:
+            _check_same(folder, spec, envs.spec)
             player = EpisodePlayer(
                 envs,
                 model.eval(),
@@ -89,6 +92,19 @@ def evaluate(
         "seed": seed,
         "env_steps": state["env_steps"],
     }
+
+
+def _check_same(folder: RunFolder, trained: EnvSpec, found: EnvSpec) -> None:
+    """Raise ConfigError if an environment is not the one that the run was trained in."""
+    for what in ("observations", "actions"):
+        before, now = (dict(getattr(spec, what)) for spec in (trained, found))
+        if before == now and list(before) == list(now):
+            continue
+        raise ConfigError(
+            f"{found.env_id} has other {what} now than when the run in {folder.path} was trained "
+            f"(then -> now):\n  {before}\n  -> {now}\nuse the version of it that the run was "
+            "trained in"
+        )
 
 
 def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:

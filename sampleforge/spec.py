@@ -82,6 +82,16 @@ class ActionSpec:
 
 
 @dataclass(frozen=True)
+class EnvSpaces:
+    """The gymnasium spaces of one env row, as the environment declares them. ``mask_in_info``: the
+    action mask comes in the info, under `ACTION_MASK`, and not in the observation."""
+
+    observation: gym.Space[Any]
+    action: gym.Space[Any]
+    mask_in_info: bool = False
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """One env row as the slots see it.
 
@@ -90,7 +100,8 @@ class EnvSpec:
     final observation); "same_step": ``obs[t+1]`` is already the reset observation and the final one
     comes apart. ``asynchronous``: the environments step in threads or processes of their own,
     between ``send`` and ``recv``. ``frame_skip`` is env frames per env step. ``protocol`` says in
-    one line what a reader of the scores must know.
+    one line what a reader of the scores must know. ``spaces``: what the environment itself takes
+    and gives; None where experience comes from no environment.
     """
 
     env_id: str
@@ -101,6 +112,7 @@ class EnvSpec:
     max_episode_steps: int | None = None
     protocol: str = ""
     asynchronous: bool = False
+    spaces: EnvSpaces | None = None
 
 
 def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
@@ -111,7 +123,7 @@ def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[An
 def _leaves(space: gym.Space[Any], prefix: str, plain: str) -> Iterator[tuple[str, gym.Space[Any]]]:
     children: list[tuple[str, gym.Space[Any]]]
     if isinstance(space, spaces.Dict):
-        children = list(space.spaces.items())
+        children = [(str(key), child) for key, child in space.spaces.items()]
     elif isinstance(space, spaces.Tuple):
         children = [(str(i), child) for i, child in enumerate(space.spaces)]
     else:
@@ -138,7 +150,7 @@ def unflatten(space: gym.Space[Any], found: Mapping[str, Any], name: str) -> Any
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return found[name]
     if isinstance(space, spaces.Dict):
-        return {k: unflatten(s, *_below(found, k)) for k, s in space.spaces.items()}
+        return {k: unflatten(s, *_below(found, str(k))) for k, s in space.spaces.items()}
     return tuple(unflatten(s, *_below(found, str(i))) for i, s in enumerate(space.spaces))
 
 
@@ -213,3 +225,12 @@ def rescaled(spec: ActionSpec) -> ActionSpec:
     if (low, high) == (spec.low, spec.high):
         return spec
     return replace(spec, low=low, high=high, env_low=spec.low, env_high=spec.high)
+
+
+def with_action_units(spec: EnvSpec, *, rescale: bool) -> EnvSpec:
+    """Return ``spec`` with its actions `rescaled` for the policy, or in the environment's units."""
+    assert spec.spaces is not None
+    actions = action_specs(spec.spaces.action)
+    if rescale:
+        actions = {name: rescaled(leaf) for name, leaf in actions.items()}
+    return replace(spec, actions=actions)

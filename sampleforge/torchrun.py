@@ -63,7 +63,7 @@ class LeadingRank:
 
     def topology(self, session: Session) -> Topology:
         """Meet the other ranks, and tell them what rank 0 has found in its run folder."""
-        from sampleforge.env.probe import spec_to_plain
+        from sampleforge.env.spec_json import spec_to_plain
 
         config, earlier = session.config, session.opened.earlier
         assert isinstance(config, DdppoConfig)
@@ -110,6 +110,7 @@ class LeadingRank:
             session.worker_context,
             session.config.env_timeout,
             session.restarted,
+            session.note,
             session.is_interrupted,
             nodes=beside,
         )
@@ -206,7 +207,7 @@ def follower_graph(
 ) -> Graph:
     """The graph of this rank, for the run that rank 0 has begun. Raises ConfigError if this rank
     was started with another command."""
-    from sampleforge.env.probe import spec_from_plain
+    from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.topologies.builders import ResumePoint
 

@@ -4,9 +4,10 @@ Hang: a test that takes longer than its limit fails with the stacks of this proc
 children, and the children are killed. A `multiprocess` test has 60 s, any other 120 s, a `slow` one
 an hour; `@pytest.mark.multiprocess(timeout=90)` sets another limit. There is none under `--pdb`.
 
-Litter: a test fails if it leaves a process, a thread, a name in /dev/shm, a file in the checkout or
-in the current directory. The current directory is an empty one of its own: what a simulator drops
-into it is found, and nobody else's files are taken for the test's.
+Litter: a test fails if it leaves a process, a thread, a name in /dev/shm (one that can be told from
+other programs' names: see `tests.litter`), a file in the checkout or in the current directory. The
+current directory is an empty one of its own: what a simulator drops into it is found, and nobody
+else's files are taken for the test's.
 
 Two processes are shared by all tests and therefore no litter: multiprocessing's fork server and its
 resource tracker. Python starts them with the first process or shared object, keeps them until the
@@ -33,7 +34,7 @@ from types import FrameType
 import psutil
 import pytest
 
-from tests.litter import REPO, Footprint
+from tests.litter import REPO, SESSION, Footprint
 from tests.processes import (
     GRACE_S,
     end_session,
@@ -49,7 +50,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 # For children, which do not get pytest's sys.path, and whose current directory is not the checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [str(REPO), str(REPO / "tests" / "session"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -62,10 +63,12 @@ _stderr_fd = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_stderr_fd] = os.dup(2)  # during a test, fd 2 is pytest's capture file
+    SESSION.begin()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[_stderr_fd])
+    SESSION.end()
 
 
 @pytest.hookimpl(wrapper=True)

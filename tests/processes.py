@@ -23,15 +23,21 @@ GRACE_S = 5.0
 def our_processes() -> frozenset[psutil.Process]:
     """Descendants, and orphans: members of our process group whose parent has died."""
     me = psutil.Process()
-    helpers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
-    descendants = [child for child in me.children(recursive=True) if child.pid not in helpers]
-    family = {me.pid, *helpers, *(parent.pid for parent in me.parents())}
+    shared = helpers()
+    descendants = [child for child in me.children(recursive=True) if child.pid not in shared]
+    family = {me.pid, *shared, *(parent.pid for parent in me.parents())}
     group = [
         other
         for other in psutil.process_iter()
         if other.pid not in family and group_of(other.pid) == os.getpgrp()
     ]
     return frozenset([*descendants, *group])
+
+
+def helpers() -> set[int]:
+    """The pids of multiprocessing's fork server and resource tracker, as far as they run."""
+    found = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
+    return {pid for pid in found if pid is not None}
 
 
 def group_of(pid: int) -> int | None:

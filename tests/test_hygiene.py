@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -34,22 +38,67 @@ LITTER = {
     "orphan": "subprocess.run('sleep 60 >/dev/null 2>&1 &', shell=True)",
     "thread": "threading.Thread(target=time.sleep, args=(3,), daemon=True).start()",
     "file": "open('litter.txt', 'w').close()",
-    "name": "fd = os.open('/dev/shm/sampleforge-litter-{pid}', os.O_CREAT); os.close(fd)",
+    "name": "fd = os.open(f'/dev/shm/NAME-{os.getpid()}', os.O_CREAT); os.close(fd)",
+    "name of a child that has ended": "subprocess.run([sys.executable, '-c', "
+    "'import os; os.close(os.open(f\"/dev/shm/NAME-{os.getpid()}\", os.O_CREAT))'])",
+    "name of a fork that was killed": "pid = os.fork()\n    if not pid: "
+    "os.open(f'/dev/shm/NAME-{os.getpid()}', os.O_CREAT); os.kill(os.getpid(), 9)\n"
+    "    os.waitpid(pid, 0)",
+    "name that is held": "pytest.held = open('/dev/shm/NAME-held', 'w')",
+    "name of shared memory": "from multiprocessing import shared_memory, resource_tracker\n"
+    "    block = shared_memory.SharedMemory(create=True, size=8); block.close()",
 }
 
 
 @pytest.mark.parametrize("kind", LITTER)
 def test_litter_fails_the_test_and_is_named(tmp_path: Path, kind: str) -> None:
-    name = f"sampleforge-litter-{tmp_path.name}"
-    body = LITTER[kind].replace("sampleforge-litter-{pid}", name)
+    name = f"sampleforge-litter-{secrets.token_hex(4)}"
+    body = LITTER[kind].replace("NAME", name)
     try:
-        done = outcome_of(tmp_path, f"def test_it(): {body}")
+        done = outcome_of(tmp_path, f"def test_it():\n    {body}")
     finally:
-        Path("/dev/shm", name).unlink(missing_ok=True)
+        for left in Path("/dev/shm").glob(f"{name}*"):
+            left.unlink()
     assert done.returncode == 1, done.stdout
     assert "the test left behind" in done.stdout
-    named = {"orphan": "process", "name": name, "file": "litter.txt"}.get(kind, kind)
-    assert named in done.stdout.split("the test left behind")[1]
+    named = {"orphan": "process", "file": "litter.txt", "name of shared memory": "/dev/shm/ps"}
+    expected = named.get(kind, name if kind.startswith("name") else kind)
+    assert expected in done.stdout.split("the test left behind")[1]
+
+
+def test_names_of_other_programs_are_not_blamed_on_the_test(tmp_path: Path) -> None:
+    """Whether the program has them open or not, and whatever their names carry."""
+    name = f"sampleforge-other-{secrets.token_hex(4)}"
+    plain, with_pid, held = (
+        Path("/dev/shm", text) for text in (name, f"torch_{os.getpid()}_{name}_0", f"{name}-held")
+    )
+    body = f"""
+def test_it():
+    open({str(tmp_path / "begun")!r}, "w").close()
+    while not os.path.exists({str(held)!r}):
+        time.sleep(0.01)
+"""
+
+    def other_program() -> None:
+        while not (tmp_path / "begun").exists() and not stop.is_set():
+            time.sleep(0.01)
+        plain.touch()
+        with_pid.touch()
+        files.append(held.open("w"))
+
+    stop, files = threading.Event(), []
+    thread = threading.Thread(target=other_program)
+    thread.start()
+    try:
+        done = outcome_of(tmp_path, body)
+    finally:
+        stop.set()
+        thread.join()
+        for file in files:
+            file.close()
+        for path in (plain, with_pid, held):
+            path.unlink(missing_ok=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_forkserver_and_tracker_are_stopped_at_the_end(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def until_learned(process: subprocess.Popen[str], run: Path, wanted: float) -> d
     """The first report with a mean return of ``wanted``, once there is a checkpoint as well."""
 
     def learned() -> bool:
-        if not (run / "metrics.jsonl").exists() or not checkpoints(run):
+        metrics = run / "metrics.jsonl"
+        if not metrics.exists() or "\n" not in metrics.read_text() or not checkpoints(run):
             return False
         return float(last_report(run).get("return_mean", 0)) > wanted
 

@@ -194,8 +194,8 @@ def test_a_killed_actor_is_replaced_until_the_restart_budget_is_used_up(
     worker(process, "sampleforge: actor 0").kill()
     _, stderr = process.communicate(timeout=10)
     assert process.returncode == 1
-    assert "it is replaced (1 of 1 times)" in stderr
+    assert "it is restarted (1 of 1 times)" in stderr
     assert "actor 0 was ended by signal SIGKILL" in stderr.rstrip().splitlines()[-1]
-    assert "it is replaced (1 of 1 times)" in (run / "log.txt").read_text()
+    assert "it is restarted (1 of 1 times)" in (run / "log.txt").read_text()
     written = summary(run)
     assert written["status"] == "failed" and written["restarts"] == 1

@@ -289,6 +289,26 @@ def test_only_the_latest_replay_is_kept_and_leftovers_of_a_kill_are_removed(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_replay_that_is_saved_twice_is_kept_once(tmp_path: Path) -> None:
+    """Without a step between the two its files are the same, and so is its name."""
+    replay = used(0.6, 2, 30)
+    first, _ = saved(replay, tmp_path)
+    again, problem = saved(replay, tmp_path)
+    assert (again, problem) == (first, None)
+    assert [path.name for path in tmp_path.iterdir()] == [first["folder"]]
+    assert Replays(tmp_path, never).find(again, pytest.fail).saved is not None
+
+
+def test_a_replay_that_is_saved_again_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
+    replay = used(0.6, 2, 30)
+    first, _ = saved(replay, tmp_path)
+    damage_a_bit(tmp_path / first["folder"])
+    again, problem = saved(replay, tmp_path)
+    assert (again, problem) == (first, None)
+    assert [path.name for path in tmp_path.iterdir()] == [first["folder"]]
+    assert Replays(tmp_path, never).find(again, pytest.fail).saved is not None
+
+
 def test_large_arrays_are_written_in_pieces(tmp_path: Path) -> None:
     array = np.random.default_rng(0).integers(0, 255, (50, 3, 7), np.uint8)
     ticks = []

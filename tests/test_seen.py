@@ -11,6 +11,7 @@ import torch
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.running_stats import Moments, merge
+from sampleforge.replay import observation_stats
 from sampleforge.replay.observation_stats import ObservationStats, packed_size, unpack
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
@@ -20,6 +21,7 @@ from tests.fakes.envs import episode_length
 NORMALISED: dict[str, Any] = {"encoder": "mlp", "hidden_sizes": (8,)}
 COUNTING = "tests.fakes.envs:CountingVectorEnv"
 STACKED = "tests.fakes.stacked:stacked"
+DISCRETE = ActionSpec("discrete", (), "int64", (2,))
 
 
 @pytest.mark.parametrize(
@@ -82,23 +84,71 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
 
 def test_take_returns_all_moments_and_empties_the_statistics() -> None:
     observations = {"a": ArraySpec((2, 3), "float32"), "b.c": ArraySpec((), "float32")}
-    spec = EnvSpec("fake", observations, {"action": ActionSpec("discrete", (), "int64", (2,))})
+    spec = EnvSpec("fake", observations, {"action": DISCRETE})
     slots = TrajectorySlots(2, SlotShape(5, 4, spec, 0))
     shapes = {name: leaf.shape for name, leaf in observations.items()}
     rng = np.random.default_rng(0)
     for leaf in slots.obs.values():
         leaf[:] = rng.normal(3.0, 2.0, leaf.shape)
-    slots.obs["b.c"][0, 2, 1] = np.nan  # a broken final observation
+    slots.valid[:] = True
+    slots.valid[0, 2, 1] = False
+    slots.obs["a"][0, 2, 1], slots.obs["b.c"][0, 2, 1] = 0.0, np.nan  # of a dropped step
     seen, packed = ObservationStats(slots, shapes), np.zeros(packed_size(shapes))
     for slot in (0, 1):
         seen.add(slot)
     seen.take(packed)
     found = unpack(packed, shapes)
-    a, b = (slots.obs[name][:, :5].astype(np.float64) for name in ("a", "b.c"))
-    assert (found["a"].count, found["b.c"].count) == (40, 39)
-    np.testing.assert_allclose(found["a"].mean, a.mean((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(found["a"].var, a.var((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(found["b.c"].mean, np.nanmean(b), rtol=1e-12)
-    np.testing.assert_allclose(found["b.c"].var, np.nanvar(b), rtol=1e-12)
+    for name in ("a", "b.c"):
+        real = slots.obs[name][:, :5][slots.valid].astype(np.float64)
+        assert found[name].count == len(real) == 39
+        np.testing.assert_allclose(found[name].mean, real.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found[name].var, real.var(0), rtol=1e-12)
     seen.take(packed)
     assert torch.tensor(packed).eq(0).all(), "nothing is counted twice"
+
+
+def test_final_observations_count_and_those_of_dropped_steps_do_not() -> None:
+    """Column by column: what happens to a row in the six steps of its rollout."""
+    spec = EnvSpec("fake", {"a": ArraySpec((), "float32")}, {"action": DISCRETE})
+    columns = {  # valid, first: steps 0 to 5, and 6; which observations count
+        "an end at 1, the reset at 2": ("110111", "0001000", "111111"),
+        "the reset at 0": ("011111", "0100000", "111111"),
+        "dropped from 2 on, an end at 3, the reset at 4": ("110001", "0000010", "110001"),
+        "dropped from 4 on": ("111100", "0000000", "111100"),
+        "dropped at 2, where the row begins again": ("110111", "0001000", "111111"),
+        "a zeroed first observation at 2, an end at 3": ("110001", "0010010", "110001"),
+        "a zeroed first observation at 2, an end in the same step": ("110111", "0011000", "110111"),
+    }
+    slots = TrajectorySlots(1, SlotShape(6, len(columns), spec, 0))
+    for row, (valid, first, _) in enumerate(columns.values()):
+        slots.valid[0, :, row] = [sign == "1" for sign in valid]
+        slots.first[0, :, row] = [sign == "1" for sign in first]
+    found = ObservationStats(slots, {"a": ()})._real(0).reshape(6, -1)
+    for row, (name, (_, _, counts)) in enumerate(columns.items()):
+        assert "".join("01"[int(x)] for x in found[:, row]) == counts, name
+
+
+def test_zeroed_observations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that cannot be reset alone go on with zeros in the place of what is not finite, here the
+    number of the step."""
+    counted: list[Any] = []
+    taken = observation_stats.moments
+
+    def watch(x: torch.Tensor) -> Moments:
+        counted.extend(x.numpy().astype(int))
+        return taken(x)
+
+    monkeypatch.setattr(observation_stats, "moments", watch)
+    given = {"after": 5, "every": 9, "longest": 20}
+    chosen = apex_config(
+        env="tests.fakes.not_finite:NotFiniteVectorEnv",
+        env_kwargs=given,
+        num_workers=1,
+        num_splits=1,
+        model=ModelConfig(**NORMALISED),
+    )
+    graph, _ = build_apex(chosen)
+    for _ in serial_rounds(graph, 150):
+        pass
+    steps = [tuple(obs[:3]) for obs in counted]
+    assert len(set(steps)) == len(steps) > 200, "a zero for the step makes it the first one again"

@@ -22,11 +22,13 @@ from sampleforge.cli.flags import _docs, _nested, _parts
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import importable_kwargs
+from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.evaluation import evaluate
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import IMPORTABLE, Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import ALGOS, AppoConfig, DdppoConfig
+from tests.harness import spec_of
 from tests.litter import REPO
 
 OWN = "tests.fakes.envs:CodeEnv"
@@ -117,7 +119,15 @@ def test_a_foreign_folder_runs_no_code_in_eval(
 
 
 def test_a_foreign_folder_runs_no_code_in_load_policy(canary: Path, trained: Path) -> None:
+    """With spec.json no environment is needed, so that what names one is not refused; without it
+    the environment would be constructed."""
     for name, folder in hostile(canary, trained).items():
+        if name == "model.encoder":
+            with pytest.raises(ConfigError, match="trust=True"):
+                load_policy(folder)
+        else:
+            assert load_policy(folder).act([0.0] * 4)[0] in (0, 1)
+        (folder / "spec.json").unlink()
         with pytest.raises(ConfigError, match="trust=True"):
             load_policy(folder)
         assert not canary.exists(), name
@@ -255,7 +265,7 @@ def test_nothing_is_loaded_that_could_hold_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoints", "log.txt", ".lock", "config.yaml", "checkpoints/x"]
+    "name", ["checkpoints", "log.txt", ".lock", "config.yaml", "spec.json", "checkpoints/x"]
 )
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path, trained: Path, name: str) -> None:
     """Neither to read nor to write: the lock file would be emptied, and the log written on."""
@@ -324,7 +334,7 @@ def test_a_rank_takes_code_from_its_own_command_alone(monkeypatch: pytest.Monkey
     message = {
         "asked": to_plain(own),
         "config": to_plain(said),
-        "spec": {"env_id": "x", "observations": {}, "actions": {}},
+        "spec": spec_to_plain(spec_of(own)),
         **{"resumes": 0, "env_steps": 0, "wall_s": 0.0},
     }
     with pytest.raises(Planned) as caught:

@@ -382,7 +382,7 @@ def test_a_killed_rank_is_replaced(start_cli: Any, tmp_path: Path) -> None:
     wait_for_updates(run, tmp_path, 10)
     run.terminate()
     _, shown = run.communicate(timeout=20)
-    assert run.returncode == 143 and "it is replaced (1 of 3 times)" in shown
+    assert run.returncode == 143 and "it is restarted (1 of 3 times)" in shown
 
 
 @pytest.mark.multiprocess(timeout=120)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy.typing as npt
 import torch
 
 from sampleforge.models.actor_critic import ActorCritic
@@ -16,6 +17,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ArraySpec
 
+Array = npt.NDArray[Any]
 Model = TypeVar("Model", ActorCritic, QNetwork)
 
 
@@ -33,6 +35,37 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
         return nullcontext()  # a disabled autocast costs 5 us, as much as a layer of CartPole's MLP
     context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
     return context
+
+
+class FrozenPolicy:
+    """Acts with the weights that its ``model`` has: in evaluation, and for a loaded policy."""
+
+    def __init__(self, model: ActorCritic | QNetwork) -> None:
+        self.model = model.eval()
+
+    def initial_state(self, rows: int) -> torch.Tensor:
+        """Return the recurrent state [rows, S] to begin with."""
+        return torch.zeros(rows, self.model.state_size)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        obs: Mapping[str, Array],
+        state: torch.Tensor,
+        first: Array,
+        *,
+        stochastic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[dict[str, Array], torch.Tensor]:
+        """Return (actions, next state) for observation leaves [B, ...] as slots hold them, the
+        recurrent state [B, S] and ``first`` (bool [B]: the state is zeroed there). Actions are leaf
+        -> [B, ...] as slots hold them: the most likely ones, or with ``stochastic`` drawn from the
+        policy (from ``generator``, None: torch's own)."""
+        leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
+        output = self.model.step(leaves, state, torch.from_numpy(first))
+        distribution = self.model.distribution(output.parameters, leaves)
+        chosen = distribution.sample(generator) if stochastic else distribution.mode()
+        return {name: leaf.numpy() for name, leaf in chosen.items()}, output.state
 
 
 class Policy(Protocol):

@@ -16,12 +16,15 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.config import ConfigError
+from sampleforge.env.stacks import with_stacks
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
     OBSERVATION,
     ActionSpec,
     ArraySpec,
+    EnvSpaces,
+    EnvSpec,
     action_specs,
     flatten,
     leaves,
@@ -32,29 +35,37 @@ from sampleforge.spec import (
 Array = np.ndarray[Any, Any]
 
 
-def storage_specs(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], masked: bool = False
-) -> dict[str, ArraySpec]:
+def env_spec(
+    env_id: str, declared: EnvSpaces, *, metadata: Mapping[str, Any] | None = None, **more: Any
+) -> EnvSpec:
+    """Return the spec that follows from the spaces of an environment and its ``metadata`` (which
+    observation leaves are stacks of frames); actions are in the environment's own units. ``more``:
+    EnvSpec's other fields. Raises ConfigError for a space that slots cannot hold."""
+    observations = with_stacks(env_id, storage_specs(declared), metadata)
+    return EnvSpec(env_id, observations, action_specs(declared.action), spaces=declared, **more)
+
+
+def storage_specs(declared: EnvSpaces) -> dict[str, ArraySpec]:
     """Specs of the observation leaves as the slots hold them: float64 as float32; an action mask,
-    in the observations or (``masked``) in the info, as bool [sum of categories].
+    in the observations or in the info, as bool [sum of categories].
 
     Raises ConfigError for a space, of observations or actions, that slots cannot hold.
     """
     try:
-        action_specs(action_space)
+        action_specs(declared.action)
         specs = {
             name: replace(spec, dtype="float32") if spec.dtype == "float64" else spec
-            for name, spec in observation_specs(observation_space).items()
+            for name, spec in observation_specs(declared.observation).items()
         }
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if masked or ACTION_MASK in specs:
-        size = sum(mask_groups(action_space))
+    if declared.mask_in_info or ACTION_MASK in specs:
+        size = sum(mask_groups(declared.action))
         given = specs.get(ACTION_MASK, ArraySpec((size,), "bool"))
         if given.shape != (size,):
             raise ConfigError(
                 f"observation leaf {ACTION_MASK!r} has shape {given.shape}, but the actions "
-                f"{action_space} have {size} logits: a mask is ({size},), one entry per logit"
+                f"{declared.action} have {size} logits: a mask is ({size},), one entry per logit"
             )
         specs[ACTION_MASK] = ArraySpec((size,), "bool")
     return specs
@@ -75,34 +86,49 @@ class ActionAdapter:
     def __init__(self, space: gym.Space[Any], specs: Mapping[str, ActionSpec]) -> None:
         self._space = space
         self._plain = not isinstance(space, spaces.Dict | spaces.Tuple)
-        self._leaves = [(name, to_env(spec)) for name, spec in specs.items()]
+        dtypes = {name: np.dtype(leaf.dtype) for name, leaf in leaves(space, ACTION)}
+        self._leaves = [(name, _to_env(spec, dtypes[name])) for name, spec in specs.items()]
+        self._specs = specs
 
     def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
-        """Scales, bounds and offsets applied; leaf -> [rows, ...], new arrays where they change."""
+        """Scales, bounds and offsets applied; leaf -> [rows, ...] in the dtype of its space, new
+        arrays where they change."""
         return {name: convert(actions[name]) for name, convert in self._leaves}
 
     def per_row(self, actions: Mapping[str, Array], rows: int) -> list[Any]:
-        """One value of the action space per row, of what ``__call__`` returned."""
+        """Return one value of the action space per row, of what ``__call__`` returned: Python's int
+        for a Discrete leaf, else an array; nested as the space is."""
+        columns = {name: self._values(name, array) for name, array in actions.items()}
         if self._plain:
-            return list(actions[ACTION])
+            return columns[ACTION]
         return [
-            unflatten(self._space, {name: array[row] for name, array in actions.items()}, ACTION)
+            unflatten(self._space, {name: each[row] for name, each in columns.items()}, ACTION)
             for row in range(rows)
         ]
 
+    def _values(self, name: str, array: Array) -> list[Any]:
+        """One leaf's value of each row."""
+        spec = self._specs[name]
+        if spec.kind == "discrete":
+            return list(array.tolist())
+        if not spec.shape:  # an element of a [rows] array is no array
+            return [np.asarray(value) for value in array]
+        return list(array)
 
-def to_env(spec: ActionSpec) -> Callable[[Array], Array]:
-    """The function that turns a leaf's actions as the slots hold them, [rows, *shape], into what
-    the environment takes. All actions for an environment pass through it.
+
+def _to_env(spec: ActionSpec, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
+    """Return the function that turns a leaf's actions as the slots hold them, [rows, *shape], into
+    what the environment takes, of its space's ``dtype``. All actions for an environment pass
+    through it.
 
     Box: rescaled from the policy's bounds to the environment's where they differ, then clipped.
     """
     if spec.kind == "box":
         return _box_to_env(spec)
     if spec.kind == "multibinary" or not np.any(spec.start):
-        return lambda a: a
+        return (lambda a: a) if spec.dtype == dtype else (lambda a: a.astype(dtype))
     offsets = np.reshape(spec.start, spec.shape)
-    return lambda a: a + offsets
+    return lambda a: (a + offsets).astype(dtype, copy=False)
 
 
 def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
@@ -129,25 +155,24 @@ def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
 
 
 class ObservationAdapter:
-    """One row's observations into the slots' arrays, checked."""
+    """One row's observations into the slots' arrays, checked. ``spec``: of an environment."""
 
-    def __init__(
-        self, env_id: str, space: gym.Space[Any], action_space: gym.Space[Any], masked: bool
-    ) -> None:
-        """``masked``: the action mask comes in the info."""
-        self.env_id = env_id
-        self.space = space
-        self.specs = storage_specs(space, action_space, masked)
-        self.has_mask = ACTION_MASK in self.specs
-        self._masked = masked
+    def __init__(self, spec: EnvSpec) -> None:
+        assert spec.spaces is not None
+        self.env_id = spec.env_id
+        self.space = space = spec.spaces.observation
+        self.has_mask = ACTION_MASK in spec.observations
+        self._masked = spec.spaces.mask_in_info
         self._leaves = dict(leaves(space, OBSERVATION))
         self._expected = {
             name: (np.dtype(leaf.dtype), leaf.shape or (), offset(leaf))
             for name, leaf in self._leaves.items()
         }
-        self._groups = np.cumsum([0, *mask_groups(action_space)])[:-1]
+        groups = mask_groups(spec.spaces.action)
+        self._mask_size = sum(groups)
+        self._groups = np.cumsum([0, *groups])[:-1]
         # SyncVector inlines the check of a plain Box: a call per env step would double its cost.
-        self.plain = isinstance(space, spaces.Box) and not masked
+        self.plain = isinstance(space, spaces.Box) and not self._masked
 
     def write(
         self, row: int, value: Any, info: Mapping[str, Any], obs: Mapping[str, Array]
@@ -186,11 +211,11 @@ class ObservationAdapter:
         """The mask in the info, flat; a Tuple's masks in the order of the actions."""
         mask: Any = info.get(ACTION_MASK)
         parts = mask if isinstance(mask, tuple | list) else [mask]
-        size = self.specs[ACTION_MASK].shape
+        size = self._mask_size
         flat: Array = np.concatenate([np.ravel(part) for part in parts])
-        if mask is None or flat.shape != size:
+        if mask is None or flat.shape != (size,):
             raise ConfigError(
-                f"{self.env_id}, row {row}: info[{ACTION_MASK!r}] must have {size[0]} entries, one "
+                f"{self.env_id}, row {row}: info[{ACTION_MASK!r}] must have {size} entries, one "
                 f"per logit, at every reset and step, but is {mask!r:.80}"
             )
         return flat.astype(np.bool_)

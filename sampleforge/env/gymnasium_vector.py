@@ -9,15 +9,14 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sampleforge.config import ConfigError
-from sampleforge.env.adapter import offset, storage_specs
+from sampleforge.env.adapter import env_spec, offset
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import (
+    ACTION,
     ACTION_MASK,
     OBSERVATION,
-    EnvSpec,
-    action_specs,
+    EnvSpaces,
     flatten,
     leaves,
     unflatten,
@@ -61,17 +60,17 @@ class GymnasiumVector(EnvVector):
     ) -> None:
         self._mode = autoreset_mode(env, config.env)
         space, action_space = env.single_observation_space, env.single_action_space
-        spec = EnvSpec(
-            env_id=config.env,
-            observations=with_stacks(config.env, storage_specs(space, action_space), env.metadata),
-            actions=action_specs(action_space),
+        spec = env_spec(
+            config.env,
+            EnvSpaces(space, action_space),
+            metadata=env.metadata,
             autoreset="next_step" if self._mode is AutoresetMode.NEXT_STEP else "same_step",
             frame_skip=frame_skip,
             max_episode_steps=max_episode_steps,
             protocol=protocol,
             asynchronous=asynchronous or isinstance(env, AsyncVectorEnv),
         )
-        super().__init__(spec, len(seeds), space, action_space)
+        super().__init__(spec, len(seeds))
         if env.num_envs != len(seeds):
             raise ConfigError(
                 f"{config.env}: the VectorEnv has num_envs {env.num_envs}, but {len(seeds)} were "
@@ -79,7 +78,6 @@ class GymnasiumVector(EnvVector):
             )
         self._env = env
         self._seeds = list(seeds)
-        self._action_space = action_space
         self._leaves = dict(leaves(space, OBSERVATION))
         self._is_gymnasiums_own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._resets_rows = self._is_gymnasiums_own or self._mode is AutoresetMode.DISABLED
@@ -106,7 +104,7 @@ class GymnasiumVector(EnvVector):
         return True
 
     def _begin(self, actions: dict[str, Array]) -> None:
-        self._actions = unflatten(self._action_space, actions, "action")
+        self._actions = unflatten(self.action_space, actions, ACTION)
         if isinstance(self._env, AsyncVectorEnv):
             self._env.step_async(self._actions)
 

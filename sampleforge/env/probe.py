@@ -15,14 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from multiprocessing import spawn
 from typing import IO, Any
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.scratch import make_cwd_importable
-from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+from sampleforge.env.spec_json import spec_from_plain
+from sampleforge.spec import EnvSpec
 
 GRACE_S = 2.0
 """Seconds after the time-out at which the child is killed. At the time-out it dumps its stacks and
@@ -160,19 +160,3 @@ def _result(config: EnvConfig, answer: bytes | None, code: int, printed: str) ->
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     raise EnvProbeError(f"{printed}\n{config.env} ended its process in the probe, with {how}")
-
-
-def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
-    """Return an EnvSpec as values for JSON (infinite bounds are Python's ``Infinity``)."""
-    return asdict(spec)
-
-
-def spec_from_plain(plain: dict[str, Any]) -> EnvSpec:
-    """Return the EnvSpec of `spec_to_plain`, also after JSON has turned tuples into lists."""
-
-    def tuples(leaf: dict[str, Any]) -> dict[str, Any]:
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in leaf.items()}
-
-    observations = {n: ArraySpec(**tuples(leaf)) for n, leaf in plain["observations"].items()}
-    actions = {n: ActionSpec(**tuples(leaf)) for n, leaf in plain["actions"].items()}
-    return EnvSpec(**{**plain, "observations": observations, "actions": actions})

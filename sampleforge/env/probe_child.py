@@ -18,9 +18,9 @@ from gymnasium import spaces
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.not_finite import NotFiniteError
-from sampleforge.env.probe import spec_to_plain
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
+from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, leaves
 

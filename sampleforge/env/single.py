@@ -13,13 +13,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from sampleforge.env.adapter import ObservationAdapter
+from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import next_seed
-from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.shared.events import send
-from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, action_specs
+from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
 
 MAX_REBUILDS = 3
 """Successive rebuilds of one row after which its next error ends the run. A finished episode, or
@@ -73,19 +72,18 @@ class SyncVector(EnvVector):
         self._first = [env.reset(seed=s) for env, s in zip(self._envs, seeds, strict=True)]
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
-        adapter = ObservationAdapter(config.env, env.observation_space, env.action_space, masked)
         registered = env.spec.max_episode_steps if env.spec is not None else None
         limit = config.max_episode_steps or max_episode_steps or registered
-        spec = EnvSpec(
-            env_id=config.env,
-            observations=with_stacks(config.env, adapter.specs, env.metadata),
-            actions=action_specs(env.action_space),
+        spec = env_spec(
+            config.env,
+            EnvSpaces(env.observation_space, env.action_space, masked),
+            metadata=env.metadata,
             frame_skip=frame_skip,
             max_episode_steps=limit,
             protocol=protocol,
         )
-        super().__init__(spec, num_rows, env.observation_space, env.action_space)
-        self._observations = adapter
+        super().__init__(spec, num_rows)
+        self._observations = ObservationAdapter(spec)
         self._limits = None if limit is None else np.full(num_rows, limit, np.int64)
         if config.decorrelate and self._limits is not None:
             self._decorrelate(self._limits)

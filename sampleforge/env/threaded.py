@@ -28,7 +28,7 @@ class ThreadedVector(EnvVector):
             raise
         inner = self._inner
         spec = dataclasses.replace(inner.spec, asynchronous=True)
-        super().__init__(spec, inner.num_rows, inner.observation_space, inner.action_space)
+        super().__init__(spec, inner.num_rows)
         self.not_finite = inner.not_finite
         self._out = own_outputs(spec, inner.num_rows)
         self._step: Future[list[Episode]] | None = None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -26,7 +26,7 @@ import numpy as np
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
-from sampleforge.spec import EnvSpec, rescaled
+from sampleforge.spec import EnvSpec, with_action_units
 
 Array = np.ndarray[Any, Any]
 _INF = float("inf")
@@ -89,21 +89,16 @@ class EnvVector(ABC):
     """Whether the backend's arithmetic rules out values that are not finite, so that no check is
     needed."""
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        num_rows: int,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-    ) -> None:
+    def __init__(self, spec: EnvSpec, num_rows: int) -> None:
+        assert spec.spaces is not None
         self.spec = spec
         self.num_rows = num_rows
-        self.observation_space = observation_space
-        self.action_space = action_space
+        self.observation_space: gym.Space[Any] = spec.spaces.observation
+        self.action_space: gym.Space[Any] = spec.spaces.action
         self.valid_rows = 0
         self.rebuilt = 0
         self.fault: str | None = None
-        self._adapter = ActionAdapter(action_space, spec.actions)
+        self._adapter = ActionAdapter(self.action_space, spec.actions)
         self._same_step = spec.autoreset == "same_step"
         self._ended = np.zeros(num_rows, np.bool_)
         self._any_ended = False
@@ -135,9 +130,8 @@ class EnvVector(ABC):
     def rescale_actions(self) -> None:
         """Take Box actions in [-1, 1] from now on and map them to their bounds, if they have any;
         ``spec`` then has the policy's bounds. Call it before the first step."""
-        actions = {name: rescaled(leaf) for name, leaf in self.spec.actions.items()}
-        self.spec = replace(self.spec, actions=actions)
-        self._adapter = ActionAdapter(self.action_space, actions)
+        self.spec = with_action_units(self.spec, rescale=True)
+        self._adapter = ActionAdapter(self.action_space, self.spec.actions)
 
     @property
     def frames(self) -> int:

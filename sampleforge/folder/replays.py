@@ -140,7 +140,11 @@ class Replays:
     def _finish(
         self, archive: ReplayArchive, folder: Path, shards: list[SavedShard], env_steps: int
     ) -> Reference:
-        """Give a complete replay its manifest and its name."""
+        """Give a complete replay its manifest and its name.
+
+        One of that name holds the same: nothing was inserted since it was saved. A checkpoint may
+        name it, so that it stays, unless it is damaged.
+        """
         manifest = {
             "env_steps": env_steps,
             "geometry": archive.geometry,
@@ -150,10 +154,24 @@ class Replays:
         digest = hashlib.sha256(data).hexdigest()
         write_atomically(folder / _MANIFEST, data)
         final = self._folder / f"replay-{env_steps:012d}-{digest[:16]}"
+        size = sum(file.size for shard in shards for file in shard.arrays.values())
+        reference = {"folder": final.name, "sha256": digest, "env_steps": env_steps, "size": size}
+        if final.exists() and self._is_whole(reference):
+            shutil.rmtree(folder)
+            return reference
+        if final.exists():
+            shutil.rmtree(final)
         os.rename(folder, final)
         fsync_folder(self._folder)
-        size = sum(file.size for shard in shards for file in shard.arrays.values())
-        return {"folder": final.name, "sha256": digest, "env_steps": env_steps, "size": size}
+        return reference
+
+    def _is_whole(self, reference: Reference) -> bool:
+        """Whether the replay of that name is what was written."""
+        try:
+            self._verified(reference)
+        except (ReplayError, OSError):
+            return False
+        return True
 
     def _explained(self, problem: str) -> str:
         free = human_bytes(shutil.disk_usage(self._folder).free)

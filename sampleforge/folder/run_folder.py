@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
 from sampleforge.folder.atomic_file import to_json, write_atomically
-from sampleforge.folder.trust import Trust, check_places, check_trust
+from sampleforge.folder.trust import IMPORTABLE, Trust, check_places, check_trust
+
+if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec
 
 C = TypeVar("C")
 
 _FILES = (
-    *("config.yaml", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
+    *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
     *("tb", "checkpoints", ".lock"),
 )
 """What a run writes and keeps in its folder."""
@@ -43,6 +47,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
+        self.spec_file = self.path / "spec.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.benchmark_file = self.path / "benchmark.json"
@@ -117,12 +122,35 @@ class RunFolder:
         """
         stored_config.write_config(self.config_file, resolved, asked)
 
-    def read_config(self, cls: type[C], trust: Trust) -> C:
+    def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = IMPORTABLE) -> C:
         """The config of this run as ``cls``. Raises ConfigError if it does not fit, or names code
-        that is not to be trusted."""
+        that is not to be trusted in one of the fields that are ``used``."""
         config = stored_config.read_config(self.config_file, cls)[0]
-        check_trust(self.config_file, config, trust)
+        check_trust(self.config_file, config, trust, used)
         return config
+
+    def write_spec(self, spec: EnvSpec) -> None:
+        """Write spec.json: what the environment takes and gives, so that a policy is loaded without
+        it. Raises ConfigError for a spec that has no JSON form."""
+        from sampleforge.env.spec_json import spec_to_plain
+
+        text = to_json(spec_to_plain(spec), indent=1)
+        write_atomically(self.spec_file, (text + "\n").encode())
+
+    def read_spec(self) -> EnvSpec | None:
+        """What the environment of this run takes and gives; None in the folder of a version that
+        did not store it. Raises ConfigError, which names the value, if spec.json is damaged."""
+        from sampleforge.env.spec_json import spec_from_plain
+
+        try:
+            return spec_from_plain(json.loads(self.spec_file.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{self.spec_file}: {error}; restore the file as the run wrote it, or remove it: "
+                "the environment is then constructed once to learn its spaces"
+            ) from error
 
     @property
     def algo(self) -> str:

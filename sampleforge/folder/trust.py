@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,12 @@ class Trust:
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_trust(config_file: Path, config: Any, trust: Trust) -> None:
+def check_trust(
+    config_file: Path, config: Any, trust: Trust, used: Sequence[str] = IMPORTABLE
+) -> None:
     """Raise ConfigError for values in ``config``, read from ``config_file``, that name code and
-    that the user has neither vouched for nor repeated; and for repeated ones that differ."""
+    that the user has neither vouched for nor repeated; and for repeated ones that differ. Only the
+    fields that are ``used`` count."""
     stored = {name: _value(config, name) for name in IMPORTABLE}
     for name, value in trust.repeated.items():
         if value != stored[name]:
@@ -44,7 +47,7 @@ def check_trust(config_file: Path, config: Any, trust: Trust) -> None:
         return
     refused = {
         name: value
-        for name, value in naming_code(config).items()
+        for name, value in naming_code(config, used).items()
         if name not in trust.repeated and value
     }
     if not refused:
@@ -59,22 +62,24 @@ def check_trust(config_file: Path, config: Any, trust: Trust) -> None:
     )
 
 
-def naming_code(config: Any) -> dict[str, Any]:
+def naming_code(config: Any, used: Sequence[str] = IMPORTABLE) -> dict[str, Any]:
     """The values of a config, by dotted name, that make Python import what they name; empty ones
-    for those that do not."""
+    for those that do not. Only of the fields that are ``used``."""
     from sampleforge.env.importable import importable_kwargs, names_code
 
-    encoder = config.model.encoder
-    return {
-        "env": config.env if names_code(config.env) else "",
-        "env_kwargs": importable_kwargs(config),
-        "model.encoder": encoder if ":" in encoder else "",
-    }
+    encoder, found = config.model.encoder, {}
+    if "env" in used:
+        found["env"] = config.env if names_code(config.env) else ""
+    if "env_kwargs" in used:
+        found["env_kwargs"] = importable_kwargs(config)
+    if "model.encoder" in used:
+        found["model.encoder"] = encoder if ":" in encoder else ""
+    return found
 
 
-def imports_code(config: Any) -> bool:
-    """Whether any value of a config names code."""
-    return any(naming_code(config).values())
+def imports_code(config: Any, used: Sequence[str] = IMPORTABLE) -> bool:
+    """Whether any value of a config, in the fields that are ``used``, names code."""
+    return any(naming_code(config, used).values())
 
 
 def _value(config: Any, name: str) -> Any:

@@ -51,10 +51,12 @@ class ObservationStats:
         self._seen = self._empty
 
     def add(self, slot: int) -> None:
-        """Count the observations of a rollout that is not inserted yet, each exactly once.
-        Observations that are not finite are left out; such ones may follow the end of an
-        episode, where nothing reads them."""
-        self._seen = {name: merge(seen, self._of(slot, name)) for name, seen in self._seen.items()}
+        """Count the observations of a rollout that is not inserted yet, each exactly once. Those of
+        dropped steps are left out, because they may have been zeroed."""
+        real = torch.from_numpy(self._real(slot))
+        self._seen = {
+            name: merge(seen, self._of(slot, name, real)) for name, seen in self._seen.items()
+        }
 
     def take(self, packed: npt.NDArray[np.float64]) -> None:
         """Write the moments of the observations since the last call into ``packed``, float64
@@ -64,10 +66,24 @@ class ObservationStats:
             packed[:] = torch.cat([part.reshape(-1) for part in parts]).numpy()
         self._seen = self._empty
 
-    def _of(self, slot: int, name: str) -> Moments:
+    def _of(self, slot: int, name: str, real: torch.Tensor) -> Moments:
         leaf = self._leaf(slot, name)
-        finite = torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
-        return moments(leaf if finite.all() else leaf[finite])
+        return moments(leaf if real.all() else leaf[real])
+
+    def _real(self, slot: int) -> npt.NDArray[np.bool_]:
+        """Return which observations are as the environment gave them, bool [steps * rows].
+
+        An observation is real if the step from it is valid. A step that is not valid may begin with
+        the final observation of an episode, after which another episode begins: this observation is
+        real, unless the step before it was dropped as well (see `sampleforge.env.not_finite`). The
+        step before the rollout is not known here, and counts as valid.
+        """
+        steps = self._steps
+        valid, first = self._slots.valid[slot, :steps], self._slots.first[slot, : steps + 1]
+        after_valid = np.ones_like(valid)
+        after_valid[1:] = valid[:-1]
+        real: npt.NDArray[np.bool_] = valid | (first[1:] & ~first[:-1] & after_valid)
+        return real.reshape(-1)
 
     def _leaf(self, slot: int, name: str) -> torch.Tensor:
         """Return the observations of one leaf, [steps * rows, ...]."""

@@ -118,6 +118,7 @@ class Session:
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
+        from sampleforge.spec import with_action_units
         from sampleforge.topologies.registry import topology
 
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
@@ -126,6 +127,7 @@ class Session:
             self.asked, fitted, self._resources, self._interrupted.is_set, damaged.append
         )
         self.config: AnyConfig = self.opened.config
+        self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
         self.folder: RunFolder = self.opened.folder
         self._callbacks.insert(0, RunFiles(self.folder, self._resources))
         for text in damaged:
@@ -147,6 +149,7 @@ class Session:
         self.plan: Plan | ApexPlan = chosen.plan(config, self.spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
         self.folder.write_config(config, self.asked)
+        self.folder.write_spec(self.spec)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
         self.new_model = chosen.model_maker(config, self.spec, config.seed)
@@ -220,7 +223,7 @@ class Session:
             # The signal may have ended what an environment in this process runs on.
             if not (self._deployment.has_workers_here and self.is_interrupted()):
                 raise
-            self.message(f"after the interrupt: {describe(error)}", "warning")
+            self.note(f"after the interrupt: {describe(error)}")
         self.take_results()
 
     def take_results(self) -> None:
@@ -292,6 +295,10 @@ class Session:
         """Tell the callbacks what the user is to know."""
         for callback in self._callbacks:
             callback.on_message(self, Message(text, level, source))
+
+    def note(self, text: str) -> None:
+        """A message for the log alone."""
+        self.message(text, "debug")
 
     def alert(self, text: str) -> None:
         """A warning that is shown even where only errors and results are."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -69,8 +70,6 @@ class EpisodePlayer:
     ) -> None:
         rows = self.num_rows = envs.num_rows
         self._envs = envs
-        self._model = model
-        self._stochastic = stochastic
         self._played: list[list[Played]] = [[] for _ in range(rows)]
         self._quota: list[int]
         self._share(episodes)
@@ -80,10 +79,12 @@ class EpisodePlayer:
         self.can_cut = limit is None or envs.limit_episodes(limit)
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
         self.steps = 0
+        self._policy = FrozenPolicy(model)
+        self._stochastic = stochastic
         self._generator = torch.Generator().manual_seed(seed)
         self._out = own_outputs(envs.spec, rows)
         self._out.first.fill(True)
-        self._state = torch.zeros(rows, model.state_size)
+        self._state = self._policy.initial_state(rows)
         envs.reset(self._out.obs)
 
     @property
@@ -123,15 +124,17 @@ class EpisodePlayer:
         self.episodes = self._left = episodes
         self._quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Take one step of every row."""
-        obs = {n: torch.from_numpy(leaf) for n, leaf in self._out.obs.items()}
-        output = self._model.step(obs, self._state, torch.from_numpy(self._out.first))
-        distribution = self._model.distribution(output.parameters, obs)
-        drawn = distribution.sample(self._generator) if self._stochastic else distribution.mode()
-        self._state = output.state
-        self._envs.send({n: action.numpy() for n, action in drawn.items()})
+        out = self._out
+        actions, self._state = self._policy.act(
+            out.obs,
+            self._state,
+            out.first,
+            stochastic=self._stochastic,
+            generator=self._generator,
+        )
+        self._envs.send(actions)
         self.steps += 1
         ended = self._envs.recv(self._out)
         for episode in ended:

@@ -1,0 +1,197 @@
+"""A run's policy, loaded: from an observation as the environment gives it to an action as it takes
+it, by the adapters that its env vectors use, and without the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.config import ConfigError
+from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
+from sampleforge.env.probe import probe
+from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.folder.resume import model_tensors
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.trust import IMPORTABLE, Trust, imports_code
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
+from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.registry import topology
+
+Array = np.ndarray[Any, Any]
+Log = Callable[[str], None]
+
+
+class LoadedPolicy:
+    """A policy that acts on single observations of its environment.
+
+    ``model``: with its weights, on the CPU. ``spec``: of the environment, with its spaces.
+    """
+
+    def __init__(self, model: ActorCritic | QNetwork, spec: EnvSpec) -> None:
+        assert spec.spaces is not None
+        self.model = model
+        self.spec = spec
+        self._policy = FrozenPolicy(model)
+        self._space = spec.spaces.observation
+        self._mask_in_info = spec.spaces.mask_in_info
+        self._leaves = dict(leaves(self._space, OBSERVATION))
+        self._observations = ObservationAdapter(spec)
+        self._actions = ActionAdapter(spec.spaces.action, spec.actions)
+
+    def act(
+        self,
+        obs: Any,
+        state: torch.Tensor | None = None,
+        *,
+        mask: Any = None,
+        stochastic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Any, torch.Tensor]:
+        """Return (action, next recurrent state) for one observation as the environment gives it.
+
+        ``obs`` is a value of the environment's observation space (lists are taken for arrays);
+        ``state`` float32 [1, S] is the state of the step before, and None begins an episode.
+        ``mask`` is ``info["action_mask"]`` where the environment gives its action mask there; one
+        in the observation is used from there. The action is the most likely one, or with
+        ``stochastic`` drawn from the policy (from ``generator``, None: torch's own). It is a value
+        of the environment's action space: Python's int for Discrete, an array of the space's dtype
+        for MultiDiscrete, MultiBinary and Box (within the bounds), a dict or tuple of those.
+
+        Raises ValueError for an observation that is not in the space or not finite, and for a mask
+        that is missing, given in vain, or forbids every action.
+        """
+        rows = {n: np.zeros((1, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
+        self._observations.write(0, self._declared(obs), self._info(mask), rows)
+        if self._observations.has_mask:
+            self._observations.check_masks(rows[ACTION_MASK], np.zeros(1, np.bool_))
+        first = np.array([state is None])
+        state = self._policy.initial_state(1) if state is None else state
+        actions, state = self._policy.act(
+            rows, state, first, stochastic=stochastic, generator=generator
+        )
+        return self._actions.per_row(self._actions(actions), 1)[0], state
+
+    def _declared(self, obs: Any) -> Any:
+        """``obs`` with its leaves in the dtypes of the observation space."""
+        try:
+            found = flatten(self._space, obs, OBSERVATION)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"the observation must be a value of {self._space}, but is {obs!r:.200}"
+            ) from error
+        for name, space in self._leaves.items():
+            found[name] = _as_declared(name, space, found[name])
+        return unflatten(self._space, found, OBSERVATION)
+
+    def _info(self, mask: Any) -> dict[str, Any]:
+        """What the environment's info would hold."""
+        if self._mask_in_info == (mask is not None):
+            return {ACTION_MASK: mask}
+        if mask is None:
+            raise ValueError(
+                f"{self.spec.env_id} says in info[{ACTION_MASK!r}] which actions are allowed; give "
+                f"it to act: act(obs, state, mask=info[{ACTION_MASK!r}])"
+            )
+        where = "none"
+        if self._observations.has_mask:
+            where = f"them in the observation leaf {ACTION_MASK!r}, which is used"
+        raise ValueError(
+            f"a mask was given, but {self.spec.env_id} has {where}; leave out the argument mask"
+        )
+
+
+def _as_declared(name: str, space: gym.Space[Any], value: Any) -> Array:
+    """One observation leaf as an array of its space's dtype. Raises ValueError if that would change
+    its values (but for the rounding of floats), or if it is not in the space."""
+    where = f"observation leaf {name!r}"
+    found = np.asarray(value)
+    shape, dtype = space.shape or (), np.dtype(space.dtype)
+    if found.shape != shape:
+        raise ValueError(f"{where} is {found.shape}, expected {shape}")
+    if found.dtype.kind not in "iufb":
+        raise ValueError(f"{where} is of dtype {found.dtype}, expected {dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = found.astype(dtype, copy=False)
+    if not np.isfinite(cast).all():
+        raise ValueError(f"{where} holds {found[~np.isfinite(cast)][0]}, but must be finite")
+    if dtype.kind != "f" and not np.array_equal(cast, found):
+        at = np.argwhere(cast != found)[0].tolist()
+        raise ValueError(f"{where} holds {found[tuple(at)]} at {at}, which is no {dtype}")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(cast):
+        raise ValueError(f"{where} is {found.tolist()}, but must be in {space}")
+    return cast
+
+
+def load_policy(run_dir: str | Path, which: str = "latest", *, trust: bool = False) -> LoadedPolicy:
+    """Return the policy of a run folder's latest or best checkpoint.
+
+    The folder says what its environment takes and gives: no environment is imported or constructed.
+    Only for the folder of a version that did not store it (spec.json) the environment is
+    constructed once, in a process of its own.
+
+    Raises ConfigError if the folder has no checkpoint, and without ``trust`` also if it names code
+    that would be imported: an encoder, or, without spec.json, an environment of the form
+    package.module:factory or arguments of it. Such a folder can run any code: set ``trust`` only
+    for one whose origin you know.
+    """
+    folder = RunFolder.existing(run_dir)
+    used = IMPORTABLE if folder.read_spec() is None else ("model.encoder",)
+    config = read_config(folder, Trust(everything=trust), used)
+    if imports_code(config, used):
+        make_cwd_importable()
+    model, spec, _ = load_model(folder, config, which)
+    return LoadedPolicy(model, spec)
+
+
+def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTABLE) -> AnyConfig:
+    """The config of a run, whatever its algorithm. Raises ConfigError if it does not fit, or names
+    code that is not to be trusted in one of the fields that are ``used``."""
+    algo = folder.algo
+    if algo not in ALGOS:
+        raise ConfigError(
+            f"the run in {folder.path} is of algorithm {algo!r}, which this version does not have"
+        )
+    return folder.read_config(ALGOS[algo], trust, used)
+
+
+def load_model(
+    folder: RunFolder, config: AnyConfig, which: str = "latest"
+) -> tuple[ActorCritic | QNetwork, EnvSpec, dict[str, Any]]:
+    """(model with its weights, spec, the checkpoint's plain state). Raises ConfigError if there is
+    no checkpoint, or if spec.json does not fit it."""
+    store = CheckpointStore(folder.checkpoints, config.keep_checkpoints)
+    found = store.load("best" if which == "best" else "latest", log=print)
+    if found is None:
+        raise ConfigError(f"{folder.path} has no checkpoint yet; train it first")
+    spec = folder.read_spec()
+    if spec is None:
+        print(
+            f"{folder.path} has no {folder.spec_file.name}, as an earlier version wrote it: "
+            f"{config.env} is constructed once, to learn its spaces",
+            file=sys.stderr,
+        )
+        spec = probe(config)
+    config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
+    model = topology(config).model_maker(config, spec, 0)()
+    try:
+        model.load_state_dict(model_tensors(found[0].tensors))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{folder.path}: the weights of {found[1].file} do not fit the model that config.yaml "
+            f"and {folder.spec_file.name} describe; restore these files as the run wrote them\n"
+            f"{error}"
+        ) from error
+    return model, spec, found[0].state
