@@ -120,8 +120,8 @@ class Replay:
         count, begun = 0, time.process_time()
         while time.process_time() - begun < seconds:
             drawn = self.shard.draw(BATCH)
-            _, held = self.reader.read(*drawn)
-            assert held.all()
+            _, still_valid = self.reader.read(*drawn)
+            assert still_valid.all()
             self.shard.update(drawn.items, drawn.generations, errors)
             count += 1
         return count / (time.process_time() - begun)

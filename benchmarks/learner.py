@@ -40,7 +40,7 @@ def measure(case: str, precision: str, device: str, seconds: float) -> list[str]
     def passes() -> None:
         model.zero_grad(set_to_none=True)
         with autocast(where, precision):
-            output = model(obs, batch.state, batch.first[:-1])
+            output = model(obs, batch.state, batch.is_first[:-1])
             scalar = output.values.sum() + output.parameters.sum()
         scalar.backward()
 

@@ -14,7 +14,7 @@ from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters
-from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.rings import IndexRings, check_store_order
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec, action_specs, observation_specs
@@ -56,7 +56,7 @@ def test_numpy_and_torch_views_are_the_same_memory() -> None:
     assert slots.columns()["reward"][3, 4, 1] == 2.5
 
 
-def test_debug_refuses_a_hand_over_by_someone_who_does_not_own_the_slot() -> None:
+def test_debug_refuses_a_hand_over_by_a_worker_that_does_not_own_the_slot() -> None:
     slots = some_slots(debug=True)
     slots.move(0, Owner.FREE, Owner.WRITING)
     with pytest.raises(AssertionError, match="WRITING, expected READY"):
@@ -220,7 +220,7 @@ def test_a_batch_holds_each_slot_beside_the_others() -> None:
             rows = slice(2 * place, 2 * place + 2)
             assert (batch.obs["image"][:, rows].numpy() == slots.obs["image"][slot]).all()
             assert (batch.actions["action"][:, rows].numpy() == slots.actions["action"][slot]).all()
-            assert (batch.first[:, rows].numpy() == slots.first[slot]).all()
+            assert (batch.is_first[:, rows].numpy() == slots.first[slot]).all()
             assert (batch.state[rows].numpy() == slots.state[slot]).all()
         chosen = [1, 1, 2]
 
@@ -232,3 +232,15 @@ def test_counters_add_up_over_workers() -> None:
     assert counters.total("b") == 3
     assert counters.column("b").tolist() == [0, 1, 2]
     assert counters.total("a") == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "warns"), [("x86_64", False), ("AMD64", False), ("arm64", True)]
+)
+def test_machines_that_may_reorder_stores_cause_a_warning(
+    monkeypatch: pytest.MonkeyPatch, machine: str, warns: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    warning = check_store_order()
+    assert (warning is not None) == warns
+    assert warning is None or machine in warning

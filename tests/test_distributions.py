@@ -264,7 +264,7 @@ def test_bfloat16_parameters_are_computed_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_what_was_built_while_acting_works_in_training(name: str) -> None:
+def test_tensors_cached_in_inference_mode_work_in_training(name: str) -> None:
     """Cached index tensors must not be inference tensors, which autograd cannot save."""
     actions = {f"{k}{name}": v for k, v in SPACES[name].items()}
     with torch.inference_mode():

@@ -120,10 +120,10 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
     for slot in (0, 1):
         cut.add(slot)
     batch = cut.take()
-    assert batch.steps == (5, 6) and len(batch.obs["obs"]) == len(batch.first) == 6
+    assert batch.steps == (5, 6) and len(batch.obs["obs"]) == len(batch.is_first) == 6
     taken = (batch.version != NOT_TAKEN)[:, [0, 3]].sum(0)
     assert taken.tolist() == [3, 5]
-    for field in ("log_prob", "version", "first"):
+    for field in ("log_prob", "version", "is_first"):
         ours, theirs = getattr(batch, field), getattr(complete, field)
         assert torch.equal(ours[:3], theirs[:3]) and torch.equal(ours[:5, 3:], theirs[:5, 3:])
     assert torch.equal(batch.obs["obs"][:6, 3:], complete.obs["obs"][:6, 3:])
@@ -136,7 +136,9 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
 
 @pytest.mark.parametrize("whole_rows", [False, True])
 @pytest.mark.parametrize("steps", [1, 3, 6, ROLLOUT])
-def test_minibatches_are_as_many_as_are_due(steps: int, whole_rows: bool) -> None:
+def test_short_batches_have_as_many_minibatches_as_nominal_ones(
+    steps: int, whole_rows: bool
+) -> None:
     """Of a batch that was to have 6 steps: every step is in one of the three, none is empty, and
     the generator has moved as far as any other rank's. (Of too few, some twice.)"""
     chosen = config()
@@ -160,7 +162,7 @@ def shortened(batch: Batch, steps: int) -> Batch:
     columns = {}
     for field in dataclasses.fields(batch):
         column = getattr(batch, field.name)
-        stop = steps + 1 if field.name in ("obs", "first") else steps
+        stop = steps + 1 if field.name in ("obs", "is_first") else steps
         if isinstance(column, dict):
             columns[field.name] = {name: leaf[:stop] for name, leaf in column.items()}
         else:
@@ -171,7 +173,7 @@ def shortened(batch: Batch, steps: int) -> Batch:
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
-def test_a_short_rollout_is_worth_what_its_steps_are_worth(advantage: str, core: str) -> None:
+def test_a_short_rollout_has_the_gradient_of_its_steps_alone(advantage: str, core: str) -> None:
     """The loss, its gradient and the advantages are those of a batch that is only so long."""
     # Sampled values are 0 before the first update if returns are normalised, and this model's not.
     # CodeEnv's rewards are codes, whose squares would leave single precision no digits.
@@ -243,7 +245,7 @@ def test_ranks_with_rollouts_of_other_lengths_learn_what_one_with_all_of_them_le
         for flags in (batch.valid, batch.terminated, batch.truncated):
             flags[steps:, :4] = False
         batch.obs["obs"][steps + 1 :, :4] = batch.obs["obs"][steps, :4]
-        batch.first[steps + 1 :, :4] = batch.first[steps, :4]
+        batch.is_first[steps + 1 :, :4] = batch.is_first[steps, :4]
         batch.reward[steps:, :4] = 0.0
         whole.append(batch)
         part = averaging.rows(batch, 0, 4)

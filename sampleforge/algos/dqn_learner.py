@@ -1,4 +1,5 @@
-"""Gradient steps of a Q-network. An object without a process: `update(batch)` in, errors out."""
+"""The learner of a Q-network, as an object without a process: a batch in, metrics and errors
+out."""
 
 from __future__ import annotations
 
@@ -26,22 +27,24 @@ from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
 
 SCALE_INTERVAL = 16
-"""Learner steps between looks at the scale of the rewards, which is known by then."""
+"""Learner steps between updates of the rewards' scale, once it is known."""
 
 
 class Learned(NamedTuple):
+    """The result of an update."""
+
     metrics: dict[str, float]
     errors: npt.NDArray[np.float32] | None
-    """`DqnOutput.errors` [B], the new priorities, in units of the network's ``value_scale``; None
-    where the step was skipped."""
+    """`DqnOutput.errors` [B], from which the new priorities are made, in units of the network's
+    ``value_scale``; None if the step was skipped."""
 
 
 class DqnLearner:
-    """Online network (``model``), target network, optimiser.
+    """Online network (``model``), target network and optimiser.
 
-    ``version`` counts gradient steps, also skipped ones; it is the policy version and what the
-    target network is updated by. Noisy layers of both networks draw anew for each forward pass,
-    from ``noise_seed`` on.
+    ``version`` counts gradient steps, skipped ones included. It is the policy version, and it
+    determines when the target network is updated. Noisy layers of both networks draw new noise for
+    each forward pass, from a generator with ``noise_seed``.
     """
 
     def __init__(
@@ -71,8 +74,11 @@ class DqnLearner:
         self._scale_is_known = False
 
     def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
-        """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
-        linear schedule. A step whose gradient is not finite is skipped and counted."""
+        """Learn from one batch.
+
+        ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
+        the training that is done; it drives the linear schedule. A step whose gradient is not
+        finite is skipped and counted."""
         config = self._config
         batch = self._in_units(batch.to(self._device))
         with autocast(self._device, self._precision):
@@ -103,7 +109,7 @@ class DqnLearner:
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
-        """Take the moments of new observations into the statistics that normalise them."""
+        """Merge the moments of new observations into the statistics that normalise observations."""
         if self.model.normaliser is not None:
             self.model.normaliser.merge(
                 {
@@ -113,14 +119,14 @@ class DqnLearner:
             )
 
     def _in_units(self, batch: Transitions | Sequences) -> Transitions | Sequences:
-        """The batch with returns in units of the networks' ``value_scale``, which follows the
-        rewards. All that the loss compares them with, and the priorities, then are so as well."""
+        """Return the batch with returns in units of the networks' ``value_scale``, which follows
+        the rewards. Values, targets and priorities are in the same unit."""
         if self._reward_scale is None:
             return batch
         if not self._scale_is_known or self.version % SCALE_INTERVAL == 0:
             assert batch.reward is not None
             clip = self._config.reward_clip
-            assert clip != "auto", "the topology's fit comes first"
+            assert clip != "auto", "resolve the topology's defaults first"
             reward = batch.reward * self._config.reward_scale
             reward = reward if clip is None else reward.clamp(-clip, clip)
             self._set_scale(self._reward_scale.update(reward))
@@ -130,8 +136,8 @@ class DqnLearner:
         return replace(batch, returns=batch.returns / unit)
 
     def _set_scale(self, scale: torch.Tensor) -> None:
-        # Squashed values cannot be kept by scaling the heads: they have to be learned anew, as far
-        # as the scale still moves.
+        # Scaling the heads cannot keep squashed values: they have to be learned again after each
+        # move of the scale.
         keep = not self._config.value_rescaling
         for network in (self.model, self.target):
             network.rescale_values(scale, keep=keep)
@@ -146,7 +152,7 @@ class DqnLearner:
         return dqn_loss(self.model, self.target, batch, beta, self._config)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"target/{n}": t for n, t in self.target.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
@@ -156,11 +162,11 @@ class DqnLearner:
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
-        """Go on from a `state`. Raises ValueError if it is of another model."""
+        """Restore a `state`. Raises ValueError if it is of another model."""
         for prefix, network in (("model/", self.model), ("target/", self.target)):
-            found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             try:
-                network.load_state_dict(found)
+                network.load_state_dict(own)
             except RuntimeError as error:
                 raise ValueError(f"the checkpoint is of another model: {error}") from error
         load_optimiser(self._optimiser, tensors)
@@ -168,7 +174,7 @@ class DqnLearner:
             self._set_scale(torch.ones((), device=self._device))
         elif "reward_scale" in tensors:
             self._reward_scale.load(tensors["reward_scale"])
-        else:  # the run did not normalise until now
+        else:  # the run did not normalise before
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
         self.version = plain["version"]
@@ -177,7 +183,7 @@ class DqnLearner:
 def _fetch(
     metrics: dict[str, torch.Tensor], errors: torch.Tensor
 ) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
-    """Scalars and errors [B] to the CPU, in one copy: the device is waited for once."""
+    """Copy scalars and errors [B] to the CPU in one copy, which waits for the device once."""
     scalars = torch.stack([m.detach().double() for m in metrics.values()])
     both = torch.cat((scalars, errors.double())).cpu().numpy()
     floats = dict(zip(metrics, both[: len(metrics)].tolist(), strict=True))

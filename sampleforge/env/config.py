@@ -1,4 +1,5 @@
-"""What environment to train on; knows no torch, so that flags parse fast."""
+"""The configuration of the environment (EnvConfig). It imports no torch, so that flags parse
+fast."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ class EnvConfig(Checked):
     """Seconds that constructing, resetting or stepping an environment may take before it counts as
     hung."""
     max_episode_steps: int | None = None
-    """Cut episodes after so many env steps, as a truncation (none: the environment's own limit)."""
+    """Truncate episodes after N env steps (default: the environment's own limit)."""
     rescale_actions: bool = True
-    """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds; off: it
+    """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds. Off: it
     acts in the environment's own units."""
     decorrelate: bool = True
     """Spread the rows over the phases of an episode at the start, so that they do not all end

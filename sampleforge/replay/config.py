@@ -1,4 +1,4 @@
-"""How experience is kept and drawn again (ReplayConfig)."""
+"""The configuration of the replay (ReplayConfig)."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ class ReplayConfig(Checked):
     replay_capacity: int = 2_000_000
     """Transitions in the replay, all shards together (rounded down to whole rollouts)."""
     replay_compression: Literal["none", "lz4"] = "none"
-    """lz4: frames of stacked images are kept compressed; needs the package lz4."""
+    """lz4: keep the frames of stacked images compressed; needs the package lz4."""
     replay_compression_ratio: float = 10.0
-    """Times that frames are assumed to shrink: the memory for them is their size divided by this.
-    Where they shrink less, the replay holds fewer transitions."""
+    """Expected compression ratio: the memory for frames is their raw size divided by this. If they
+    shrink less, the replay holds fewer transitions."""
     save_replay: bool = False
-    """Checkpoints hold the replay too, the latest one's only: --checkpoint-interval says how often
-    that is written. Off: a resumed run refills it first."""
+    """Save the replay with the latest checkpoint, every --checkpoint-interval. Off: a resumed run
+    refills the replay first."""
     num_replay_shards: int = 1
-    """Processes that the replay is divided among."""
+    """Number of processes among which the replay is divided."""
     learning_starts: int | None = None
-    """Transitions in the replay before learning begins, also after a resume (none: 50000 for
+    """Transitions in the replay before learning begins, also after a resume (default: 50000 for
     images, else 1000)."""
     priority_alpha: float | None = None
-    """Transitions are drawn in proportion to priority ** alpha (0: uniformly, without a tree; none:
-    0.6, or 0.9 for images with a recurrent core)."""
+    """Transitions are drawn in proportion to priority ** alpha (0: uniformly, without a tree;
+    default: 0.6, or 0.9 for images with a recurrent core)."""
     priority_beta: float | None = None
-    """Exponent of the importance weights that make up for the priorities (1: entirely; none: 0.4,
-    or 0.6 for images with a recurrent core)."""
+    """Exponent of the importance weights that correct for the priorities (1: completely; default:
+    0.4, or 0.6 for images with a recurrent core)."""
     priority_beta_final: float | None = None
-    """Beta moves to this, linearly, until the stop condition (none: it stays)."""
+    """Value that beta reaches, linearly, at the stop condition (default: beta is constant)."""
     priority_epsilon: float = 1e-6
-    """Added to every priority, so that each can be drawn."""
+    """Added to every priority, so that every transition can be drawn."""
     samples_per_insert: Literal["auto"] | float | None = "auto"
-    """Times that a transition is learned from on average; faster actors or learners wait (auto: 1
-    for images, else 8; none: nobody waits)."""
+    """Replay ratio: times that a transition is learned from on average; the faster side, actors or
+    learner, waits for the other (auto: 1 for images, else 8; none: neither side waits)."""
     samples_per_insert_tolerance: float | None = None
-    """Samples (transitions, or sequences) by which the ratio may be missed at any moment (none: as
-    few as the rollouts and batches under way demand)."""
+    """Samples (transitions, or sequences) by which the ratio may be missed at any moment (default:
+    the least that the rollouts and batches in flight allow)."""
     prefetch_batches: int = 16
-    """Samples that may be under way between replay and learner."""
+    """Batches that may be in flight between replay and learner."""
     sequence_length: int = 80
-    """Env steps of what is drawn for a recurrent core, the burn-in included."""
+    """Env steps of a sequence, which a recurrent core learns from, including the burn-in."""
     sequence_overlap: int = 40
     """Steps that a sequence shares with the next one of its env row. With a recurrent core,
     --rollout is raised to a multiple of the rest."""
 
     @property
     def priority_exponent(self) -> float:
-        """``priority_alpha`` of a config that was fitted."""
+        """``priority_alpha`` of a config with resolved defaults."""
         assert self.priority_alpha is not None
         return self.priority_alpha
 
