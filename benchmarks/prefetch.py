@@ -18,7 +18,7 @@ from pathlib import Path
 
 from machine import describe, table
 
-from sampleforge.driver import Run, finish
+from sampleforge.cli.running import run
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.config import AppoConfig
@@ -41,7 +41,7 @@ def measure(env: str, seconds: float, device: str, *, ahead: bool) -> dict[str, 
             run_dir=folder,
             quiet=True,
         )
-        if finish(Run(config)):
+        if run(config):
             raise SystemExit(1)
         found = json.loads((Path(folder) / "benchmark.json").read_text())
     share = {stage["name"]: stage["share"] for stage in found["stages"]}

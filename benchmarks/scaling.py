@@ -103,7 +103,7 @@ def benchmark(
     seconds: float, workers: int, rows: int, splits: int = 1, **others: Any
 ) -> dict[str, Any]:
     """benchmark.json of a run with these `settings`, measured for so long; without the peak."""
-    from sampleforge.driver import run
+    from sampleforge.cli.running import run
 
     others |= {"benchmark": True, "benchmark_peak": False, "benchmark_seconds": seconds}
     with tempfile.TemporaryDirectory() as folder:

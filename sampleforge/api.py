@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from sampleforge import spec as specs
+from sampleforge.benchmark import run_benchmark
 from sampleforge.config import ConfigError
-from sampleforge.driver import Run
 from sampleforge.env.adapter import to_env
 from sampleforge.env.probe import probe
 from sampleforge.env.scratch import make_cwd_importable
@@ -25,6 +25,8 @@ from sampleforge.folder.trust import Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
+from sampleforge.session.callback import Callback
+from sampleforge.session.session import Session
 from sampleforge.topologies.config import ALGOS, AnyConfig
 from sampleforge.topologies.registry import topology
 
@@ -37,13 +39,21 @@ class Result:
     summary: dict[str, Any]
 
 
-def train(config: AnyConfig) -> Result:
-    """Run ``config`` to its stop condition. Raises ConfigError for what cannot run, and what a
-    worker died of as WorkerDied; Ctrl-C ends it in order, with a checkpoint."""
-    with Run(config) as run:
-        for _ in run.reports():
-            pass
-    return Result(run.folder.path, json.loads(run.folder.summary_file.read_text()))
+def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
+    """Run ``config`` to its stop condition, or measure it where it says ``benchmark``.
+
+    Raises ConfigError for what cannot run, and what a worker died of as WorkerDied. Ctrl-C ends
+    the run in order, with a checkpoint, and then raises KeyboardInterrupt.
+    """
+    session = Session(config, callbacks)
+    session.open()
+    if config.benchmark:
+        run_benchmark(session)
+    else:
+        with session:
+            for _ in session.reports():
+                pass
+    return Result(session.folder.path, json.loads(session.folder.summary_file.read_text()))
 
 
 class Trainer:
@@ -55,34 +65,34 @@ class Trainer:
         trainer.save()
     """
 
-    def __init__(self, config: AnyConfig) -> None:
-        self._run = Run(config)
+    def __init__(self, config: AnyConfig, callbacks: Sequence[Callback] = ()) -> None:
+        self.session = Session(config, callbacks)
         self._policy: LoadedPolicy | None = None
 
     def __enter__(self) -> Trainer:
-        self._run.__enter__()
+        self.session.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._run.__exit__(*error)
+        self.session.__exit__(*error)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
-        return self._run.reports()
+        return self.session.reports()
 
     @property
     def run_dir(self) -> Path:
-        return self._run.folder.path
+        return self.session.folder.path
 
     def save(self) -> None:
         """Write a checkpoint now."""
-        self._run.save()
+        self.session.save()
 
     def compute_action(self, obs: Any) -> Any:
         """The most likely action for one observation, by the newest weights. For a recurrent model
         use `load_policy`, which carries the state."""
         if self._policy is None:
-            self._policy = LoadedPolicy(self._run.new_model(), self._run.spec)
-        self._run.graph.weights.read(self._policy.model.state_dict())
+            self._policy = LoadedPolicy(self.session.new_model(), self.session.spec)
+        self.session.graph.group.weights.read(self._policy.model.state_dict())
         return self._policy.act(obs)[0]
 
 

@@ -1,10 +1,11 @@
-"""A run whose ranks torchrun has started: this process is one of them, and rank 0 the driver."""
+"""A run whose ranks torchrun has started: this process is one of them; rank 0 has the session."""
 
 from __future__ import annotations
 
 import dataclasses
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import time
@@ -12,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge import __version__
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
-from sampleforge.driver import Run, describe, finish
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
+from sampleforge.session.session import Session, describe
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 
 if TYPE_CHECKING:
     from sampleforge.distributed.rendezvous import StartupRendezvous
-    from sampleforge.reporting.reporter import Reporter
+    from sampleforge.runners.base import Runner
     from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import Topology
@@ -41,71 +42,85 @@ OF_THE_DRIVER = {
 POLL = 0.5
 
 
-def run_rank(config: AnyConfig, world: World) -> int:
-    """Be a rank of ``world`` until the training ends; returns the exit code. Raises ConfigError."""
+def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
+    """Be a rank of ``world`` until the training ends; returns the exit code. ``run(config,
+    deployment)`` runs rank 0, which has the session. Raises ConfigError."""
     from sampleforge.topologies.ddppo.torchrun import check_world
 
     ours = check_world(config, world)
-    return finish(LeadingRun(ours, world)) if world.rank == 0 else follow(ours, world)
+    return run(ours, LeadingRank(ours, world)) if world.rank == 0 else follow(ours, world)
 
 
-class LeadingRun(Run):
-    """The run in rank 0's process, whose folder holds all there is to keep."""
+class LeadingRank:
+    """The deployment of a session in rank 0's process: the other ranks are not its children."""
+
+    has_workers_here = True
+    by_env_steps = False
 
     def __init__(self, config: DdppoConfig, world: World) -> None:
-        super().__init__(config)
-        self._in_process = True
         self._world = world
+        self._rendezvous = rendezvous_of(config, world)
 
-    def _open_folder(self) -> None:
-        super()._open_folder()
+    def topology(self, session: Session) -> Topology:
+        """Meet the other ranks, and tell them what rank 0 has found in its run folder."""
         from sampleforge.env.probe import spec_to_plain
 
-        assert isinstance(self.config, DdppoConfig)
-        earlier = self._opened.earlier
+        config, earlier = session.config, session.opened.earlier
+        assert isinstance(config, DdppoConfig)
         message = {
-            "asked": to_plain(self._asked),
-            "config": to_plain(self.config),
-            "spec": spec_to_plain(self.spec),
+            "asked": to_plain(session.asked),
+            "config": to_plain(config),
+            "spec": spec_to_plain(session.spec),
             "resumes": earlier.get("resumes", -1) + 1,
             "env_steps": earlier.get("env_steps", 0),
             "wall_s": earlier.get("wall_s", 0.0),
         }
-        self._rendezvous = encounter_of(self.config, self._world)
-        self._rendezvous.lead(message, about(self.config, self._world, self._rendezvous))
-
-    def _topology(self) -> Topology:
+        self._rendezvous.lead(message, about(config, self._world, self._rendezvous))
         return topology_of(self._rendezvous)
 
-    def _make_reporter(self) -> Reporter:
-        reporter, world = super()._make_reporter(), self._world
-        if world.attempt:
-            where = f"it goes on from {self._start.env_steps:,} env steps"
-            if not self._opened.earlier:
-                where = "no checkpoint had been written (--checkpoint-interval): it begins anew"
-            times = f"{world.attempt} of {world.max_attempts} times"
-            reporter.log(f"torchrun has started all ranks again ({times}); {where}", "warning")
-        return reporter
+    def notices(self, session: Session) -> list[str]:
+        world = self._world
+        if not world.attempt:
+            return []
+        where = f"it goes on from {session.resume_point.env_steps:,} env steps"
+        if not session.opened.earlier:
+            where = "no checkpoint had been written (--checkpoint-interval): it begins anew"
+        times = f"{world.attempt} of {world.max_attempts} times"
+        return [f"torchrun has started all ranks again ({times}); {where}"]
 
-    def _make_runner(self, graph: Graph) -> InProcessRunner:
-        return runner_of(
-            graph, self._rendezvous, self.folder.scratch, self.interrupts, self.config.env_timeout
+    def runner(self, session: Session, graph: Graph) -> Runner:
+        """The rank in this process; its evaluator, if it has one, in another."""
+        from sampleforge.runners.composite import CompositeRunner
+        from sampleforge.runners.processes import ProcessRunner
+        from sampleforge.runtime.processes import start_fork_server
+
+        rank = runner_of(
+            graph,
+            self._rendezvous,
+            session.folder.scratch,
+            session.is_interrupted,
+            session.config.env_timeout,
         )
+        beside = graph.having("evaluator")
+        if not beside:
+            return rank
+        start_fork_server()  # not before: this process is pinned to a core when its rank starts
+        processes = ProcessRunner(
+            graph,
+            session.worker_context,
+            session.config.env_timeout,
+            session.restarted,
+            session.is_interrupted,
+            nodes=beside,
+        )
+        return CompositeRunner(rank, processes)
 
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        from sampleforge.distributed.group import RankLost
-
-        if isinstance(error, RankLost):
-            self._save_what_was_agreed()
-        super().__exit__(kind, error, trace)
-
-    def _save_what_was_agreed(self) -> None:
+    def saves_after(self, error: BaseException) -> bool:
         """Where the next start goes on. Whatever rank was lost, every gradient step so far came
         after a complete sum of gradients."""
-        try:
-            self.save()
-        except OSError as problem:
-            print(f"after the loss of a rank: {problem}", file=sys.stderr)
+        from sampleforge.distributed.group import RankLost
+
+        return isinstance(error, RankLost)
 
 
 def follow(config: DdppoConfig, world: World) -> int:
@@ -113,18 +128,22 @@ def follow(config: DdppoConfig, world: World) -> int:
     from sampleforge.env.scratch import make_cwd_importable
 
     interrupts = Interrupts(lambda: None)
+
+    def interrupted() -> bool:
+        return interrupts.received is not None
+
     try:
         with interrupts:
             make_cwd_importable()
-            rendezvous = encounter_of(config, world)
+            rendezvous = rendezvous_of(config, world)
             message = rendezvous.follow(about(config, world, rendezvous))
             interrupts.defer()
             graph = follower_graph(config, message, rendezvous)
-            runner = runner_of(graph, rendezvous, None, interrupts, config.env_timeout)
+            runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout)
             try:
                 runner.start()
                 told = False
-                while not graph.progress.done and interrupts.received is None:
+                while not graph.progress.done and not interrupted():
                     runner.poll(POLL)
                     told = told or tell_of_fault(graph, world)
             finally:
@@ -154,7 +173,7 @@ def whoami(world: World) -> str:
     return f"rank {world.rank} of {world.size}, on {socket.gethostname()}"
 
 
-def encounter_of(config: DdppoConfig, world: World) -> StartupRendezvous:
+def rendezvous_of(config: DdppoConfig, world: World) -> StartupRendezvous:
     from sampleforge.distributed.rendezvous import StartupRendezvous
 
     return StartupRendezvous(world, config.rank_timeout + START_GRACE)
@@ -217,7 +236,7 @@ def follower_graph(
     plan = chosen.plan(config, spec, resolve_device(config.device))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)
-    return chosen.wire(config, plan, spec, start, never_saves, None)
+    return chosen.wire(config, plan, spec, start, never_saves)
 
 
 def without(config: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -245,12 +264,9 @@ def runner_of(
     graph: Graph,
     rendezvous: StartupRendezvous,
     scratch: Path | None,
-    interrupts: Interrupts,
+    interrupted: Callable[[], bool],
     step_timeout: float,
 ) -> InProcessRunner:
     from sampleforge.runners.in_process import InProcessRunner
-
-    def interrupted() -> bool:
-        return interrupts.received is not None
 
     return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout)

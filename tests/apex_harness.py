@@ -58,7 +58,7 @@ def build_apex(
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None
     start = ResumePoint(config.seed, replays=replays, resume=resume)
-    return apex(config, plan, spec, start, _forget, None), plan
+    return apex(config, plan, spec, start, _forget), plan
 
 
 def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
 
 def with_learner(graph: Graph, make_learner: Any) -> Graph:
     """The same graph with another learner in its learner worker."""
-    graph.learner.worker._make_learner = make_learner  # type: ignore[attr-defined]
+    graph.group.learner.worker._make_learner = make_learner  # type: ignore[attr-defined]
     return graph
 
 

@@ -44,25 +44,25 @@ def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
     config = resolved(config, spec)
     plan = plan_appo(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    return appo(config, plan, spec, ResumePoint(seed), lambda tensors, state: None, None), plan
+    return appo(config, plan, spec, ResumePoint(seed), lambda tensors, state: None), plan
 
 
 def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
     """``count`` rollouts as the learner would get them, in the order of their hand-over."""
     graph, _ = build(config)
-    workers = [node.worker for node in graph.nodes if node is not graph.learner]
+    workers = [node.worker for node in graph.nodes if node is not graph.group.learner]
     for worker in workers:
         worker.start()
     try:
-        builder = BatchBuilder(graph.exchange.slots, 1)
+        builder = BatchBuilder(graph.group.exchange.slots, 1)
         while count:
             for worker in workers:
                 worker.step()
-            while count and (slot := graph.exchange.take_ready()) is not None:
+            while count and (slot := graph.group.exchange.take_ready()) is not None:
                 count -= 1
                 builder.add(slot)
                 yield _copy(builder.take())
-                graph.exchange.give_back(slot)
+                graph.group.exchange.give_back(slot)
     finally:
         for worker in workers:
             worker.close()
@@ -86,10 +86,10 @@ def updates(
     runner.start()
     try:
         while count:
-            before = graph.weights.published
-            while graph.weights.published == before:
+            before = graph.group.weights.published
+            while graph.group.weights.published == before:
                 runner.poll(0)
             count -= 1
-            yield graph, runner.ask("metrics", None, 0)
+            yield graph, runner.ask(graph.group.learner, "metrics", None, 0)
     finally:
         runner.close()

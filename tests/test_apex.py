@@ -15,7 +15,8 @@ from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.slots import Owner
-from sampleforge.runners.processes import ProcessRunner, WorkerDied
+from sampleforge.runners.base import WorkerDied
+from sampleforge.runners.processes import ProcessRunner
 from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
 from sampleforge.topologies.apex.wire import (
     exploration_thirds,
@@ -62,7 +63,7 @@ def test_every_transition_comes_from_its_place(
         inference=inference, num_replay_shards=shards, n_step=n_step, priority_alpha=alpha
     )
     graph, plan = checking_graph(chosen)
-    worker = graph.learner.worker
+    worker = graph.group.learner.worker
     limiter = worker._limiter  # type: ignore[attr-defined]
     for _ in serial_rounds(graph, 300):
         assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
@@ -84,8 +85,8 @@ def test_truncated_transitions_of_same_step_environments_are_kept(
     graph, plan = checking_graph(chosen)
     for _ in serial_rounds(graph, 200):
         pass
-    worker: Any = graph.learner.worker
-    slots = graph.exchange.slots
+    worker: Any = graph.group.learner.worker
+    slots = graph.group.exchange.slots
     replay_counters = worker._limiter.replay_counters
     assert replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
     stored = [slot for slot in range(slots.count) if slots.owner[slot] == Owner.STORED]
@@ -101,7 +102,7 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
     chosen = apex_config(num_replay_shards=shards, samples_per_insert=None, prefetch_batches=16)
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = graph.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 100
@@ -116,12 +117,9 @@ class running:
     """A graph's processes as a context. The learner is not asked anything."""
 
     def __init__(self, graph: Any, folder: Path) -> None:
-        from multiprocessing import Pipe
-
         (folder / "scratch").mkdir()
-        self.ours, self.theirs = Pipe()
         context = WorkerContext(folder / "log.txt", folder / "scratch")
-        self.runner = ProcessRunner(graph, self.ours, context, 30.0)
+        self.runner = ProcessRunner(graph, context, 30.0)
 
     def __enter__(self) -> ProcessRunner:
         self.runner.start()
@@ -129,8 +127,6 @@ class running:
 
     def __exit__(self, *_: object) -> None:
         self.runner.close()
-        self.ours.close()
-        self.theirs.close()
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -138,7 +134,7 @@ def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> Non
     """A slow learner: leases come one at a time. Every row plays on all the same."""
     chosen = apex_config(samples_per_insert=30.0, num_splits=3, num_replay_shards=shards)
     graph, _ = build_apex(chosen)
-    ended = {key: 0 for key in graph.exploration.third}
+    ended = {key: 0 for key in graph.group.exploration.third}
     for _ in serial_rounds(graph, 2500):
         for episode in graph.episodes.take():
             ended[episode.actor, episode.split, episode.row] += 1
@@ -270,7 +266,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
     graph, _ = build_apex(apex_config(target_update_interval=7))
     for _ in serial_rounds(graph, 150):
         pass
-    learner = graph.learner.worker._learner  # type: ignore[attr-defined]
+    learner = graph.group.learner.worker._learner  # type: ignore[attr-defined]
     tensors, plain = learner.state()
     assert learner.version > 10
     config = apex_config(target_update_interval=7)

@@ -21,7 +21,7 @@ FLOORS = {
     3: "algos",
     4: "workers",
     5: "topologies runners",
-    6: "__init__ api cli driver evaluation benchmark presets folder reporting torchrun",
+    6: "__init__ api cli session evaluation benchmark presets folder reporting torchrun",
 }
 """Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

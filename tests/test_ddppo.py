@@ -23,7 +23,7 @@ from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.runners.processes import WorkerDied
+from sampleforge.runners.base import WorkerDied
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import plan_ddppo

@@ -23,7 +23,7 @@ from sampleforge.folder.trust import Trust
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.runners.processes import WorkerDied
+from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Evaluation, Evaluations
 from sampleforge.shared.wakeup import Wakeup
@@ -261,7 +261,7 @@ def until_evaluated(trainer: Trainer, least_version: int) -> dict[str, float]:
 def test_trained_weights_are_evaluated_by_a_process_of_its_own(tmp_path: Path, algo: str) -> None:
     config: AnyConfig = CONFIGS[algo](run_dir=str(tmp_path / "run"))
     with Trainer(config) as trainer:
-        pids = trainer._run._runner.pids()  # type: ignore[union-attr]
+        pids = trainer.session._runner.pids()  # type: ignore[union-attr]
         report = until_evaluated(trainer, least_version=2)
     assert len(set(pids.values())) == len(pids) and pids["evaluator"] != os.getpid()
     assert 8 <= report["eval_return_min"] <= report["eval_return_mean"] <= report["eval_return_max"]
@@ -284,7 +284,7 @@ def test_a_killed_evaluator_is_replaced_so_often(tmp_path: Path) -> None:
     ):
         for _ in range(2):
             version = until_evaluated(trainer, least_version=1)["eval_policy_version"]
-            os.kill(trainer._run._runner.pids()["evaluator"], signal.SIGKILL)  # type: ignore[union-attr]
+            os.kill(trainer.session._runner.pids()["evaluator"], signal.SIGKILL)  # type: ignore[union-attr]
         until_evaluated(trainer, least_version=int(version) + 10**9)
     found = summary(tmp_path / "run")
     assert (found["status"], found["restarts"]) == ("failed", 1)
@@ -298,11 +298,11 @@ def test_a_run_ends_while_an_evaluation_is_under_way_and_resumes(tmp_path: Path)
     for episodes in (3, 4):
         config = CONFIGS["appo"](**more, evaluate_episodes=episodes, report_interval=0.2)
         with Trainer(config) as trainer:
-            evaluator = trainer._run.graph.evaluator
-            assert evaluator is not None
+            graph = trainer.session.graph
+            (evaluator,) = graph.having("evaluator")
             for report in trainer:
                 assert "eval_return_mean" not in report
-                if evaluator.counters.total("split_steps") > 0:
+                if graph.counters.column("split_steps")[evaluator.counter_row] > 0:
                     break
             left = monotonic()
         assert monotonic() - left < 20, "which the checkpoint is part of"

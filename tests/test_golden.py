@@ -54,15 +54,15 @@ def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     config = dataclasses.replace(chosen.resolve_defaults(config, spec), seed=seed)
     plan = chosen.plan(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    graph = chosen.wire(config, plan, spec, ResumePoint(seed), lambda tensors, state: None, None)
+    graph = chosen.wire(config, plan, spec, ResumePoint(seed), lambda tensors, state: None)
     runner = SerialRunner(graph)
     runner.start()
     try:
-        until = graph.weights.published + count
-        while graph.weights.published < until:
+        until = graph.group.weights.published + count
+        while graph.group.weights.published < until:
             runner.poll(0)
         tensors = chosen.model_maker(config, spec, seed)().state_dict()
-        graph.weights.read(tensors)
+        graph.group.weights.read(tensors)
     finally:
         runner.close()
     digest = hashlib.sha256()

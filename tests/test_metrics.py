@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.reporting.display import open_display
 from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
@@ -34,12 +35,34 @@ def folder(tmp_path):
     folder.close()
 
 
+class ShownReporter(Reporter):
+    """The files and the screen of a run together, as the command has them."""
+
+    def __init__(self, folder, display):
+        super().__init__(folder)
+        self._display = display
+
+    def report(self, scalars, *, env_steps, wall_s, **more):
+        super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
+        self._display.update({**scalars, "env_steps": env_steps, "wall_s": wall_s})
+
+    def log(self, text, level="info", source="driver"):
+        if level != "debug":
+            self._display.message(text, level)
+        super().log(text, level, source)
+
+    def close(self):
+        super().close()
+        self._display.close()
+
+
 def reporter(folder, quiet=False, terminal=False, width=100, **goal):
     """A reporter, and the text that it shows."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=width, color_system=None)
-    goal = {"total_env_steps": None, "total_seconds": None, **goal}
-    return Reporter(folder, quiet=quiet, title="E, appo", console=console, **goal), screen
+    ends = Goal(goal.get("total_env_steps"), goal.get("total_seconds"))
+    display = open_display("E, appo", ends, quiet, console)
+    return ShownReporter(folder, display), screen
 
 
 def report_steps(folder, *steps, **options):

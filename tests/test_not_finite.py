@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from sampleforge.api import train
-from sampleforge.driver import Run
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.registry import make_vector
@@ -25,6 +24,7 @@ from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, Episode, own_outputs
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from sampleforge.models.config import ModelConfig
+from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.workers.metrics import DivergedError
 from tests.conftest import RunCli
@@ -360,13 +360,12 @@ def test_a_checkpoint_that_is_not_finite_is_not_written(value: float, tmp_path: 
 
 
 def test_a_learner_that_cannot_save_says_which_tensor(tmp_path: Path) -> None:
-    training = Run(config("appo", tmp_path, serial=True, train_for_env_steps=400))
+    training = Session(config("appo", tmp_path, serial=True, train_for_env_steps=400))
     with (
         pytest.raises(OSError, match=r"checkpoint not written: .*model/.*bias' holds nan"),
         training,
     ):
         for _ in training.reports():
             pass
-        model = training.graph.learner.worker._learner.model  # type: ignore[attr-defined]
+        model = training.graph.group.learner.worker._learner.model  # type: ignore[attr-defined]
         next(p for n, p in model.named_parameters() if n.endswith("bias")).data.fill_(np.nan)
-    assert training.exit_code == 1

@@ -36,7 +36,7 @@ from sampleforge.topologies.sampler_plan import Plan, plan_appo
 from tests.harness import resolved, spec_of
 
 Settings = dict[str, Any]
-WHERE_CORES_ARE_COUNTED = ("plan", "ddppo", "ppo_defaults")
+WHERE_CORES_ARE_COUNTED = ("sampler_plan", "ddppo.wire", "ppo_defaults")
 
 
 def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False, n: int = 0) -> EnvSpec:

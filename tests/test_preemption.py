@@ -103,7 +103,7 @@ def test_rollouts_that_begin_anew_after_a_loss_are_not_taken_for_complete() -> N
 @pytest.mark.parametrize("splits", [1, 2, 3])
 def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
     graph, _ = build(config(num_splits=splits))
-    actor, slots = graph.nodes[0].worker, graph.exchange.slots
+    actor, slots = graph.nodes[0].worker, graph.group.exchange.slots
     assert isinstance(actor, ActorWorker)
     asked: list[int] = []
 
@@ -117,9 +117,9 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
     try:
         while len(lengths) < 4 * splits:
             actor.step()
-            while (slot := graph.exchange.take_ready()) is not None:
+            while (slot := graph.group.exchange.take_ready()) is not None:
                 lengths.append(length(slots, slot))
-                graph.exchange.give_back(slot)
+                graph.group.exchange.give_back(slot)
     finally:
         actor.close()
     assert lengths == [5] * 4 * splits

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.driver import Run
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
-from sampleforge.runners.processes import WorkerDied
+from sampleforge.runners.base import WorkerDied
+from sampleforge.session.session import Session
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.config import AppoConfig
@@ -260,7 +260,7 @@ def test_it_is_for_a_gpu_and_only_where_there_is_a_next_batch() -> None:
 def test_serial_mode_gathers_in_turn() -> None:
     config = AppoConfig(env="CartPole-v1", serial=True, num_envs_per_worker=4, batch_size=128)
     for graph, _ in updates(config, 1):
-        worker = graph.learner.worker
+        worker = graph.group.learner.worker
         assert isinstance(worker, LearnerWorker) and isinstance(
             worker._batch_source, SerialBatchSource
         )
@@ -274,7 +274,7 @@ class FailingLearner(LearnerWorker):
         return PrefetchingBatchSource(self._exchange, failing, self._wakeup, spent, self._device)
 
 
-def small_run(folder: Path, env_steps: int) -> Run:
+def small_run(folder: Path, env_steps: int) -> Session:
     config = AppoConfig(
         env="CartPole-v1",
         num_workers=2,
@@ -287,7 +287,7 @@ def small_run(folder: Path, env_steps: int) -> Run:
         quiet=True,
         seed=3,
     )
-    return Run(config)
+    return Session(config)
 
 
 @pytest.mark.multiprocess(timeout=120)
@@ -303,7 +303,6 @@ def test_a_run_trains_saves_and_goes_on_with_it(
             counters = run.graph.counters
             assert counters.total("batch_s") > 0
             assert counters.total("trained_steps") > 4_000, "of 10,000; some were on their way"
-        assert run.exit_code == 0
         versions.append(run.statistics.summary()["updates"])
     assert versions[1] > versions[0] > 0
 

@@ -56,7 +56,7 @@ def test_a_resumed_run_does_not_play_the_same_episodes_again(tmp_path: Path) -> 
         with Trainer(config(tmp_path / "run", env_steps, seed=3)) as trainer:
             for _ in trainer:
                 pass
-            obs = trainer._run.graph.exchange.slots.obs["obs"]
+            obs = trainer.session.graph.group.exchange.slots.obs["obs"]
             seeds.append({int(value) for value in obs[..., 0].ravel()} - {0})
     assert len(seeds[0]) == 8
     assert not seeds[0] & seeds[1]
@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     newer.write_bytes(data)
     capsys.readouterr()
     with Trainer(config(run, 3000)) as trainer:
-        assert trainer._run.graph.progress.env_steps == int(older.name.split("-")[0])
+        assert trainer.session.graph.progress.env_steps == int(older.name.split("-")[0])
         assert f"{newer.name} is refused: its checksum is wrong" in capsys.readouterr().err
         log = (run / "log.txt").read_text()
         assert f"resumes at {int(older.name.split('-')[0]):,} env steps" in log
@@ -187,12 +187,12 @@ def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with Trainer(config(run, 100_000, env_kwargs={"length": 200})) as trainer:
         reports = iter(trainer)
-        while 0 < trainer._run.statistics._episodes < 100 or not files(run):
+        while 0 < trainer.session.statistics._episodes < 100 or not files(run):
             next(reports)
             trainer.save()
-            if trainer._run.statistics._episodes < 100:
+            if trainer.session.statistics._episodes < 100:
                 assert not kinds(run)["best"], "the mean of a few episodes may be luck"
-        assert kinds(run)["best"][0]["return_mean"] == trainer._run.statistics.return_mean
+        assert kinds(run)["best"][0]["return_mean"] == trainer.session.statistics.return_mean
 
 
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_run_that_is_killed_early_has_a_checkpoint(
     run = tmp_path / "run"
     with Trainer(config(run, 1_000_000)) as trainer:
         reports = iter(trainer)
-        while trainer._run.graph.counters.total("updates") < 20:
+        while trainer.session.graph.counters.total("updates") < 20:
             next(reports)
         next(reports)
         assert len(files(run)) == 1

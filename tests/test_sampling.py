@@ -101,11 +101,11 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
     graph, _ = build(chosen)
     from sampleforge.models.registry import make_model, resolve_encoder
 
-    spec = graph.exchange.slots.shape.spec
+    spec = graph.group.exchange.slots.shape.spec
     model = make_model(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
     )
-    graph.weights.read(model.state_dict())
+    graph.group.weights.read(model.state_dict())
     for batch in rollouts(chosen, 12):
         rollout, _ = batch.steps
         with torch.no_grad():
@@ -130,11 +130,11 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: str, infer
     )
     chosen = config(inference=inference, model=model_config)
     graph, _ = build(chosen)
-    spec = graph.exchange.slots.shape.spec
+    spec = graph.group.exchange.slots.shape.spec
     model = make_model(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
     )
-    graph.weights.read(model.state_dict())
+    graph.group.weights.read(model.state_dict())
     for batch in rollouts(chosen, 24):
         rollout, _ = batch.steps
         with torch.no_grad():

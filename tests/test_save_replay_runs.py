@@ -88,14 +88,14 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     maker = CheckingLearnerMaker(network_maker(config, spec_of(config), 0), config)
     replays, deadline = Replays(where.path, never), monotonic() + 90
     with running(with_learner(graph, maker), tmp_path) as runner:
-        limiter = graph.learner.worker._limiter  # type: ignore[attr-defined]
+        limiter = graph.group.learner.worker._limiter  # type: ignore[attr-defined]
         for _ in range(2):
             seen = limiter.replay_counters.inserted.sum()
             while limiter.replay_counters.inserted.sum() < seen + plan.capacity:
                 runner.poll(0.02)
                 assert monotonic() < deadline
             reference, problem = replays.save(
-                graph.archive, lambda: 5, lambda: runner.poll(0.02), print
+                graph.group.archive, lambda: 5, lambda: runner.poll(0.02), print
             )
             assert problem is None
             found = Replays(where.path, never).find(reference, pytest.fail)
@@ -166,7 +166,7 @@ def test_limiter_and_counts_go_on(tmp_path: Path) -> None:
         with Trainer(config(run, env_steps)) as trainer:
             for _ in trainer:
                 pass
-            worker = trainer._run.graph.learner.worker
+            worker = trainer.session.graph.group.learner.worker
             states.append((worker._limiter.state(), worker._random.bit_generator.state))  # type: ignore[attr-defined]
             replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
             states.append((int(replay_counters.inserted.sum()), bool(replay_counters.full.all())))
@@ -250,7 +250,7 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
         next(reports)
         trainer.save()
         (kept,) = replays_in(run)
-        archive = trainer._run.graph.archive
+        archive = trainer.session.graph.group.archive
         monkeypatch.setattr(type(archive), "answered", property(lambda self: False))
         os.kill(os.getpid(), signal.SIGINT)
         for _ in reports:

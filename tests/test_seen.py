@@ -43,7 +43,7 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
         pytest.importorskip("lz4")
     chosen = apex_config(**{"model": ModelConfig(**NORMALISED), **change})
     graph, plan = build_apex(chosen)
-    exchange: Any = graph.exchange
+    exchange: Any = graph.group.exchange
     take_ready, slots = exchange.take_ready, exchange.slots
     new_steps = plan.rollout
     seen: list[Any] = []
@@ -59,7 +59,7 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
         return slot
 
     exchange.take_ready = watch
-    learner: Any = graph.learner.worker
+    learner: Any = graph.group.learner.worker
     shards: Any = [node.worker for node in graph.nodes if node.worker.name.startswith("replay ")]
     for i in serial_rounds(graph, 150):
         if i == 149:

@@ -66,15 +66,15 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
     assert isinstance(actor, ActorWorker)
     actor._ends_early = Endings()
     actor.start()
-    builder, found = BatchBuilder(graph.exchange.slots, 1), []
+    builder, found = BatchBuilder(graph.group.exchange.slots, 1), []
     try:
         while len(found) < count:
             actor.step()
-            while (slot := graph.exchange.take_ready()) is not None:
+            while (slot := graph.group.exchange.take_ready()) is not None:
                 builder.add(slot)
                 builder._longest = ROLLOUT
                 found.append(_copy(builder.take()))
-                graph.exchange.give_back(slot)
+                graph.group.exchange.give_back(slot)
     finally:
         actor.close()
     return found
@@ -106,7 +106,7 @@ def test_every_step_is_there_once_and_the_next_rollout_goes_on() -> None:
 def test_a_batch_ends_with_its_longest_rollout() -> None:
     """Two slots of other lengths: nothing after them is in the batch, and the next one is whole."""
     graph, _ = build(config())
-    slots = graph.exchange.slots
+    slots = graph.group.exchange.slots
     for column in slots.columns().values():
         column.copy_(torch.randint(0, 2, column.shape))
     whole = BatchBuilder(slots, 2)
@@ -206,18 +206,22 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
     runner.start()
     try:
         for _ in range(4):
-            before = graph.weights.published
-            while graph.weights.published == before:
+            before = graph.group.weights.published
+            while graph.group.weights.published == before:
                 runner.poll(0)
-            assert runner.ask("metrics", None, 0)["ratio_deviation_first"] < 1e-5
+            assert (
+                runner.ask(graph.group.learner, "metrics", None, 0)["ratio_deviation_first"] < 1e-5
+            )
         model = seeded_model(config(core).model, spec_of(config()), seed=1)
-        graph.weights.read(model.state_dict())
+        graph.group.weights.read(model.state_dict())
         counters = graph.counters
         assert endings.ended > 4
         state = model.state_dict()
         seen = state[next(n for n in state if n.endswith("count"))]
         steps = counters.total("split_steps") * 3  # rows of a split
-        assert seen <= steps < graph.exchange.slots.shape.env_steps * counters.total("rollouts")
+        assert (
+            seen <= steps < graph.group.exchange.slots.shape.env_steps * counters.total("rollouts")
+        )
     finally:
         runner.close()
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.driver import Run
 from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.session.session import Session
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.staging import DeviceStaging, HostStaging, Staging, page_lock
 from sampleforge.topologies.config import AppoConfig
@@ -86,9 +86,9 @@ def test_a_policy_worker_samples_the_same_either_way(
             run_dir=str(tmp_path / name),
             quiet=True,
         )
-        with Run(config) as run:
+        with Session(config) as run:
             list(run.reports())
-            return dict(run.graph.learner.worker._learner.model.state_dict())  # type: ignore[attr-defined]
+            return dict(run.graph.group.learner.worker._learner.model.state_dict())  # type: ignore[attr-defined]
 
     plain = weights("plain")
     used: list[DeviceStaging] = []

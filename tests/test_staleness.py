@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ import sampleforge.topologies.sampler_plan
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.learner import Learner
 from sampleforge.api import train
+from sampleforge.cli.running import run
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
-from sampleforge.driver import Run
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.reporting.staleness import StaleWarning
 from sampleforge.rollouts.batch import Batch
+from sampleforge.session.staleness import StaleExperience
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import plan_ddppo
 from sampleforge.topologies.sampler_plan import Plan, plan_appo
@@ -272,13 +273,15 @@ STALE = {"stale_fraction": 0.61, "policy_lag_mean": 240.0, "policy_lag_batches_m
 
 
 def test_more_than_half_stale_rows_is_said_once() -> None:
-    warning = StaleWarning(limit=100, synchronous=False)
-    assert warning.of({}) is None and warning.of({**STALE, "stale_fraction": 0.5}) is None
-    said = warning.of(STALE)
-    assert said is not None
+    graph, _ = build(config(max_policy_lag=100))
+    said: list[str] = []
+    session: Any = SimpleNamespace(message=lambda text, level: said.append(text))
+    warning = StaleExperience(graph)
+    for report in ({}, {**STALE, "stale_fraction": 0.5}, STALE, STALE):
+        warning.on_report(session, report)
+    (text,) = said
     for part in ("61%", "--max-policy-lag 100", "240.0 versions", "3.0 updates", "--num-epochs"):
-        assert part in said
-    assert warning.of(STALE) is None
+        assert part in text
 
 
 def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,8 +325,7 @@ def test_a_benchmark_warns_that_its_learner_does_not_learn(
         benchmark_peak=False,
         run_dir=str(tmp_path / "run"),
     )
-    with Run(chosen) as run:
-        assert list(run.reports()) == []
+    assert run(chosen) == 0
     result = json.loads((tmp_path / "run" / "benchmark.json").read_text())
     (warning,) = result["verdict"]["warnings"]
     assert "older than --max-policy-lag 0" in warning and result["stale_fraction"] > 0.5

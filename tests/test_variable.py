@@ -70,12 +70,12 @@ def planned(chosen: DdppoConfig) -> Plan:
 def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
     """One rank, nothing started."""
     graph = ddppo(
-        chosen, planned(chosen), spec_of(chosen), ResumePoint(1), lambda tensors, state: None, None
+        chosen, planned(chosen), spec_of(chosen), ResumePoint(1), lambda tensors, state: None
     )
     rank = graph.nodes[0].worker
     assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
-    assert isinstance(graph.exchange, SlotExchange)
-    return graph, rank._actor, graph.exchange
+    assert isinstance(graph.group.exchange, SlotExchange)
+    return graph, rank._actor, graph.group.exchange
 
 
 def rounds(chosen: DdppoConfig, count: int, between: Any = lambda graph: None) -> Iterator[Batch]:
@@ -112,11 +112,11 @@ def taken(batch: Batch) -> torch.Tensor:
 def moved(graph: Graph) -> None:
     """An update: other weights, and a newer version."""
     state = seeded_model(config().model, spec_of(config()), seed=1).state_dict()
-    version = graph.weights.read(state)[1]
+    version = graph.group.weights.read(state)[1]
     noise = {
         n: t + 0.3 * torch.randn(t.shape) if t.is_floating_point() else t for n, t in state.items()
     }
-    graph.weights.publish(noise, version + 1)
+    graph.group.weights.publish(noise, version + 1)
 
 
 def streams(batches: list[Batch]) -> dict[int, list[tuple[Batch, int, int]]]:
@@ -196,9 +196,9 @@ def test_the_ratio_is_one_under_the_weights_that_a_step_was_decided_with(core: s
     model = seeded_model(config(core).model, spec_of(config()), seed=1)
 
     def remember(graph: Graph) -> None:
-        version = graph.weights.read(model.state_dict())[1]
+        version = graph.group.weights.read(model.state_dict())[1]
         weights[version] = {n: t.clone() for n, t in model.state_dict().items()}
-        graph.weights.publish(
+        graph.group.weights.publish(
             {
                 n: t + 0.3 * torch.randn(t.shape) if t.is_floating_point() else t
                 for n, t in weights[version].items()

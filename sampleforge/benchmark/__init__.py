@@ -9,19 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from sampleforge.benchmark.simulator import SimulatorWorker
 from sampleforge.benchmark.stages import Roles, stages
 from sampleforge.benchmark.table import render, sentence
 from sampleforge.benchmark.verdict import BenchmarkContext, verdict
 from sampleforge.benchmark.window import Window, measure
+from sampleforge.runners.base import Runner
+from sampleforge.session.session import Session
 from sampleforge.shared.counters import Counters
-from sampleforge.topologies.graph import COUNTERS, Graph, Node
+from sampleforge.topologies.graph import COUNTERS, Graph, Role
 from sampleforge.topologies.policy_lag import stale_warning
+from sampleforge.topologies.restarts import END_RUN
 from sampleforge.workers.worker import StopFlag
 
-__all__ = ["Benchmark", "BenchmarkContext"]
+__all__ = ["Benchmark", "BenchmarkContext", "run_benchmark"]
 
 WARM_UP = 0.25
 """Of the measurement's length: so long everything runs before it counts."""
@@ -31,18 +34,29 @@ WARM_UP_LIMIT = 120.0
 """Seconds after which the measurement begins all the same."""
 
 
-class Runner(Protocol):
-    """Of the driver's runners, what a measurement needs."""
-
-    def start(self) -> None: ...
-    def pids(self) -> dict[str, int]: ...
-    def poll(self, timeout: float) -> None: ...
-    def ask(self, kind: str, payload: Any, timeout: float) -> Any: ...
-    def close(self) -> None: ...
-
-
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM came before everything was measured."""
+
+
+def run_benchmark(session: Session) -> dict[str, Any] | None:
+    """Measure an open session from its start to its end; returns what benchmark.json holds, or None
+    if it was interrupted."""
+
+    def go_on() -> bool:
+        session.take_results()
+        return not session.is_interrupted()
+
+    config = session.config
+    context = BenchmarkContext.of(config, session.plan, session.spec)
+    benchmark = Benchmark(session.graph, context, config.benchmark_seconds, go_on, session.message)
+    if config.benchmark_peak:
+        alone = benchmark.simulators()
+        benchmark.measure_peak(session.runner_of(alone), alone)
+    with session:
+        result = benchmark.measure_system(session.runner)
+        if result is not None:
+            session.folder.write_benchmark(result)
+    return result
 
 
 class Benchmark:
@@ -66,17 +80,21 @@ class Benchmark:
 
     def simulators(self) -> Graph:
         """The graph with only its envs left: the same processes, rows, splits and cores."""
-        stepping = [node for node in self._graph.nodes if node.envs]
+        stepping = self._graph.having("actor", "rank")
         counters = Counters(COUNTERS, len(stepping))
         nodes = tuple(
-            Node(
-                SimulatorWorker(node.worker.name, node.envs, counters, row),
-                node.wakeup,
-                node.placement,
+            dataclasses.replace(
+                node,
+                worker=SimulatorWorker(node.name, node.envs, counters, row),
+                role="actor",
+                counter_row=row,
+                restart=END_RUN,
             )
             for row, node in enumerate(stepping)
         )
-        return dataclasses.replace(self._graph, nodes=nodes, counters=counters, stop=StopFlag())
+        return dataclasses.replace(
+            self._graph, nodes=nodes, groups=(), counters=counters, stop=StopFlag()
+        )
 
     def measure_peak(self, runner: Runner, graph: Graph) -> None:
         """Step ``graph``, which `simulators` made, with ``runner``, from start to close."""
@@ -126,10 +144,10 @@ class Benchmark:
     def _warm_up(self, runner: Runner, graph: Graph, updates: int) -> None:
         """Until every env has stepped, the learner has learned, and the time is up."""
         begun, counters = monotonic(), graph.counters
-        rows = [row for row, node in enumerate(graph.nodes) if node.envs] or range(len(graph.nodes))
+        rows = [node.counter_row for node in graph.having("actor", "rank")]
         learned = counters.total("updates")
         while monotonic() - begun < WARM_UP_LIMIT:
-            stepped = (counters.column("env_steps")[list(rows)] > 0).all()
+            stepped = (counters.column("env_steps")[rows] > 0).all()
             ready = stepped and counters.total("updates") - learned >= updates
             if ready and monotonic() - begun >= WARM_UP * self._seconds:
                 return
@@ -148,11 +166,11 @@ class Benchmark:
     def _result(self, window: Window) -> dict[str, Any]:
         """All of benchmark.json."""
         setting, peak = self._setting, self._peak
-        table = stages(window.counted, _crew(self._graph), window.seconds)
+        table = stages(window.counted, _roles(self._graph), window.seconds)
         judged = verdict(table, window.free, window.idle_cores, setting, self._warnings(window))
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         return {
-            "env": self._graph.exchange.slots.shape.spec.env_id,
+            "env": self._graph.groups[0].exchange.slots.shape.spec.env_id,
             "topology": self._graph.name,
             "seconds": window.seconds,
             "sampled_per_s": sampled,
@@ -175,11 +193,10 @@ class Benchmark:
         }
 
 
-def _crew(graph: Graph) -> Roles:
-    """Who steps environments, who only infers, who only learns, or who does all of it."""
-    actors = [row for row, node in enumerate(graph.nodes) if node.envs]
-    learners = [r for r, node in enumerate(graph.nodes) if node is graph.learner and not node.envs]
-    others = set(range(len(graph.nodes))) - {*actors, *learners}
-    policies = [r for r in sorted(others) if graph.nodes[r].worker.name.startswith("policy")]
-    ranks = graph.learner in graph.nodes and bool(graph.learner.envs)
-    return Roles(actors, policies, learners, ranks)
+def _roles(graph: Graph) -> Roles:
+    """Which counter rows step environments, only infer, only learn, or do all of it."""
+
+    def rows(*roles: Role) -> list[int]:
+        return [node.counter_row for node in graph.having(*roles)]
+
+    return Roles(rows("actor", "rank"), rows("policy"), rows("learner"), bool(rows("rank")))

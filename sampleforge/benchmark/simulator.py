@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sampleforge.env.vector import EnvVector, StepOut, own_outputs
 from sampleforge.shared.counters import Counters
 from sampleforge.spec import ACTION_MASK, ActionSpec, EnvSpec
-from sampleforge.workers.worker import IDLE_WAIT
+from sampleforge.workers.worker import IDLE_WAIT, EventDriven
 
 Array = npt.NDArray[Any]
 LOOK = 0.0005
@@ -24,7 +24,7 @@ DRAWN = 64
 """Random actions are drawn beforehand, for so many steps, and used again and again."""
 
 
-class SimulatorWorker:
+class SimulatorWorker(EventDriven):
     """Steps env vectors in turn, as an actor does: an asynchronous one works on while the others
     are served, and is passed over where it says that it is not ready."""
 

@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import psutil
 
+from sampleforge.runners.base import Runner
 from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.graph import COUNTERS, Graph
 
@@ -22,12 +23,6 @@ SHORT_TICK = 0.01
 """The same, while a measurement waits for the end of a batch to begin or end at."""
 BATCH_LIMIT = 120.0
 """Seconds after which it begins or ends all the same."""
-
-
-class Runner(Protocol):
-    def pids(self) -> dict[str, int]: ...
-    def poll(self, timeout: float) -> None: ...
-    def ask(self, kind: str, payload: Any, timeout: float) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -71,11 +66,9 @@ def measure(
     ends after ``seconds``. Where sampling and learning take turns, any other span would have too
     much of one of them.
     """
-    learns = graph.learner in graph.nodes
     if whole_batches:
         _until_a_batch_ends(graph, runner, go_on)
-    if learns:
-        runner.ask("metrics", None, ANSWER_TIMEOUT)  # its means start anew
+    _learners_metrics(graph, runner)  # their means start anew
     processes = {"driver": psutil.Process(os.getpid())}
     processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
     before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
@@ -85,14 +78,14 @@ def measure(
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
         if monotonic() >= looked + TICK:
             looked = monotonic()
-            fills.append(graph.exchange.fill())
+            fills.append(_fill(graph))
             go_on()
     if whole_batches:
         _until_a_batch_ends(graph, runner, go_on)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
-    learned = runner.ask("metrics", None, ANSWER_TIMEOUT) if learns else {}
-    free, ready = np.mean(fills, axis=0) if fills else graph.exchange.fill()
+    learned = _learners_metrics(graph, runner)
+    free, ready = np.mean(fills, axis=0) if fills else _fill(graph)
     return Window(
         seconds=elapsed,
         counted={name: after[name] - before[name] for name in after},
@@ -115,6 +108,21 @@ def _until_a_batch_ends(graph: Graph, runner: Runner, go_on: Callable[[], None])
     while graph.counters.total("trained_steps") == trained and monotonic() < give_up_at:
         runner.poll(SHORT_TICK)
         go_on()
+
+
+def _learners_metrics(graph: Graph, runner: Runner) -> dict[str, Any]:
+    """Return the metrics of all groups since the last call: of several, those of the last one."""
+    metrics: dict[str, Any] = {}
+    for group in graph.groups:
+        metrics |= runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
+    return metrics
+
+
+def _fill(graph: Graph) -> tuple[float, float]:
+    """Return the mean shares of free and of ready slots of all groups; 0 without any."""
+    fills = [group.exchange.fill() for group in graph.groups] or [(0.0, 0.0)]
+    free, ready = np.mean(fills, axis=0)
+    return float(free), float(ready)
 
 
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:

@@ -28,10 +28,11 @@ def run(args: Sequence[str]) -> int:
     concerned = config.algo == "ddppo" or "TORCHELASTIC_RUN_ID" in os.environ
     world = World.of_environment() if concerned else None
     if world is not None and (world.size > 1 or config.algo == "ddppo"):
+        from sampleforge.cli.running import run as run_session
         from sampleforge.torchrun import run_rank
 
-        return run_rank(config, world)
-    from sampleforge.driver import run as run_training
+        return run_rank(config, world, run_session)
+    from sampleforge.cli.running import run as run_training
 
     return run_training(config)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sampleforge.shared.counters import Counters
 
@@ -23,9 +23,7 @@ class EnvRestarts:
     """Watches ``counters`` (their env_restarts and episodes). ``limit``: the part of the episodes
     that may be lost, 1 for all. ``say`` is told of the first error."""
 
-    def __init__(
-        self, counters: Sequence[Counters], limit: float, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, counters: Counters, limit: float, say: Callable[[str], None]) -> None:
         self._counters = counters
         self._limit = limit
         self._say = say
@@ -64,8 +62,8 @@ class EnvRestarts:
         return f"; above {self._limit:.3g} of the episodes the run ends (--max-env-restart-rate)"
 
     def _first_fault(self) -> str:
-        texts = (counters.first_fault.get() for counters in self._counters)
-        return next(filter(None, texts), "(it is in the output of another host's rank)")
+        text = self._counters.first_fault.get()
+        return text or "(it is in the output of another host's rank)"
 
     def _total(self, name: str) -> int:
-        return int(sum(counters.total(name) for counters in self._counters))
+        return int(self._counters.total(name))

@@ -1,4 +1,4 @@
-"""What a run reports, written in one place: metrics.jsonl, TensorBoard, log.txt, the screen."""
+"""What a run writes while it trains: metrics.jsonl, TensorBoard events, log.txt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from sampleforge.reporting.evaluated import evaluated
 from sampleforge.reporting.line_file import LineFile
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from sampleforge.replay.histograms import Histogram
     from sampleforge.reporting.event_file import EventFile
 
@@ -23,31 +21,19 @@ Level = Literal["debug", "info", "warning", "error", "result"]
 
 
 class Reporter:
-    """Takes the scalars and the messages of a run. Lives in the driver; starts no thread.
+    """Writes the scalars and the messages of a run into its folder; starts no thread.
 
-    On the screen: a live display on a terminal, one line per report elsewhere; with ``quiet`` only
-    errors and results. Files of an earlier part of the run are continued.
+    Files of an earlier part of the run are continued.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        *,
-        quiet: bool,
-        total_env_steps: int | None,
-        total_seconds: float | None,
-        title: str | None = None,
-        console: Console | None = None,
     ) -> None:
-        from sampleforge.reporting.display import open_display
-        from sampleforge.reporting.progress import Goal
-
         self._folder = folder
         self._metrics = LineFile(folder.metrics_file)
         self._log: LineFile | None = LineFile(folder.log_file)
         self._events: EventFile | None = None
-        goal = Goal(total_env_steps, total_seconds)
-        self._display = open_display(title or folder.path.name, goal, quiet, console)
 
     def report(
         self,
@@ -75,16 +61,10 @@ class Reporter:
             self._events.write(found, int(found["eval_env_steps"]))
         if histograms:
             self._events.write_histograms(histograms, env_steps)
-        self._display.update(values)
 
-    def log(
-        self, text: str, level: Level = "info", source: str = "driver", *, on_screen: bool = True
-    ) -> None:
-        """Write a message of process ``source`` to log.txt and, ``on_screen`` and unless it is for
-        debugging, to the screen. Raises OSError, naming the file, the first time that log.txt
-        cannot be written; from then on messages go to the screen alone."""
-        if on_screen and level != "debug":
-            self._display.message(text, level)
+    def log(self, text: str, level: Level = "info", source: str = "driver") -> None:
+        """Write a message of process ``source`` to log.txt. Raises OSError, naming the file, the
+        first time that log.txt cannot be written; from then on messages are not written."""
         if self._log is None:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -97,14 +77,13 @@ class Reporter:
             raise
 
     def close(self) -> None:
-        """Close all files and leave the screen in order, even where one of them fails."""
+        """Close all files, even where one of them fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._metrics.close)
             if self._log is not None:
                 stack.callback(self._log.close)
             if self._events is not None:
                 stack.callback(self._events.close)
-            stack.callback(self._display.close)
 
     def __enter__(self) -> Reporter:
         return self

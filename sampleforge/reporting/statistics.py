@@ -35,9 +35,10 @@ class RunStatistics:
         self._trained = int(earlier.get("trained_steps", 0))
         self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
         self._exploring: ReturnsByExploration | None = None
-        if graph.exploration is not None:
+        exploration = graph.group.exploration
+        if exploration is not None:
             before = earlier.get("exploring", {})
-            self._exploring = ReturnsByExploration(graph.exploration, LAST_EPISODES, before)
+            self._exploring = ReturnsByExploration(exploration, LAST_EPISODES, before)
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._lag_batches: tuple[float, float] = tuple(
@@ -98,7 +99,7 @@ class RunStatistics:
         self._remember()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
-        free, ready = self._graph.exchange.fill()
+        free, ready = self._graph.group.exchange.fill()
         self._lag = _newer_lag(self._lag, learner, "policy_lag")
         self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
         seen = learner.get("valid_steps", 0.0)
@@ -159,18 +160,13 @@ class RunStatistics:
         }
 
     def _total(self, name: str) -> float:
-        return self._graph.counters.total(name)
+        return self._graph.total(name)
 
     def _restarts_so_far(self) -> int:
-        return self._restarts + self._with_evaluator("restarts")
+        return self._restarts + int(self._graph.counters.total("restarts"))
 
     def _env_restarts_so_far(self) -> int:
-        return self._env_restarts + self._with_evaluator("env_restarts")
-
-    def _with_evaluator(self, name: str) -> int:
-        evaluator = self._graph.evaluator
-        beside = 0.0 if evaluator is None else evaluator.counters.total(name)
-        return int(self._total(name) + beside)
+        return self._env_restarts + int(self._graph.counters.total("env_restarts"))
 
     def _nonfinite_so_far(self) -> int:
         """Env steps that were dropped because of values that are not finite."""

@@ -20,7 +20,7 @@ from sampleforge.distributed.progress_board import StoreBoard
 from sampleforge.distributed.rendezvous import StartupRendezvous
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.watch import Watch
-from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.rank import RankWorker
 
 BRIEFLY = 0.05
@@ -43,21 +43,23 @@ class InProcessRunner:
         interrupted: Callable[[], bool],
         step_timeout: float,
     ) -> None:
-        worker = graph.learner.worker
-        assert isinstance(worker, RankWorker) and graph.nodes == (graph.learner,)
+        (node,) = graph.having("rank")
+        worker = node.worker
+        assert isinstance(worker, RankWorker)
+        self._node = node
         self._graph = graph
         self._worker = worker
         self._rendezvous = rendezvous
         self._scratch = scratch
         self._interrupted = interrupted
         self._resources = ExitStack()
-        row = graph.counters.row(rendezvous.world.rank)
+        row = graph.counters.row(node.counter_row)
         self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        placement = self._graph.learner.placement
+        placement = self._node.placement
         if placement.cores is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, set(placement.cores))
         if placement.niceness:
@@ -89,17 +91,17 @@ class InProcessRunner:
         if self._worker.ended:
             self._rendezvous.shutdown_barrier()
 
-    def ask(self, kind: str, payload: Any, timeout: float) -> Any:
-        """The rank's answer to a request."""
-        return self._worker.handle((kind, payload))
+    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+        """Return the rank's answer to a request."""
+        return self._worker.handle(kind, payload)
 
     def close(self) -> None:
         if self._worker.ended:
             self._rendezvous.wait_for_shutdown_barrier()
         self._worker.close()
-        for held in self._graph.held:
-            if isinstance(held, StoreBoard):
-                held.close()
+        for resource in self._graph.keep_alive:
+            if isinstance(resource, StoreBoard):
+                resource.close()
         self._watch.close()
         self._resources.close()
 

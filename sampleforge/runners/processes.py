@@ -1,19 +1,22 @@
-"""The workers of a graph as processes: started, watched, ended."""
+"""The workers of a graph as processes: started, supervised, restarted, ended.
+
+`WorkerProcess` is one life of a worker; `ProcessRunner` supervises the lives of all. What a death
+means is the node's own rule (`sampleforge.topologies.restarts`).
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from time import monotonic, sleep, time
 from typing import Any
 
+from sampleforge.runners.base import WorkerDied
 from sampleforge.runtime.processes import process_context
 from sampleforge.topologies.graph import Graph, Node
-from sampleforge.workers.worker import WorkerContext, run_worker
+from sampleforge.workers.worker import FAILED, StopFlag, WorkerContext, WorkerEnd, run_worker
 
 STOP_GRACE = 1.5
 """Seconds a worker has to leave its loop before it is killed."""
@@ -21,235 +24,252 @@ START_GRACE = 30.0
 """Seconds a process has to begin: it may have to wait for the fork server's imports."""
 
 
-class WorkerDied(RuntimeError):
-    """A worker process ended by itself; the text ends with its traceback, if it left one."""
+class WorkerProcess:
+    """One life of a worker: its process, and the control channel that belongs to this life alone.
 
-
-class ProcessRunner:
-    """Runs each worker of ``graph`` in a process of its own.
-
-    ``control`` is the driver's end of the learner's pipe. ``step_timeout``: seconds an actor or a
-    policy worker may spend in one step before it counts as hung. ``log`` is told of replacements,
-    which stderr shows as well. ``interrupted``: the run is about to end by a signal, which may have
-    ended what the environments run on, and workers by that: those that no checkpoint needs are
-    neither replaced nor missed.
+    Requests are numbered, and so are answers: the answer to a request that was given up is not
+    taken for that to the next one.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        control: Connection,
-        context: WorkerContext,
-        step_timeout: float,
-        log: Callable[[str], None] = lambda text: None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._graph = graph
-        self._control = control
-        self._surroundings = context
-        self._step_timeout = step_timeout
-        self._log = log
-        self._interrupted = interrupted
-        self._not_missed: dict[str, str] = {}
-        """Obituaries of the workers that ended after the run was interrupted."""
-        self._processes: dict[str, BaseProcess] = {}
-        self._errors: dict[str, Connection] = {}
-        self._regroupings_told = 0
-        self._requests = 0
-
-    def start(self) -> None:
-        self._started = time()
-        for node in self._graph.nodes:
-            self._start(node)
-
-    def _start(self, node: Node) -> None:
-        context = process_context()
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(  # type: ignore[attr-defined]
+    def __init__(self, node: Node, stop: StopFlag, context: WorkerContext, life: int) -> None:
+        self.node = node
+        self.life = life
+        processes = process_context()
+        self._channel, theirs = processes.Pipe()
+        self._process = processes.Process(  # type: ignore[attr-defined]
             target=run_worker,
-            args=(node.worker, self._graph.stop, node.placement, self._surroundings, theirs),
-            name=f"sampleforge: {node.worker.name}",
+            args=(node.worker, stop, node.placement, context, WorkerEnd(theirs), life),
+            name=f"sampleforge: {node.name}",
             daemon=False,  # an environment may have processes of its own
         )
-        process.start()
+        self._process.start()
         theirs.close()
-        self._processes[node.worker.name] = process
-        self._errors[node.worker.name] = ours
+        self._requests = 0
+        self._answers: dict[int, Any] = {}
+        self._traceback: str | None = None
+        self._hung_up = False
 
-    def pids(self) -> dict[str, int]:
-        """Process id of each worker by its name."""
-        return {name: p.pid for name, p in self._processes.items() if p.pid is not None}
+    @property
+    def pid(self) -> int:
+        pid: int = self._process.pid
+        return pid
 
-    def poll(self, timeout: float) -> None:
-        """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
-        watched = [n for n in self._processes if n not in self._not_missed]
-        wait([self._processes[n].sentinel for n in watched], timeout)
-        self._check_alive()
-        self._check_heartbeats()
-        self._tell_what_was_lost()
+    @property
+    def sentinel(self) -> int:
+        """Becomes ready when the process ends."""
+        sentinel: int = self._process.sentinel
+        return sentinel
 
-    def ask(self, kind: str, payload: Any, timeout: float) -> Any:
-        """The learner's answer to a request. Raises WorkerDied, or TimeoutError. When the run is
-        interrupted, metrics are not waited for, and empty."""
-        deadline = monotonic() + timeout
-        self._check_alive()
-        asked = self._send((kind, payload))
-        while True:
-            while not self._control.poll(0.05):
-                if kind == "metrics" and self._interrupted():
-                    return {}
-                self._check_asked()
-                if self._learners_process() is not asked:  # its successor is asked again
-                    asked = self._send((kind, payload))
-                if monotonic() > deadline:
-                    raise TimeoutError(
-                        f"the learner did not answer {kind!r} within {timeout:.0f} s"
-                    )
-            number, answer = self._control.recv()
-            if number == self._requests:  # not to a request that was asked again, or given up
-                return answer
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process: nothing in the worker's own code did."""
+        code = self._process.exitcode
+        return code is not None and code < 0
 
-    def _send(self, request: tuple[str, Any]) -> BaseProcess:
-        """Send the learner a request; returns the process that is to answer."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether the life is over, or is about to end with a traceback."""
+        if self._process.exitcode is not None:
+            return True
+        self._read()
+        return self._hung_up or self._traceback is not None
+
+    def request(self, kind: str, payload: Any) -> int:
+        """Send a request; returns its number."""
         self._requests += 1
-        self._control.send((self._requests, request))
-        self._graph.learner.wakeup.set()
-        return self._learners_process()
-
-    def _learners_process(self) -> BaseProcess:
-        return self._processes[self._graph.learner.worker.name]
-
-    def _check_asked(self) -> None:
-        """As `_check_alive`; the learner is to answer now, and thus missed in any case."""
-        self._check_alive()
-        name = self._graph.learner.worker.name
-        if name in self._not_missed:
-            raise WorkerDied(self._not_missed[name])
-
-    def _check_alive(self) -> None:
-        """Raises WorkerDied if a worker has ended, unless it may be replaced or is not missed."""
-        for node in self._graph.nodes:
-            name = node.worker.name
-            if name in self._not_missed:
-                continue
-            process = self._processes[name]
-            if process.exitcode is not None or self._errors[name].poll():
-                death_message = self._death_message(name, process)
-                killed = process.exitcode is not None and process.exitcode < 0
-                if self._can_be_missed(node):
-                    self._not_missed[name] = death_message
-                    self._log(f"after the interrupt: {death_message}")
-                elif not killed or not self._replace(node, death_message):
-                    raise WorkerDied(death_message)
-
-    def _can_be_missed(self, node: Node) -> bool:
-        """Whether a checkpoint can be written without a worker, when all is about to end."""
-        steps_envs = bool(node.envs) and self._interrupted()
-        return steps_envs and (node is not self._graph.learner or self._graph.snapshot is not None)
-
-    def _replace(self, node: Node, why: str) -> bool:
-        """Start another process in the place of one, if the graph can do with that."""
-        name, index = node.worker.name, self._graph.nodes.index(node)
-        count = self._begin_replacement(index)
-        if count is None:
-            return False
-        process = self._processes[name]
-        process.kill()
-        process.join()
-        process.close()
-        self._errors[name].close()
-        replaced = f"{why}; it is replaced ({count})"
-        print(replaced, file=sys.stderr)
-        row = self._graph.counters.row(index)  # which nobody else writes at this moment
-        row["heartbeat"][0] = time() + START_GRACE
-        if self._graph.group_epoch is None:  # a rank counts its restarts itself
-            row["restarts"] += 1
-        self._start(node)
-        self._log(replaced)  # last: it raises where the disk is full
-        return True
-
-    def _tell_what_was_lost(self) -> None:
-        """Say from where the ranks go on, once those that were replaced have joined the others."""
-        if self._graph.group_epoch is None:
-            return
-        report = self._graph.group_epoch.gone_on
-        if report.number > self._regroupings_told:
-            self._regroupings_told = report.number
-            lost = "1 update is" if report.lost == 1 else f"{report.lost:,} updates are"
-            told = f"the ranks go on from update {report.version:,}: {lost} lost"
-            print(told, file=sys.stderr)
-            self._log(told)
-
-    def _begin_replacement(self, index: int) -> str | None:
-        """How often was replaced by now, with this time; None if the graph cannot do with that, or
-        if it was too often."""
-        group_epoch, restart_budget = self._graph.group_epoch, self._graph.restart_budget
-        if group_epoch is not None and group_epoch.begin():
-            return f"{group_epoch.generation} of {group_epoch.limit} times"
-        if (
-            restart_budget is None
-            or index >= restart_budget.workers
-            or not restart_budget.begin(index)
-        ):
-            return None
-        return f"{restart_budget.total} of {restart_budget.limit} times"
-
-    def _death_message(self, name: str, process: BaseProcess) -> str:
-        if not self._errors[name].poll():
-            return f"the fork server has died, and nobody watches over {name} any more"
+        self._answers.clear()  # to requests that were given up
         try:
-            # Before it has ended: a text longer than the pipe would never let it end.
-            return f"{name} failed; its traceback:\n\n{self._errors[name].recv().rstrip()}"
-        except EOFError:
-            process.join(STOP_GRACE)
-        code = process.exitcode
+            self._channel.send((self._requests, kind, payload))
+        except OSError:  # the process has just ended, which the supervisor notices by itself
+            self._hung_up = True
+        self.node.wakeup.set()
+        return self._requests
+
+    def answer(self, number: int, timeout: float) -> tuple[Any] | None:
+        """Wait up to ``timeout`` s for the answer to a request; returns (answer,), or None."""
+        if not self._hung_up and number not in self._answers:
+            self._channel.poll(timeout)
+            self._read()
+        elif self._hung_up:
+            sleep(timeout)
+        return (self._answers.pop(number),) if number in self._answers else None
+
+    def _read(self) -> None:
+        """Take all messages that have come."""
+        try:
+            while not self._hung_up and self._channel.poll():
+                number, message = self._channel.recv()
+                if number == FAILED:
+                    self._traceback = message
+                else:
+                    self._answers[number] = message
+        except (EOFError, OSError):
+            self._hung_up = True
+
+    def death_message(self) -> str:
+        """Return why the life has ended."""
+        self._read()
+        name = self.node.name
+        if self._traceback is not None:
+            return f"{name} failed; its traceback:\n\n{self._traceback.rstrip()}"
+        if not self._hung_up:
+            return f"the fork server has died, and nobody watches over {name} any more"
+        self._process.join(STOP_GRACE)
+        code = self._process.exitcode
         if code is None or code >= 0:
             return f"{name} ended without a word (exit code {code}); see above, or log.txt"
         hint = " (was it out of memory?)" if code == -signal.SIGKILL else ""
         return f"{name} was ended by signal {signal.Signals(-code).name}{hint}"
 
+    def dump_stacks(self) -> None:
+        """Have the process print the stacks of its threads, even if it was stopped."""
+        for number in (signal.SIGUSR1, signal.SIGCONT):  # faulthandler's, see become_worker
+            os.kill(self.pid, number)
+        sleep(0.5)
+
+    def join(self, timeout: float) -> None:
+        self._process.join(timeout)
+
+    def kill(self) -> None:
+        """End the process, if it has not ended."""
+        if self._process.exitcode is None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Release what the life had, after it has ended or was killed."""
+        self._process.join()
+        self._process.close()  # hangs up, too: its end even if the fork server had lost it
+        self._channel.close()
+
+
+class ProcessRunner:
+    """Runs each worker of ``graph``, or only ``nodes``, in a process of its own.
+
+    ``step_timeout``: seconds a worker may spend in one step before it counts as hung. ``alert`` is
+    told of restarts. ``interrupted``: the run is about to end by a signal, which may have ended
+    what the environments run on, and workers by that: those that no checkpoint needs are neither
+    restarted nor missed.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        context: WorkerContext,
+        step_timeout: float,
+        alert: Callable[[str], None] = lambda text: None,
+        interrupted: Callable[[], bool] = lambda: False,
+        nodes: Sequence[Node] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._nodes = graph.nodes if nodes is None else nodes
+        self._context = context
+        self._step_timeout = step_timeout
+        self._alert = alert
+        self._interrupted = interrupted
+        self._not_missed: dict[str, str] = {}
+        """Death messages of the workers that ended after the run was interrupted."""
+        self._lives: dict[str, WorkerProcess] = {}
+
+    def start(self) -> None:
+        self._started = time()
+        for node in self._nodes:
+            self._begin_life(node, 0)
+
+    def _begin_life(self, node: Node, life: int) -> None:
+        self._lives[node.name] = WorkerProcess(node, self._graph.stop, self._context, life)
+
+    def pids(self) -> dict[str, int]:
+        return {name: life.pid for name, life in self._lives.items()}
+
+    def poll(self, timeout: float) -> None:
+        """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
+        watched = [life for name, life in self._lives.items() if name not in self._not_missed]
+        wait([life.sentinel for life in watched], timeout)
+        self._check_alive()
+        self._check_heartbeats()
+        for rule in {id(node.restart): node.restart for node in self._nodes}.values():
+            if (news := rule.news()) is not None:
+                self._alert(news)
+
+    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+        """As `Runner.ask`. When the run is interrupted, metrics are not waited for, and empty."""
+        deadline = monotonic() + timeout
+        self._check_alive()
+        life = self._lives[node.name]
+        number = life.request(kind, payload)
+        while (answer := life.answer(number, 0.05)) is None:
+            if kind == "metrics" and self._interrupted():
+                return {}
+            self._check_alive()
+            if node.name in self._not_missed:
+                raise WorkerDied(self._not_missed[node.name])
+            if self._lives[node.name] is not life:  # its successor is asked again
+                life = self._lives[node.name]
+                number = life.request(kind, payload)
+            if monotonic() > deadline:
+                raise TimeoutError(f"{node.name} did not answer {kind!r} within {timeout:.0f} s")
+        return answer[0]
+
+    def _check_alive(self) -> None:
+        """Raises WorkerDied if a worker has ended, unless it is restarted or not missed."""
+        for node in self._nodes:
+            if node.name in self._not_missed:
+                continue
+            life = self._lives[node.name]
+            if not life.has_ended:
+                continue
+            message = life.death_message()
+            if self._interrupted() and not node.in_checkpoint:
+                self._not_missed[node.name] = message
+                self._alert(f"after the interrupt: {message}")
+            elif not life.was_killed or not self._restart(node, message):
+                raise WorkerDied(message)
+
+    def _restart(self, node: Node, why: str) -> bool:
+        """Begin another life of a worker, if its rule allows it."""
+        count = node.restart.begin_next_life()
+        if count is None:
+            return False
+        before = self._lives[node.name]
+        before.kill()
+        before.close()
+        row = self._graph.counters.row(node.counter_row)  # which has no other writer now
+        row["heartbeat"][0] = time() + START_GRACE
+        if not node.restart.counts_itself:
+            row["restarts"] += 1
+        self._begin_life(node, before.life + 1)
+        self._alert(f"{why}; it is restarted ({count})")  # last: it raises where the disk is full
+        return True
+
     def _check_heartbeats(self) -> None:
         if self._interrupted():
             return
         beats = self._graph.counters.column("heartbeat")
-        for index, node in enumerate(self._graph.nodes):
-            if node is self._graph.learner and not beats[index]:
+        for node in self._nodes:
+            beat = beats[node.counter_row]
+            if node.role == "learner" and not beat:
                 continue  # an update has no limit; what it is asked for has
-            age = time() - (beats[index] or self._started + START_GRACE)
+            age = time() - (beat or self._started + START_GRACE)
             if age > self._step_timeout:
-                self._dump_stacks(node.worker.name)
+                self._lives[node.name].dump_stacks()
                 hung = (
-                    f"{node.worker.name} has been in one step for {age:.0f} s (--env-timeout "
+                    f"{node.name} has been in one step for {age:.0f} s (--env-timeout "
                     f"{self._step_timeout:g}); its stacks are above. Does the environment hang?"
                 )
-                if not self._replace(node, hung):
+                if not self._restart(node, hung):
                     raise WorkerDied(hung)
-
-    def _dump_stacks(self, name: str) -> None:
-        """Have a process print the stacks of its threads, even if it was stopped."""
-        pid = self._processes[name].pid
-        assert pid is not None
-        for number in (signal.SIGUSR1, signal.SIGCONT):  # faulthandler's, see become_worker
-            os.kill(pid, number)
-        sleep(0.5)
 
     def close(self) -> None:
         """End all workers: in order, or, after `STOP_GRACE`, by force."""
         self._graph.stop_all()
         deadline = monotonic() + STOP_GRACE
-        for process in self._processes.values():
-            process.join(max(0.0, deadline - monotonic()))
+        for life in self._lives.values():
+            life.join(max(0.0, deadline - monotonic()))
         self.kill()
 
     def kill(self) -> None:
-        """End what still runs at once."""
-        for process in self._processes.values():
-            if process.exitcode is None:
-                process.kill()
-        for process in self._processes.values():
-            process.join()
-            process.close()  # hangs up, too: its end even if the fork server had lost it
-        for errors in self._errors.values():
-            errors.close()
-        self._processes.clear()
-        self._errors.clear()
+        for life in self._lives.values():
+            life.kill()
+        for life in self._lives.values():
+            life.close()
+        self._lives.clear()

@@ -18,22 +18,25 @@ goes away hangs up once for its shell and once for itself."""
 
 class Interrupts:
     """While active, the first SIGINT, SIGTERM or SIGHUP is remembered in ``received`` (the signal's
-    number); another one calls ``at_once`` and ends the process with 128 + that number, unless it
-    comes so soon that it belongs to the first (`ONE_SIGNAL_S`).
+    number) and calls ``in_order``; another one calls ``at_once`` and ends the process with 128 +
+    that number, unless it comes so soon that it belongs to the first (`ONE_SIGNAL_S`).
 
     Until `defer` is called there is nothing to bring in order, and the first one leaves at once
     too, but by an exception: KeyboardInterrupt, or SystemExit(128 + number). SIGHUP stays ignored
     where it is (nohup).
     """
 
-    def __init__(self, at_once: Callable[[], None]) -> None:
+    def __init__(
+        self, at_once: Callable[[], None], in_order: Callable[[], None] = lambda: None
+    ) -> None:
         self.received: int | None = None
+        self._in_order = in_order
         self._at_once = at_once
         self._deferred = False
         self._received_at = -math.inf
 
     def defer(self) -> None:
-        """From now on the caller looks at ``received`` from time to time."""
+        """From now on ``in_order`` is enough: the caller ends by itself."""
         self._deferred = True
 
     def __enter__(self) -> Interrupts:
@@ -61,6 +64,7 @@ class Interrupts:
             self._at_once()
             os._exit(128 + number)
         self.received, self._received_at = number, monotonic()
+        self._in_order()
         if not self._deferred:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(self.exit_code)
 

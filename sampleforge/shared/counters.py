@@ -58,9 +58,9 @@ class Counters:
         return column
 
     def tell(self, rows: npt.NDArray[np.float64], *, keep: int) -> None:
-        """Set all rows [workers, names], but for row ``keep``, to what their writers have said: for
+        """Set the first rows [n, names], but for row ``keep``, to what their writers have said: for
         workers that write into memory of another machine."""
-        others = np.arange(len(rows)) != keep
+        others = np.flatnonzero(np.arange(len(rows)) != keep)
         self._arrays["values"][others] = rows[others]
 
     def total(self, name: str) -> float:

@@ -1,34 +1,54 @@
-"""A wired topology: workers, the channels between them, and a figure of both."""
+"""A wired topology: workers, the policy groups that they serve, and a figure of both.
+
+A topology function makes a `GraphBuilder`, adds workers to it, and says which of them learn which
+policy; `GraphBuilder.build` returns the `Graph` that a runner runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.env.vector import EnvVector
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Episodes, Evaluations
-from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.topologies.builders import ResumePoint
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.restarts import END_RUN, RestartRule
 from sampleforge.workers.worker import Placement, StopFlag, Worker
 
 EVERYWHERE = Placement()
+Role = Literal["actor", "policy", "replay", "learner", "rank", "evaluator"]
+"""What a worker does for the graph; a rank is an actor and a learner in one."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A worker, where it runs, how it is woken; ``envs`` make the env vectors that it steps."""
+    """A worker and what its runner must know of it.
+
+    ``counter_row``: its row in the graph's counters. ``restart``: what its death means. ``envs``
+    make the env vectors that it steps. ``in_checkpoint``: no checkpoint can be written without it.
+    """
 
     worker: Worker
+    role: Role
     wakeup: Wakeup
+    counter_row: int
     placement: Placement = EVERYWHERE
+    restart: RestartRule = END_RUN
     envs: tuple[Callable[[], EnvVector], ...] = ()
+    in_checkpoint: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.worker.name
 
 
 @dataclass(frozen=True)
@@ -54,47 +74,64 @@ class Exploration:
 
 
 @dataclass(frozen=True)
-class Evaluator:
-    """The node that evaluates, what it finds, its own row of counters, and how often it may be
-    replaced. It is not among the nodes of its graph, which need not know of it."""
+class PolicyGroup:
+    """One policy: the workers that learn it, and what carries its experience and its weights.
 
-    node: Node
-    results: Evaluations
-    counters: Counters
-    restart_budget: RestartBudget
+    ``learners[0]`` publishes the weights, answers the driver's requests and writes checkpoints.
+    ``max_policy_lag``: of experience that is learned from, in versions; None: any age.
+    ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
+    shared memory. ``exploration``: where env rows explore differently. ``archive`` and
+    ``histograms``: of the replay, where experience is kept.
+    """
+
+    id: str
+    learners: tuple[Node, ...]
+    exchange: RolloutExchange
+    weights: SharedWeights
+    max_policy_lag: int | None = None
+    synchronous: bool = False
+    snapshot: StateSnapshot | None = None
+    exploration: Exploration | None = None
+    archive: ReplayArchive | None = None
+    histograms: ReplayHistograms | None = None
+
+    @property
+    def learner(self) -> Node:
+        """The learner that speaks for the group."""
+        return self.learners[0]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What a topology function returns. ``learner`` is the node that answers the driver.
-    Row i of ``counters`` is that of ``nodes[i]``. ``exploration``, where env rows differ in it.
-    """
+    """What a topology function returns. ``evaluations``: results, where policies are evaluated
+    while they are trained. ``keep_alive``: what must exist for as long as the graph does."""
 
     name: str
     nodes: tuple[Node, ...]
-    learner: Node
+    groups: tuple[PolicyGroup, ...]
     edges: tuple[Edge, ...]
     notes: tuple[str, ...]
     progress: Progress
     counters: Counters
     episodes: Episodes
-    exchange: RolloutExchange
-    weights: SharedWeights
     stop: StopFlag
-    exploration: Exploration | None = None
-    histograms: ReplayHistograms | None = None
-    archive: ReplayArchive | None = None
-    """Where the replay is saved."""
-    group_epoch: GroupEpoch | None = None
-    """Where nodes that are killed are replaced, and the others then form a new group."""
-    snapshot: StateSnapshot | None = None
-    """The learner's state as it was a moment ago, where it is kept."""
-    restart_budget: RestartBudget | None = None
-    """Where actors, the first nodes, are replaced one by one."""
-    evaluator: Evaluator | None = None
-    """Beside the nodes, where policies are evaluated while they are trained."""
-    held: tuple[object, ...] = ()
-    """What must be there as long as the graph."""
+    evaluations: Evaluations | None = None
+    keep_alive: tuple[object, ...] = ()
+
+    @property
+    def group(self) -> PolicyGroup:
+        """The only policy group. Raises ValueError where there are several."""
+        (only,) = self.groups
+        return only
+
+    def having(self, *roles: Role) -> list[Node]:
+        """The nodes of these roles, in the graph's order."""
+        return [node for node in self.nodes if node.role in roles]
+
+    def total(self, name: str) -> float:
+        """Return the sum of one counter over all workers that take part in the training."""
+        beside = [node.counter_row for node in self.having("evaluator")]
+        return float(self.counters.total(name) - self.counters.column(name)[beside].sum())
 
     def stop_all(self) -> None:
         """Ask every worker to leave its loop."""
@@ -103,11 +140,86 @@ class Graph:
             node.wakeup.set()
 
     def describe(self) -> str:
-        """The topology as text: workers, channels, sizes."""
+        """Return the topology as text: workers, channels, sizes."""
         width = max(len(edge.source) for edge in self.edges)
         lines = [f"topology {self.name}"]
         lines += [f"  {e.source:>{width}} --> {e.target}: {e.what}" for e in self.edges]
         return "\n".join(lines + [f"  {note}" for note in self.notes])
+
+
+class GraphBuilder:
+    """Collects the workers of a topology; gives each its counter row, and all one stop flag.
+
+    ``num_workers``: how many there will be, with those of other machines whose counts are known.
+    """
+
+    def __init__(self, name: str, num_workers: int, config: AnyConfig, start: ResumePoint) -> None:
+        self._name = name
+        self._nodes: list[Node] = []
+        self._evaluations: Evaluations | None = None
+        self.counters = Counters(COUNTERS, num_workers)
+        self.stop = StopFlag()
+        self.progress = Progress(
+            self.counters,
+            start.started,
+            start.env_steps,
+            start.wall_s,
+            config.train_for_env_steps,
+            config.train_for_seconds,
+        )
+
+    def add(
+        self,
+        role: Role,
+        make: Callable[..., Worker],
+        wakeup: Wakeup,
+        placement: Placement = EVERYWHERE,
+        restart: RestartRule = END_RUN,
+        envs: Sequence[Callable[[], EnvVector]] = (),
+        *,
+        row: int | None = None,
+        in_checkpoint: bool = False,
+    ) -> Node:
+        """Add the worker that ``make(counter_row=...)`` returns. ``row``: not the next free one."""
+        row = len(self._nodes) if row is None else row
+        worker = make(counter_row=row)
+        assert all(node.name != worker.name for node in self._nodes), worker.name
+        node = Node(worker, role, wakeup, row, placement, restart, tuple(envs), in_checkpoint)
+        self._nodes.append(node)
+        return node
+
+    @property
+    def last_row(self) -> int:
+        """The counter row of the worker that is added last."""
+        return len(self.counters.column("env_steps")) - 1
+
+    def evaluate(self, results: Evaluations) -> None:
+        """One of the workers evaluates; its ``results`` are the graph's."""
+        self._evaluations = results
+
+    def build(
+        self,
+        groups: Sequence[PolicyGroup],
+        edges: Sequence[Edge],
+        notes: Sequence[str],
+        episodes: Episodes,
+        progress: Progress | None = None,
+        keep_alive: tuple[object, ...] = (),
+    ) -> Graph:
+        """Return the graph of all that was added. ``progress``: one that ends by another rule."""
+        return Graph(
+            name=self._name,
+            nodes=tuple(self._nodes),
+            groups=tuple(groups),
+            edges=tuple(edges),
+            notes=tuple(notes),
+            progress=progress or self.progress,
+            counters=self.counters,
+            episodes=episodes,
+            stop=self.stop,
+            evaluations=self._evaluations,
+            keep_alive=keep_alive,
+        )
 
 
 COUNTERS = (

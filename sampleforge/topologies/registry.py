@@ -27,8 +27,8 @@ class Topology:
     """The functions of one algorithm.
 
     ``resolve_defaults(config, spec)`` fills in what the config leaves open;
-    ``plan(config, spec, device)`` decides sizes; ``wire(config, plan, spec, start, save,
-    control)`` builds the graph; ``model_maker(config, spec, seed)`` makes the acting model.
+    ``plan(config, spec, device)`` decides sizes; ``wire(config, plan, spec, start, save)``
+    builds the graph; ``model_maker(config, spec, seed)`` makes the acting model.
     """
 
     resolve_defaults: Callable[[Any, EnvSpec], Any]

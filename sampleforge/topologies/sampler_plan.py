@@ -36,6 +36,11 @@ class SamplerPlan:
     def envs(self) -> int:
         return self.num_workers * self.num_splits * self.rows
 
+    @property
+    def num_samplers(self) -> int:
+        """Actors and policy workers."""
+        return self.num_workers + self.num_policy_workers
+
     def envs_in_words(self, workers: str = "workers") -> str:
         splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
         return f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"

@@ -96,6 +96,10 @@ class ActorWorker(EventDriven):
         self._ends_early = ends_early
         self._splits: list[Split] = []
 
+    def recover(self) -> None:
+        """The predecessor's half-written slots are written anew, its complete ones handed over."""
+        self._exchange.take_over(self._index)
+
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
@@ -106,7 +110,6 @@ class ActorWorker(EventDriven):
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()
-        self._exchange.take_over(self._index)  # from whom it replaces, if anybody
         for split in self._splits:
             try:
                 split.env.reset(split.carry)

@@ -9,7 +9,7 @@ from time import time
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
-from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import Evaluation, Evaluations
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -17,6 +17,8 @@ from sampleforge.workers.episode_player import EpisodePlayer, outcome
 from sampleforge.workers.worker import EventDriven
 
 log = logging.getLogger(__name__)
+
+NewModel = Callable[[], ActorCritic | QNetwork]
 
 LOOK = 0.1
 """Seconds after which a waiting evaluator looks how far the training is."""
@@ -36,12 +38,12 @@ class EvaluatorWorker(EventDriven):
     def __init__(
         self,
         make_envs: Callable[[], EnvVector],
-        new_model: Callable[[], ActorCritic | QNetwork],
+        new_model: NewModel,
         weights: SharedWeights,
         progress: Progress,
         results: Evaluations,
         wakeup: Wakeup,
-        counters: Counters,
+        counter_row: int,
         *,
         interval: int,
         episodes: int,
@@ -54,7 +56,7 @@ class EvaluatorWorker(EventDriven):
         self._progress = progress
         self._results = results
         self._wakeup = wakeup
-        self._counters = counters
+        self._counter_row = counter_row
         self._interval = interval
         self._episodes = episodes
         self._stochastic = stochastic
@@ -66,7 +68,7 @@ class EvaluatorWorker(EventDriven):
         self._rebuilt = 0
 
     def start(self) -> None:
-        self._count = self._counters.row(0)
+        self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
@@ -96,7 +98,8 @@ class EvaluatorWorker(EventDriven):
     def _count_rebuilt(self) -> None:
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
-            self._counters.first_fault.put(0, f"{self._envs.fault}", time())
+            faults = self._progress.counters.first_fault
+            faults.put(self._counter_row, f"{self._envs.fault}", time())
             self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
             self._rebuilt = self._envs.rebuilt
 

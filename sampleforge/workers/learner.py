@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
@@ -49,7 +48,6 @@ class LearnerWorker(EventDriven):
         device: torch.device,
         threads: int,
         prefetch: bool = False,
-        control: Connection | None = None,
         counts_updates: bool = True,
     ) -> None:
         assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
@@ -66,7 +64,6 @@ class LearnerWorker(EventDriven):
         self._threads = threads
         self._prefetch = prefetch
         self._batch_source: BatchSource | None = None
-        self._control = control
         self._counts_updates = counts_updates
         self.batches = 0
 
@@ -93,7 +90,6 @@ class LearnerWorker(EventDriven):
 
     def step(self) -> bool:
         assert self._batch_source is not None
-        answer(self._control, self.handle)
         moved = self._batch_source.gather()
         batch = self._batch_source.take()
         if batch is None:
@@ -127,10 +123,10 @@ class LearnerWorker(EventDriven):
         if self._batch_source is not None:
             self._batch_source.close()
 
-    def handle(self, request: tuple[str, Any]) -> Any:
-        """Answer the driver: ("metrics", None) gives the `ReportMetrics` of the batches since the
-        last time, ("save", plain state) writes a checkpoint and gives None, or the error's text."""
-        kind, payload = request
+    def handle(self, kind: str, payload: Any) -> Any:
+        """Answer the driver: "metrics" gives the `ReportMetrics` of the batches since the last one;
+        "save" writes a checkpoint with the driver's plain state (``payload``) and gives None, or
+        the error's text."""
         if kind == "metrics":
             return self._metrics.take()
         assert kind == "save", kind
@@ -142,54 +138,38 @@ class LearnerWorker(EventDriven):
         return None
 
 
-class NoLearner:
+class NoLearner(EventDriven):
     """In the learner's place when experience is only collected: answers the driver, no more."""
 
     name = "sink"
 
-    def __init__(self, wakeup: Wakeup, control: Connection | None = None) -> None:
+    def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
-        self._control = control
 
     def start(self) -> None:
         pass
 
     def step(self) -> bool:
-        answer(self._control, self.handle)
         return False
 
     def wait(self, timeout: float) -> None:
         self._wakeup.wait(timeout)
 
-    def close(self) -> None:
-        pass
-
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """There is nothing to report and nothing to save."""
-        return {} if request[0] == "metrics" else None
+        return {} if kind == "metrics" else None
 
 
 class ExperienceSink(NoLearner):
-    """`NoLearner` for experience that waits for somebody: every complete slot goes back."""
+    """`NoLearner` for experience that waits to be taken: every complete slot goes back."""
 
-    def __init__(
-        self, exchange: SlotExchange, wakeup: Wakeup, control: Connection | None = None
-    ) -> None:
-        super().__init__(wakeup, control)
+    def __init__(self, exchange: SlotExchange, wakeup: Wakeup) -> None:
+        super().__init__(wakeup)
         self._exchange = exchange
 
     def step(self) -> bool:
-        super().step()
         slot = self._exchange.take_ready()
         if slot is None:
             return False
         self._exchange.give_back(slot)
         return True
-
-
-def answer(control: Connection | None, handle: Callable[[tuple[str, Any]], Any]) -> None:
-    """Answer a request of the driver, if one has come. Requests are numbered, and so are answers: a
-    successor may find the request that its predecessor was to answer."""
-    if control is not None and control.poll():
-        number, request = control.recv()
-        control.send((number, handle(request)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import Any
 
@@ -20,7 +19,7 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.learner import LearnerWorker, answer
+from sampleforge.workers.learner import LearnerWorker
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
@@ -43,7 +42,7 @@ class RankWorker:
     The actor and the learner worker are those of other topologies: the slots of this rank go round
     between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
     ranks, and does so again when one of them was replaced. All end after the same update, the first
-    at which one of them finds the progress done. ``control`` is the driver's pipe, at rank 0;
+    at which one of them finds the progress done.
     ``metrics_sync`` are kept where the ranks have no common memory. ``snapshot`` holds the state of
     rank 0 as it was a moment ago: where no rank survives, their successors go on from that.
     """
@@ -64,7 +63,6 @@ class RankWorker:
         group_epoch: GroupEpoch,
         *,
         debug: bool,
-        control: Connection | None = None,
         metrics_sync: MetricsSync | None = None,
         snapshot: StateSnapshot | None = None,
         replaced_within: float = REPLACED_WITHIN,
@@ -84,7 +82,6 @@ class RankWorker:
         self._preemption = preemption
         self._group_epoch = group_epoch
         self._debug = debug
-        self._control = control
         self._metrics_sync = metrics_sync
         self._snapshot = snapshot
         self._published_at = self._publishing_took = 0.0
@@ -92,12 +89,15 @@ class RankWorker:
         self._ended = False
         self._group: RankGroup | None = None
 
+    def recover(self) -> None:
+        """The predecessor's rollouts are dropped: its group samples them again."""
+        self._exchange.reset()
+        self._preemption.forget()
+
     def start(self) -> None:
         self._actor.start()
         self._count = self._progress.counters.row(self._index)
         self._count["heartbeat"][0] = math.inf  # from here on others are waited for
-        self._exchange.reset()  # of what a predecessor may have left
-        self._preemption.forget()
         self._generation = self._group_epoch.generation
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
         self._group = self._meet()
@@ -135,7 +135,6 @@ class RankWorker:
 
     def step(self) -> bool:
         """One env step of every split, and, when all their rollouts are complete, one update."""
-        answer(self._control, self.handle)
         if self._ended:
             return False
         try:
@@ -169,12 +168,12 @@ class RankWorker:
         """Whether all ranks have agreed that they are done."""
         return self._ended
 
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """Answer the driver; see `LearnerWorker.handle`."""
-        if request[0] == "save":
+        if kind == "save":
             self._publish_state()  # so that it is never older than a checkpoint
-        answer = self._worker.handle(request)
-        return {**answer, **self._of_each_rank()} if request[0] == "metrics" else answer
+        answer = self._worker.handle(kind, payload)
+        return {**answer, **self._of_each_rank()} if kind == "metrics" else answer
 
     def _end(self, ended: bool) -> None:
         self._ended = ended

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +21,7 @@ from sampleforge.replay.transitions import TransitionReader
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.workers.learner import Save, answer
+from sampleforge.workers.learner import Save
 from sampleforge.workers.metrics import Divergence, ReportMetrics
 from sampleforge.workers.worker import EventDriven
 
@@ -54,7 +53,6 @@ class ReplayLearnerWorker(EventDriven):
         seed: list[int],
         threads: int,
         item_steps: ItemSteps,
-        control: Connection | None = None,
         shard_choice: dict[str, Any] | None = None,
     ) -> None:
         """``shard_choice``: the state of what it draws with, of the run before."""
@@ -71,7 +69,6 @@ class ReplayLearnerWorker(EventDriven):
         self._seed = seed
         self._threads = threads
         self._publish_interval = publish_interval
-        self._control = control
         self._item_steps = item_steps
         self._shard_choice = shard_choice
 
@@ -93,7 +90,6 @@ class ReplayLearnerWorker(EventDriven):
         self._count = self._progress.counters.row(self._counter_row)
 
     def step(self) -> bool:
-        answer(self._control, self.handle)
         moved = self._take_answers()
         moved = self._order() or moved
         if self._ready:
@@ -174,9 +170,8 @@ class ReplayLearnerWorker(EventDriven):
         assert first is not None, "fitted"
         return first if last is None else between(first, last, fraction)
 
-    def handle(self, request: tuple[str, Any]) -> Any:
+    def handle(self, kind: str, payload: Any) -> Any:
         """Answer the driver, as `sampleforge.workers.learner.LearnerWorker` does."""
-        kind, payload = request
         if kind == "metrics":
             return self._metrics.take() | self._replay_metrics()
         assert kind == "save", kind

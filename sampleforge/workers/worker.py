@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +32,35 @@ IDLE_WAIT = 0.5
 
 
 class Worker(Protocol):
+    """Does one kind of work for a graph, in a process of its own or in turn with others."""
+
     name: str
 
-    def start(self) -> None: ...
+    def recover(self) -> None:
+        """Take over from shared memory what the dead predecessor left. Called before `start`, in
+        each life of the worker but its first."""
 
-    def step(self) -> bool: ...
+    def start(self) -> None:
+        """Make what the work needs."""
 
-    def wait(self, timeout: float) -> None: ...
+    def step(self) -> bool:
+        """Do one piece of work; returns False if there is none now. Never waits."""
 
-    def close(self) -> None: ...
+    def wait(self, timeout: float) -> None:
+        """Wait until there may be work, at most ``timeout`` s."""
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        """Answer a request of the driver, between two steps."""
+
+    def close(self) -> None:
+        """Release what `start` made, even where it had not ended."""
 
 
 class EventDriven:
-    """A worker that is woken by somebody else, counts how long it waited for it (``wait_s``), and
-    has nothing to release."""
+    """A worker that others wake, and that counts how long it waited for them (``wait_s``). It has
+    nothing to take over from a predecessor, answers no requests, and has nothing to release."""
+
+    name: str
 
     _wakeup: Wakeup
     _count: dict[str, npt.NDArray[np.float64]]
@@ -54,6 +69,12 @@ class EventDriven:
         started = perf_counter()
         self._wakeup.wait(timeout)
         self._count["wait_s"] += perf_counter() - started
+
+    def recover(self) -> None:
+        pass
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        raise NotImplementedError(f"{self.name} answers no {kind!r} requests")
 
     def close(self) -> None:
         pass
@@ -89,12 +110,35 @@ class WorkerContext:
     scratch: Path
 
 
+class WorkerEnd:
+    """The worker's end of its control channel: one channel per life of a worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def answer(self, worker: Worker) -> None:
+        """Answer a request of the driver, if one has come."""
+        if self._connection.poll():
+            number, kind, payload = self._connection.recv()
+            self._connection.send((number, worker.handle(kind, payload)))
+
+    def fail(self, traceback: str) -> None:
+        """Say why the life ends."""
+        self._connection.send((FAILED, traceback))
+        self._connection.close()
+
+
+FAILED = -1
+"""In the place of a request's number: the message is the traceback of the worker's end."""
+
+
 def run_worker(
     worker: Worker,
     stop: StopFlag,
     placement: Placement,
     context: WorkerContext,
-    errors: Connection,
+    channel: WorkerEnd,
+    life: int,
 ) -> None:
     """The main function of every child process; an exception's traceback goes to the driver."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
@@ -107,20 +151,22 @@ def run_worker(
     )
     try:
         with scratch_directory(context.scratch):
-            run(worker, stop)
+            run(worker, stop, channel, life)
     except BaseException:
-        errors.send(traceback.format_exc())
-        errors.close()
+        channel.fail(traceback.format_exc())
         # Not through the interpreter's end: other threads may hold on to what is broken.
         sys.stderr.flush()
         os._exit(1)
 
 
-def run(worker: Worker, stop: StopFlag) -> None:
-    """A worker's life."""
+def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
+    """Run one life of a worker, until the stop flag is set."""
     try:
+        if life:
+            worker.recover()
         worker.start()
         while not stop.is_set():
+            channel.answer(worker)
             if not worker.step():
                 worker.wait(IDLE_WAIT)
     finally:

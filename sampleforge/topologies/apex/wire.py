@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -46,12 +45,20 @@ from sampleforge.topologies.builders import (
     policy_seed,
 )
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.graph import Edge, Exploration, Graph, Node, Row
-from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
+from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.graph import (
+    Edge,
+    Exploration,
+    Graph,
+    GraphBuilder,
+    Node,
+    PolicyGroup,
+    Row,
+)
+from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
 from sampleforge.workers.learner import NoLearner, Save
 from sampleforge.workers.replay import ReplayWorker
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
-from sampleforge.workers.worker import StopFlag
 
 NewNetwork = Callable[[], QNetwork]
 
@@ -75,18 +82,16 @@ def apex(
     spec: EnvSpec,
     start: ResumePoint,
     save: Save,
-    control: Connection | None,
 ) -> Graph:
     """Wire actors, policy workers, replay shards and learner. Nothing runs yet.
 
-    ``save`` writes a checkpoint, in the learner's process; ``control`` is the learner's end of the
-    driver's pipe (None: the driver calls the learner worker itself).
+    ``save`` writes a checkpoint, in the learner's process.
     """
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
     shards = len(plan.stored_slots)
     shape = slot_shape(config, plan, spec, plan.places)
-    joined = channels(config, plan, shape, start, weights, other_workers=shards + 1)
+    joined = channels(config, plan, shape, weights)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
@@ -94,25 +99,27 @@ def apex(
     def new_policy(index: int) -> NewPolicy:
         return partial(make_policy, index, new_network, weights, config, plan, start)
 
-    sampling = sampler_nodes(joined, replay.exchange, config, plan, start, new_policy)
-    replays = [_shard(i, replay, joined, config, plan, start) for i in range(shards)]
-    learner = _learner(replay, joined, config, plan, start, new_network, save, control)
-    return Graph(
-        name="apex",
-        nodes=(*sampling, *replays, learner),
-        learner=learner,
-        edges=_edges(config, plan),
-        notes=_notes(config, plan, spec, replay, start),
-        progress=joined.progress,
-        counters=joined.counters,
-        episodes=joined.episodes,
-        exchange=replay.exchange,
-        weights=weights,
-        stop=StopFlag(),
-        restart_budget=joined.restart_budget,
+    workers = plan.num_samplers + shards + 1 + evaluators(config)
+    graph = GraphBuilder("apex", workers, config, start)
+    add_samplers(graph, joined, replay.exchange, config, plan, start, new_policy)
+    for index in range(shards):
+        _add_shard(graph, index, replay, config, plan, start)
+    learner = _add_learner(graph, replay, joined, config, plan, start, new_network, save)
+    evaluation = add_evaluator(graph, config, weights, new_network, start)
+    group = PolicyGroup(
+        "policy",
+        (learner,),
+        replay.exchange,
+        weights,
         exploration=exploration(config, plan),
-        histograms=replay.histograms,
         archive=replay.archive if saves(config) else None,
+        histograms=replay.histograms,
+    )
+    return graph.build(
+        groups=[group],
+        edges=[*_edges(config, plan), *evaluation],
+        notes=_notes(config, plan, spec, replay, start),
+        episodes=joined.episodes,
     )
 
 
@@ -249,14 +256,14 @@ def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
     return {name: leaf.shape for name, leaf in normalised_leaves(spec.observations).items()}
 
 
-def _shard(
+def _add_shard(
+    graph: GraphBuilder,
     index: int,
     replay: ReplayChannels,
-    joined: Channels,
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
-) -> Node:
+) -> None:
     counts, slots = plan.shard_slots, replay.exchange.slots
     make_shard = partial(
         make_shard_of,
@@ -271,7 +278,8 @@ def _shard(
         replay_counters=replay.limiter.replay_counters,
         seed=[start.seed, start.resumes],
     )
-    worker = ReplayWorker(
+    make_worker = partial(
+        ReplayWorker,
         index,
         make_shard,
         replay.exchange,
@@ -280,10 +288,9 @@ def _shard(
         replay.histograms,
         replay.archive,
         replay.shard_wakeups[index],
-        joined.counters,
-        counter_row=plan.num_workers + plan.num_policy_workers + index,
+        graph.counters,
     )
-    return Node(worker, replay.shard_wakeups[index])
+    graph.add("replay", make_worker, replay.shard_wakeups[index], in_checkpoint=True)
 
 
 def make_shard_of(
@@ -298,7 +305,8 @@ def make_shard_of(
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 
-def _learner(
+def _add_learner(
+    graph: GraphBuilder,
     replay: ReplayChannels,
     joined: Channels,
     config: ApexConfig,
@@ -306,32 +314,31 @@ def _learner(
     start: ResumePoint,
     new_network: NewNetwork,
     save: Save,
-    control: Connection | None,
 ) -> Node:
+    wakeup = joined.learner_wakeup
     if config.sampler_only:
-        return Node(NoLearner(joined.learner_wakeup, control), joined.learner_wakeup)
+        return graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup)
     shard_choice = None
     if start.resume is not None and replay.archive.where.saved is not None:
         shard_choice = start.resume.plain()["shard_choice"]
-    worker = ReplayLearnerWorker(
+    make_worker = partial(
+        ReplayLearnerWorker,
         partial(make_learner, new_network, config, plan, start),
         partial(make_reader, config, replay.exchange.slots, replay.frames),
         replay.sample_requests,
         replay.limiter,
         joined.weights,
         config,
-        joined.progress,
+        graph.progress,
         save,
-        joined.learner_wakeup,
-        counter_row=plan.num_workers + plan.num_policy_workers + len(plan.stored_slots),
+        wakeup,
         publish_interval=max(1, config.weights_refresh_interval // 2),
         seed=[start.seed, start.resumes],
         threads=plan.learner_threads,
         item_steps=plan.item_steps,
-        control=control,
         shard_choice=shard_choice,
     )
-    return Node(worker, joined.learner_wakeup)
+    return graph.add("learner", make_worker, wakeup, in_checkpoint=True)
 
 
 def make_reader(

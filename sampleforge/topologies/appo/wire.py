@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from multiprocessing.connection import Connection
 
 import torch
 
@@ -21,12 +20,12 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.graph import Edge, Graph, Node
+from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.sampler_plan import Plan, gathers_ahead
-from sampleforge.topologies.sampling import Channels, channels, sampler_edges, sampler_nodes
+from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
-from sampleforge.workers.worker import StopFlag
 
 
 def appo(
@@ -35,17 +34,15 @@ def appo(
     spec: EnvSpec,
     start: ResumePoint,
     save: Save,
-    control: Connection | None,
 ) -> Graph:
     """Wire one policy's actors, policy workers and learner. Nothing runs yet.
 
-    ``save`` writes a checkpoint, in the learner's process; ``control`` is the learner's end of the
-    driver's pipe (None: the driver calls the learner worker itself).
+    ``save`` writes a checkpoint, in the learner's process.
     """
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(config, plan, shape, start, weights, other_workers=1)
+    joined = channels(config, plan, shape, weights)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeup)
 
@@ -54,25 +51,22 @@ def appo(
         noise = config.noise_correlation
         return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
 
-    sampling = sampler_nodes(joined, exchange, config, plan, start, new_policy)
-    learner = _learner(joined, exchange, config, plan, start, new_model, save, control)
-    return Graph(
-        name="appo",
-        nodes=(*sampling, learner),
-        learner=learner,
-        edges=_edges(plan),
+    graph = GraphBuilder("appo", plan.num_samplers + 1 + evaluators(config), config, start)
+    add_samplers(graph, joined, exchange, config, plan, start, new_policy)
+    learner = _add_learner(graph, joined, exchange, config, plan, start, new_model, save)
+    evaluation = add_evaluator(graph, config, weights, new_model, start)
+    return graph.build(
+        groups=[
+            PolicyGroup("policy", (learner,), exchange, weights, plan.lag.limit, plan.synchronous)
+        ],
+        edges=[*_edges(plan), *evaluation],
         notes=_notes(config, plan, spec),
-        progress=joined.progress,
-        counters=joined.counters,
         episodes=joined.episodes,
-        exchange=exchange,
-        weights=weights,
-        stop=StopFlag(),
-        restart_budget=joined.restart_budget,
     )
 
 
-def _learner(
+def _add_learner(
+    graph: GraphBuilder,
     channels: Channels,
     exchange: SlotExchange,
     config: AppoConfig,
@@ -80,27 +74,25 @@ def _learner(
     start: ResumePoint,
     new_model: NewModel,
     save: Save,
-    control: Connection | None,
 ) -> Node:
+    wakeup = channels.learner_wakeup
     if config.sampler_only:
-        sink = ExperienceSink(exchange, channels.learner_wakeup, control)
-        return Node(sink, channels.learner_wakeup)
-    worker = LearnerWorker(
+        return graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
+    make_worker = partial(
+        LearnerWorker,
         partial(make_learner, new_model, config, plan, start, compiled=config.compile),
         exchange,
         plan.slots_per_batch,
         channels.weights,
-        channels.progress,
+        graph.progress,
         save,
-        channels.learner_wakeup,
-        counter_row=plan.num_workers + plan.num_policy_workers,
+        wakeup,
         synchronous=plan.synchronous,
         device=torch.device(plan.device),
         threads=plan.learner_threads,
         prefetch=gathers_ahead(plan, serial=config.serial),
-        control=control,
     )
-    return Node(worker, channels.learner_wakeup)
+    return graph.add("learner", make_worker, wakeup, in_checkpoint=True)
 
 
 def _edges(plan: Plan) -> tuple[Edge, ...]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from multiprocessing.connection import Connection
-
 import torch
 
 from sampleforge.config import ConfigError
@@ -13,23 +10,22 @@ from sampleforge.distributed.progress_board import StoreBoard
 from sampleforge.distributed.rendezvous import StartupRendezvous, WorldRendezvous
 from sampleforge.distributed.torch_group import Backend
 from sampleforge.runtime.torchrun import World
-from sampleforge.shared.counters import AgreedProgress, Counters, Progress
+from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ResumePoint
+from sampleforge.topologies.builders import ResumePoint, model_maker
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import (
     choose_backend,
     edges,
     notes,
-    rank_placement,
     wire_rank,
 )
-from sampleforge.topologies.graph import COUNTERS, Graph
+from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.learner import Save
 from sampleforge.workers.rank_sync import MetricsSync
-from sampleforge.workers.worker import StopFlag
 
 
 def check_world(config: AnyConfig, world: World) -> DdppoConfig:
@@ -73,58 +69,42 @@ def ddppo_world(
     spec: EnvSpec,
     start: ResumePoint,
     save: Save,
-    control: Connection | None,
     *,
     rendezvous: StartupRendezvous,
 ) -> Graph:
-    """Wire the rank of this process, once all have met."""
+    """Wire the rank of this process, once all have met; rank 0 also has the evaluator."""
     world = rendezvous.world
-    counters = Counters(COUNTERS, world.size)
-    played, known, stop = EpisodeList(), EpisodeList(), StopFlag()
-    progress = Progress(
-        counters,
-        start.started,
-        start.env_steps,
-        start.wall_s,
-        config.train_for_env_steps,
-        config.train_for_seconds,
-    )
+    leads = world.rank == 0
+    graph = GraphBuilder("ddppo", world.size + leads * evaluators(config), config, start)
+    played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
     node, exchange, weights = wire_rank(
+        graph,
         config,
         plan,
         spec,
         start,
         save,
-        control,
-        progress,
         played,
-        stop,
         board,
-        GroupEpoch(0, world.size),  # it is torchrun that replaces a rank, and with it all others
+        GroupEpoch(0, world.size),  # torchrun restarts a rank, and with it all others
         WorldRendezvous(rendezvous, backend, config.rank_timeout, device),
-        MetricsSync(counters, played, known if world.rank == 0 else None),
+        MetricsSync(graph.counters, played, known if leads else None),
+        local_rank=world.local_rank,
     )
-    if world.attempt and world.rank == 0:
-        counters.row(0)["restarts"] += 1
-    placement = rank_placement(config, plan, world.local_rank)
-    node = dataclasses.replace(node, placement=placement)
-    agreed = AgreedProgress(**vars(progress), ranks=(world.rank,))
-    return Graph(
-        name="ddppo",
-        nodes=(node,),
-        learner=node,
-        edges=edges(world.size),
-        notes=(
+    if world.attempt and leads:
+        graph.counters.row(0)["restarts"] += 1
+    new_model = model_maker(config, spec, start.seed)
+    evaluation = add_evaluator(graph, config, weights, new_model, start, "rank 0") if leads else ()
+    return graph.build(
+        groups=[PolicyGroup("policy", (node,), exchange, weights, plan.lag.limit, True)],
+        edges=[*edges(world.size), *evaluation],
+        notes=[
             *notes(config, plan, spec, f"gradients through {why}"),
             f"they have met at {world.store}",
-        ),
-        progress=agreed,
-        counters=counters,
+        ],
         episodes=known,
-        exchange=exchange,
-        weights=weights,
-        stop=stop,
-        held=(board,),
+        progress=AgreedProgress(**vars(graph.progress), ranks=(world.rank,)),
+        keep_alive=(board,),
     )

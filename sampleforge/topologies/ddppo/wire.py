@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 
 import torch
 
@@ -23,7 +22,7 @@ from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.torchrun import World
-from sampleforge.shared.counters import AgreedProgress, Counters, Progress
+from sampleforge.shared.counters import AgreedProgress, Progress
 from sampleforge.shared.records import EpisodeQueue, Episodes
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
@@ -39,9 +38,11 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.graph import COUNTERS, Edge, Graph, Node
+from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.policy_lag import minibatches, policy_lag
 from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import (
     Plan,
     check_memory,
@@ -57,7 +58,7 @@ from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
 from sampleforge.workers.variable import VariableActor
-from sampleforge.workers.worker import Placement, StopFlag
+from sampleforge.workers.worker import Placement
 
 
 def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
@@ -164,45 +165,32 @@ def ddppo(
     spec: EnvSpec,
     start: ResumePoint,
     save: Save,
-    control: Connection | None,
 ) -> Graph:
     """Wire the ranks of this machine. Nothing runs yet, but for the store at which those with a GPU
     each will meet.
 
-    Rank 0 is the driver's learner: it has ``control`` and writes the checkpoints.
+    Rank 0 speaks for the group: it writes the checkpoints.
     """
     ranks = plan.num_workers
-    counters, episodes, stop = Counters(COUNTERS, ranks), EpisodeQueue(ranks), StopFlag()
-    progress = Progress(
-        counters,
-        start.started,
-        start.env_steps,
-        start.wall_s,
-        config.train_for_env_steps,
-        config.train_for_seconds,
-    )
+    graph = GraphBuilder("ddppo", ranks + evaluators(config), config, start)
+    episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
-    rendezvous, why, held = meet_here(config, plan, new_model)
+    rendezvous, why, keep_alive = meet_here(config, plan, new_model)
     board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
     snapshot = None if config.serial else StateSnapshot(new_model())
-    wire = partial(wire_rank, config, plan, spec, start, save, control, progress, episodes, stop)
-    wired = [wire(board, group_epoch, meet, snapshot=snapshot) for meet in rendezvous]
-    nodes, exchanges, weights = zip(*wired, strict=True)
-    return Graph(
-        name="ddppo",
-        nodes=nodes,
-        learner=nodes[0],
-        edges=edges(ranks),
+    wire = partial(wire_rank, graph, config, plan, spec, start, save, episodes, board, group_epoch)
+    members = [wire(join, snapshot=snapshot) for join in rendezvous]
+    nodes, exchanges, weights = zip(*members, strict=True)
+    evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
+    return graph.build(
+        groups=[
+            PolicyGroup("policy", nodes, exchanges[0], weights[0], plan.lag.limit, True, snapshot)
+        ],
+        edges=[*edges(ranks), *evaluation],
         notes=notes(config, plan, spec, why, snapshot),
-        progress=AgreedProgress(**vars(progress), ranks=tuple(range(ranks))),
-        counters=counters,
         episodes=episodes,
-        exchange=exchanges[0],
-        weights=weights[0],
-        stop=stop,
-        group_epoch=group_epoch,
-        snapshot=snapshot,
-        held=held,
+        progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
+        keep_alive=keep_alive,
     )
 
 
@@ -243,26 +231,25 @@ def rank_device(device: str, rank: int) -> str:
 
 
 def wire_rank(
+    graph: GraphBuilder,
     config: DdppoConfig,
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
     save: Save,
-    control: Connection | None,
-    progress: Progress,
     episodes: Episodes,
-    stop: StopFlag,
     board: Board,
     group_epoch: GroupEpoch,
-    meet: Rendezvous,
+    join: Rendezvous,
     metrics_sync: MetricsSync | None = None,
     snapshot: StateSnapshot | None = None,
+    local_rank: int | None = None,
 ) -> tuple[Node, SlotExchange, SharedWeights]:
-    """One rank, with slots and weights that only it uses."""
-    rank, wakeup = meet.rank, Wakeup()
-    plan = dataclasses.replace(plan, device=meet.device)
+    """Add one rank, with slots and weights that only it uses."""
+    rank, wakeup, progress = join.rank, Wakeup(), graph.progress
+    plan = dataclasses.replace(plan, device=join.device)
     new_model = model_maker(config, spec, start.seed)
-    shape = slot_shape(config, spec, plan.rows, meet.size)
+    shape = slot_shape(config, spec, plan.rows, join.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], wakeup)
     weights = first_weights(new_model, start)
@@ -273,47 +260,58 @@ def wire_rank(
     envs = env_makers(rank, config, plan, start, group_epoch)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
-    preemption = _preemption(config, plan, board, meet)
+    preemption = _preemption(config, plan, board, join)
     # The ranks end together: none may stop sampling by itself while others wait for its gradients.
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
     parts = (episodes, wakeup, endless, rank)
-    ends = preemption.ends if meet.size > 1 else never
+    ends = preemption.ends if join.size > 1 else never
     if config.variable_experience:
         inference, steps = BatchedInference(*policy), plan.num_splits * plan.rollout
-        room = with_room(config, steps, meet.size)
+        room = with_room(config, steps, join.size)
         variable = partial(VariableActor, round_steps=room, round_ends=ends)
         actor: ActorWorker = variable(0, envs, exchange, inference, *parts)
     else:
         actor = ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
-    worker = RankWorker(
-        rank,
-        meet.join,
-        actor,
-        partial(make_learner, new_model, config, plan, start, varies=True),
-        _learner_maker(exchange, weights, progress, save, wakeup, plan, rank),
-        exchange,
-        weights,
-        progress,
+
+    def make_worker(counter_row: int) -> RankWorker:
+        return RankWorker(
+            rank,
+            join.join,
+            actor,
+            partial(make_learner, new_model, config, plan, start, varies=True),
+            _learner_maker(exchange, weights, progress, save, wakeup, plan, counter_row),
+            exchange,
+            weights,
+            progress,
+            wakeup,
+            graph.stop,
+            preemption,
+            group_epoch,
+            debug=config.debug,
+            metrics_sync=metrics_sync,
+            snapshot=snapshot,
+            **({"replaced_within": 0.0} if metrics_sync else {}),
+        )
+
+    node = graph.add(
+        "rank",
+        make_worker,
         wakeup,
-        stop,
-        preemption,
-        group_epoch,
-        debug=config.debug,
-        control=control if rank == 0 else None,
-        metrics_sync=metrics_sync,
-        snapshot=snapshot,
-        **({"replaced_within": 0.0} if metrics_sync else {}),
+        rank_placement(config, plan, rank if local_rank is None else local_rank),
+        RestartInGroup(group_epoch),
+        envs,
+        row=rank,
+        in_checkpoint=rank == 0 and snapshot is None,
     )
-    node = Node(worker, wakeup, rank_placement(config, plan, rank), envs=tuple(envs))
     return node, exchange, weights
 
 
-def _preemption(config: DdppoConfig, plan: Plan, board: Board, meet: Rendezvous) -> Preemption:
+def _preemption(config: DdppoConfig, plan: Plan, board: Board, join: Rendezvous) -> Preemption:
     at_once = plan.num_splits if config.variable_experience else 1
     return Preemption(
         board,
-        meet.rank,
-        meet.size,
+        join.rank,
+        join.size,
         plan.rollout * at_once,
         config.sync_fraction,
         config.min_rollout_fraction,

@@ -1,0 +1,47 @@
+"""The shell around a session: signals, the screen, the exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from sampleforge.cli.screen import Screen
+from sampleforge.config import ConfigError
+from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.session.deployment import Deployment
+from sampleforge.session.session import Session, describe
+from sampleforge.topologies.config import AnyConfig
+
+
+def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
+    """Train, or measure with --benchmark, and return the command's exit code. Raises ConfigError.
+
+    Ctrl-C, SIGTERM and SIGHUP end the session in order, with a checkpoint; a second one at once.
+    """
+    screen = Screen()
+    session = Session(config, [screen], deployment=deployment)
+    interrupts = Interrupts(session.kill, session.interrupt)
+    try:
+        with interrupts:
+            session.open()
+            interrupts.defer()
+            work(session)
+    except ConfigError:
+        raise
+    except Exception as error:
+        print(describe(error), file=sys.stderr)
+        return 1
+    finally:
+        screen.close()
+    return interrupts.exit_code
+
+
+def work(session: Session) -> None:
+    """Do what the config of an open session asks for, from its start to its end."""
+    if session.config.benchmark:
+        from sampleforge.benchmark import run_benchmark
+
+        run_benchmark(session)
+        return
+    with session:
+        for _ in session.reports():
+            pass

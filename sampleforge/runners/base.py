@@ -1,0 +1,35 @@
+"""What every runner is: the way in which the workers of a graph run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sampleforge.topologies.graph import Node
+
+
+class WorkerDied(RuntimeError):
+    """A worker ended by itself; the text ends with its traceback, if it left one."""
+
+
+class Runner(Protocol):
+    """Runs the workers of a graph: `ProcessRunner`, `SerialRunner`, `InProcessRunner`, or two of
+    them together (`CompositeRunner`)."""
+
+    def start(self) -> None:
+        """Start all workers."""
+
+    def pids(self) -> dict[str, int]:
+        """Return the process id of each worker that has one, by its name."""
+
+    def poll(self, timeout: float) -> None:
+        """Let the workers work for up to ``timeout`` s. Raises what a worker died of."""
+
+    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+        """Return a worker's answer to a request (`Worker.handle`). Raises WorkerDied, or
+        TimeoutError after ``timeout`` s."""
+
+    def close(self) -> None:
+        """End all workers, in order where they can, and release what they had."""
+
+    def kill(self) -> None:
+        """End all workers at once."""

@@ -1,0 +1,359 @@
+"""The session: one training run from its config to its summary, without signals and printing."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from time import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.config import ConfigError
+from sampleforge.runtime.imports import import_heavy
+from sampleforge.runtime.machine import resolve_device
+from sampleforge.runtime.processes import start_fork_server
+from sampleforge.session.callback import Callback, Level
+from sampleforge.session.deployment import Deployment, OneMachine
+from sampleforge.topologies.config import AnyConfig
+
+if TYPE_CHECKING:
+    from sampleforge.folder.opening import OpenRun
+    from sampleforge.folder.run_folder import RunFolder
+    from sampleforge.replay.histograms import Histogram
+    from sampleforge.runners.base import Runner
+    from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.apex.plan import ApexPlan
+    from sampleforge.topologies.builders import ResumePoint
+    from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.sampler_plan import Plan
+    from sampleforge.workers.worker import WorkerContext
+
+ANSWER_TIMEOUT = 300.0
+"""Seconds that the learner may need to answer: it answers between two updates."""
+POLL = 0.1
+"""Seconds between two looks at the workers."""
+
+
+class Session:
+    """A run as a context: entering starts the workers, leaving ends them and writes summary.json.
+
+    ::
+
+        with Session(config, callbacks=[Mine()]) as session:
+            for report in session.reports():
+                ...
+
+    Raises ConfigError for what cannot run, before anything starts; what a worker died of comes out
+    of `reports` as WorkerDied. Entering is `open` and `start`, for those who have something to do
+    between the two. A session can be entered once. It works in any thread, but all of its methods
+    other than `stop`, `interrupt` and `kill` belong to one thread.
+    """
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        callbacks: Sequence[Callback] = (),
+        *,
+        deployment: Deployment | None = None,
+    ) -> None:
+        if not config.env:
+            raise ConfigError("no environment; give one, such as --env CartPole-v1")
+        self.asked = config
+        """The config as it was asked for; ``config`` is what the run folder made of it."""
+        self._deployment = deployment or OneMachine(serial=config.serial)
+        self._callbacks = list(callbacks)
+        self._resources = ExitStack()
+        self._runner: Runner | None = None
+        self._is_open = self._is_stopping = self._is_interrupted = False
+
+    # ---- beginning ----
+
+    def __enter__(self) -> Session:
+        if not self._is_open:
+            self.open()
+        self.start()
+        return self
+
+    def open(self) -> None:
+        """Try the environment, open the run folder, wire the topology: nothing runs yet."""
+        with self._ending_on_error():
+            self._open()
+            self._wire()
+        self._is_open = True
+
+    def start(self) -> None:
+        """Start the workers of an open session."""
+        with self._ending_on_error():
+            self._start()
+
+    def _open(self) -> None:
+        if not self._deployment.has_workers_here:
+            start_fork_server()
+        from sampleforge.env.probe import probe
+        from sampleforge.env.scratch import make_cwd_importable
+        from sampleforge.folder.opening import open_folder
+        from sampleforge.session.run_files import RunFiles
+
+        make_cwd_importable()  # the user's environment and encoder may lie there
+        with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
+            imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
+            self.spec: EnvSpec = probe(self.asked)
+            imported.result()
+        from sampleforge.topologies.registry import topology
+
+        fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
+        damaged: list[str] = []
+        self.opened: OpenRun = open_folder(
+            self.asked, fitted, self._resources, self.is_interrupted, damaged.append
+        )
+        self.config: AnyConfig = self.opened.config
+        self.folder: RunFolder = self.opened.folder
+        self._callbacks.insert(0, RunFiles(self.folder, self._resources))
+        for text in damaged:
+            self.alert(text)
+
+    def _wire(self) -> None:
+        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
+        from sampleforge.models.registry import resolve_encoder
+        from sampleforge.reporting.env_restarts import EnvRestarts
+        from sampleforge.reporting.statistics import RunStatistics
+        from sampleforge.session.checkpoints import Checkpoints
+        from sampleforge.session.staleness import StaleExperience
+        from sampleforge.topologies.builders import ResumePoint
+        from sampleforge.workers.worker import WorkerContext
+
+        opened, chosen = self.opened, self._deployment.topology(self)
+        config = chosen.resolve_defaults(self.config, self.spec)
+        model = resolve_encoder(config.model, self.spec.observations)
+        self.plan: Plan | ApexPlan = chosen.plan(config, self.spec, resolve_device(config.device))
+        config = dataclasses.replace(config, batch_size=self.plan.batch_size)
+        self.folder.write_config(config, self.asked)
+        config = dataclasses.replace(config, model=model)
+        assert config.seed is not None
+        self.new_model = chosen.model_maker(config, self.spec, config.seed)
+        earlier = opened.earlier
+        self.resume_point: ResumePoint = ResumePoint(
+            seed=config.seed,
+            resumes=earlier.get("resumes", -1) + 1,
+            env_steps=earlier.get("env_steps", 0),
+            wall_s=earlier.get("wall_s", 0.0),
+            started=time(),
+            resume=ResumeCheckpoint(opened.store) if earlier else None,
+            replays=opened.stored_replay,
+        )
+        save = SaveCheckpoint(opened.store)
+        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, save)
+        self.statistics = RunStatistics(self.graph, earlier.get("statistics", {}))
+        limit = config.max_env_restart_rate
+        self._env_restarts = EnvRestarts(self.graph.counters, limit, self.alert)
+        self.checkpoints = Checkpoints(self)
+        self._callbacks += [StaleExperience(self.graph), self.checkpoints]
+        self.worker_context: WorkerContext = WorkerContext(
+            self.folder.log_file, self.folder.scratch
+        )
+        self.message(self.graph.describe())
+        if earlier:
+            steps = self.resume_point.env_steps
+            self.message(f"resumes at {steps:,} env steps, from its checkpoint")
+        for text in self._deployment.notices(self):
+            self.message(text, "warning")
+
+    def _start(self) -> None:
+        self._runner = self._deployment.runner(self, self.graph)
+        self._runner.start()
+        for callback in self._callbacks:
+            callback.on_start(self)
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the workers, once they have been started."""
+        assert self._runner is not None, "the session has not been started"
+        return self._runner
+
+    def runner_of(self, graph: Graph) -> Runner:
+        """Return a runner like the session's own for another graph of the same workers."""
+        return self._deployment.runner(self, graph)
+
+    # ---- running ----
+
+    def reports(self) -> Iterator[dict[str, float]]:
+        """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
+        one per report interval, and one per evaluation."""
+        from sampleforge.session.reporting import Reports
+
+        reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
+        while not self.graph.progress.done and not self._is_stopping:
+            self.work()
+            if reports.is_due:
+                yield self.report()
+            for callback in self._callbacks:
+                callback.on_poll(self)
+        if not self.is_interrupted():
+            yield self.report()
+            while self.statistics.evaluations.waits:
+                yield self.report()
+
+    def work(self) -> None:
+        """Let the workers work for a moment, and take what they have to tell."""
+        try:
+            self.runner.poll(POLL)
+        except Exception as error:
+            # The signal may have ended what an environment in this process runs on.
+            if not (self._deployment.has_workers_here and self.is_interrupted()):
+                raise
+            self.message(f"after the interrupt: {describe(error)}", "warning")
+        self.take_results()
+
+    def take_results(self) -> None:
+        """Take finished episodes and evaluations, and what went wrong in environments."""
+        episodes = self.graph.episodes.take()
+        self.statistics.take_episodes(episodes)
+        for callback in self._callbacks:
+            if type(callback).on_episode is not Callback.on_episode:
+                for episode in episodes:
+                    callback.on_episode(self, episode)
+        if (first := self.statistics.first_nonfinite()) is not None:
+            self.message(first, "warning")
+        if self.graph.evaluations is not None:
+            self.statistics.evaluations.take(self.graph.evaluations.take())
+        if not self.is_interrupted():
+            self._env_restarts.look()
+
+    def report(self) -> dict[str, float]:
+        """Make a report now: ask the learners for their metrics, and tell the callbacks."""
+        from sampleforge.reporting.evaluated import evaluated
+
+        self.take_results()
+        learner = self.graph.group.learner
+        metrics = self.runner.ask(learner, "metrics", None, ANSWER_TIMEOUT)
+        scalars = self.statistics.scalars(metrics)
+        evaluation = evaluated(scalars)
+        for callback in self._callbacks:
+            callback.on_report(self, scalars)
+            if evaluation:
+                callback.on_evaluation(self, evaluation)
+        return scalars
+
+    def histograms(self) -> Mapping[str, Histogram]:
+        """Return the newest histograms of the replay, by name, where there is one."""
+        asked = self.graph.group.histograms
+        return MappingProxyType({}) if asked is None else asked.read()
+
+    def save(self) -> None:
+        """Write a checkpoint now. Raises OSError if it cannot be written."""
+        self.checkpoints.save(ANSWER_TIMEOUT)
+
+    def checkpoint_written(self) -> None:
+        """Tell the callbacks that there is a new checkpoint."""
+        for callback in self._callbacks:
+            callback.on_checkpoint(self, self.graph.progress.env_steps)
+
+    def restarted(self, text: str) -> None:
+        """Tell the callbacks, and the user, that a worker was restarted."""
+        for callback in self._callbacks:
+            callback.on_restart(self, text)
+        self.alert(text)
+
+    # ---- talking ----
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """Tell the callbacks what the user is to know."""
+        for callback in self._callbacks:
+            callback.on_message(self, text, level)
+
+    def alert(self, text: str) -> None:
+        """A warning that is shown even where only errors and results are."""
+        self.message(text, "alert")
+
+    # ---- ending ----
+
+    def stop(self) -> None:
+        """Ask the session to finish now, with a checkpoint: in order, from any thread."""
+        self._is_stopping = True
+
+    def interrupt(self) -> None:
+        """As `stop`, but within seconds; from a signal handler, too."""
+        self._is_interrupted = self._is_stopping = True
+
+    def is_interrupted(self) -> bool:
+        """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
+        return self._is_interrupted
+
+    def kill(self) -> None:
+        """End the workers at once; nothing is saved."""
+        if self._runner is not None:
+            self._runner.kill()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.interrupt()
+        try:
+            if error is None or isinstance(error, KeyboardInterrupt):
+                for callback in self._callbacks:
+                    callback.on_stop(self)
+            elif self._deployment.saves_after(error):
+                self._save_after(error)
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            self._end(error)
+
+    def _save_after(self, error: BaseException) -> None:
+        try:
+            self.save()
+        except OSError as problem:
+            self.alert(f"after {describe(error)}: {problem}")
+
+    def _ending_on_error(self) -> ExitStack:
+        """A context that ends the session with what is raised in it."""
+        stack = ExitStack()
+
+        def end(kind: Any, error: BaseException | None, trace: Any) -> None:
+            if error is not None:
+                self._end(error)
+
+        stack.push(end)
+        return stack
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close everything, whatever fails; write the summary if there is anything to sum up."""
+        with self._resources:
+            if self._runner is None:
+                return
+            self._runner.close()
+            failed = error is not None and not isinstance(error, KeyboardInterrupt)
+            if failed:
+                assert error is not None
+                self.message(describe(error), "error")
+            summary = self._summary(error if failed else None)
+            self.folder.write_summary(summary)
+            for callback in self._callbacks:
+                callback.on_end(self, summary)
+
+    def _summary(self, error: BaseException | None) -> dict[str, Any]:
+        status = "failed" if error else "interrupted" if self._is_interrupted else "finished"
+        return {
+            "status": status,
+            "algo": self.config.algo,
+            "env": self.config.env,
+            "seed": self.config.seed,
+            **self.statistics.summary(),
+            "error": None if error is None else describe(error),
+        }
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as text: a worker's death ends with the worker's own traceback, and where the
+    session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
+    from sampleforge.distributed.group import RankLost
+    from sampleforge.folder.saving import CheckpointNotWritten
+    from sampleforge.reporting.env_restarts import EnvironmentFails
+    from sampleforge.runners.base import WorkerDied
+
+    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten | EnvironmentFails):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
