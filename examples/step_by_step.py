@@ -21,11 +21,10 @@ def main() -> None:
         env="CartPole-v1",
         train_for_env_steps=200_000,  # at the latest
         report_interval=1.0,
-        quiet=True,  # reports are printed here
         seed=1,
     )
     with sf.Trainer(config) as trainer:
-        for report in trainer:  # a dict of numbers; docs/run_folder.md explains each
+        for report in trainer:  # a dict of numbers; docs/metrics.md explains each
             mean = report.get("return_mean", 0.0)  # missing until an episode has ended
             print(f"{report['env_steps']:9,.0f} env steps, mean return {mean:6.1f}")
             if mean >= ENOUGH:
