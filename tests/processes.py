@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -23,7 +24,9 @@ GRACE_S = 5.0
 def our_processes() -> frozenset[psutil.Process]:
     """Descendants, and orphans: members of our process group whose parent has died."""
     me = psutil.Process()
-    helpers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+    server: Any = forkserver._forkserver  # private, as there are no public names
+    tracker: Any = resource_tracker._resource_tracker
+    helpers = {server._forkserver_pid, tracker._pid}
     descendants = [child for child in me.children(recursive=True) if child.pid not in helpers]
     family = {me.pid, *helpers, *(parent.pid for parent in me.parents())}
     group = [

@@ -69,7 +69,7 @@ class Bench:
         self.model = OneWeight()
         self.weights = SharedWeights(self.model.state_dict())
         self.results = Evaluations()
-        self.counters = Counters(COUNTERS, 1)
+        self.counters = Counters(COUNTERS, 2)  # of an actor, and of the evaluator
         progress = Progress(self.counters, 0.0, base_env_steps=earlier_steps)
         self.worker = EvaluatorWorker(
             lambda: evaluation_envs(CODE, episodes, seed=3),
@@ -78,7 +78,7 @@ class Bench:
             progress,
             self.results,
             Wakeup(),
-            Counters(COUNTERS, 1),
+            counter_row=1,
             interval=interval,
             episodes=episodes,
             stochastic=False,
