@@ -141,13 +141,13 @@ def test_a_few_faults_say_nothing_and_a_tenth_is_too_many(
     counters = counted(lost, finished)
     counters.first_fault.put(0, "the cause", 1.0)
     said: list[str] = []
-    restarts = EnvRestarts(counters, 0.1, said.append)
+    restarts = EnvRestarts(counters, 0.1)
     if ends:
         with pytest.raises(EnvironmentFails, match=r"(?s)--max-env-restart-rate 0.1.*the cause$"):
-            restarts.look()
+            restarts.look(said.append)
     else:
-        restarts.look()
-        restarts.look()
+        restarts.look(said.append)
+        restarts.look(said.append)
     assert len(said) == 1 and "the cause" in said[0]
 
 
@@ -155,25 +155,25 @@ def test_the_rate_is_that_of_the_latest_episodes() -> None:
     """One that breaks after a long good time ends the run as soon as one that was never good; rows
     that are all lost once do not."""
     counters = counted(0, 0)
-    restarts = EnvRestarts(counters, 0.1, lambda text: None)
+    restarts = EnvRestarts(counters, 0.1)
     for finished in range(0, 100_000, 100):
-        restarts.look()
+        restarts.look(print)
         counted(0, finished, counters)
-    restarts.look()
+    restarts.look(print)
     counted(64, 99_900, counters)
-    restarts.look()
+    restarts.look(print)
     for finished in range(100_000, 110_000, 100):
         counted(64, finished, counters)
-        restarts.look()
+        restarts.look(print)
     with pytest.raises(EnvironmentFails):
         for lost in range(64, 300, 5):
             counted(lost, 109_900, counters)
-            restarts.look()
+            restarts.look(print)
 
 
 def test_no_limit_is_none() -> None:
     counters = counted(5000, 10)
-    EnvRestarts(counters, 1.0, lambda text: None).look()
+    EnvRestarts(counters, 1.0).look(print)
 
 
 def test_the_counter_is_on_the_screen() -> None:

@@ -84,11 +84,11 @@ def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, rem
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(
-    run_cli: RunCli, more: list[str], peer_mismatch: str
+    run_cli: RunCli, more: list[str], complaint: str
 ) -> None:
     done = run_cli(*train("CartPole-v1", *more))
     assert done.returncode == 2
-    assert peer_mismatch in done.stderr
+    assert complaint in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -61,13 +61,11 @@ class Saving:
         archive: ReplayArchive | None,
         milestones: int | None,
         env_steps: Callable[[], int],
-        log: Log,
     ) -> None:
         self._replays = replays
         self._archive = archive
         self._milestones = milestones
         self._env_steps = env_steps
-        self._log = log
         self._last_saved = env_steps()
 
     def save(
@@ -76,12 +74,14 @@ class Saving:
         wait: Callable[[], None],
         state: Callable[[], dict[str, Any]],
         timeout: float,
+        log: Log,
     ) -> None:
         """Have everything saved. ``ask`` gets the learner's answer, ``wait`` lets the workers go on
-        for a moment, ``state`` is the driver's own. Raises CheckpointNotWritten if something
+        for a moment, ``state`` is the session's own part,
+        ``log`` is told of what takes long. Raises CheckpointNotWritten if something
         cannot; the checkpoint before stays, and if it was the replay, there is one with the replay
         before."""
-        replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, self._log)
+        replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, log)
         env_steps = self._env_steps()
         milestone = self._is_milestone(env_steps)
         about = {**state(), "env_steps": env_steps, "milestone": milestone, "replay": replay}

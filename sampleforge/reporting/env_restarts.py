@@ -21,18 +21,18 @@ class EnvironmentFails(RuntimeError):
 
 class EnvRestarts:
     """Watches ``counters`` (their env_restarts and episodes). ``limit``: the part of the episodes
-    that may be lost, 1 for all. ``say`` is told of the first error."""
+    that may be lost, 1 for all."""
 
-    def __init__(self, counters: Counters, limit: float, say: Callable[[str], None]) -> None:
+    def __init__(self, counters: Counters, limit: float) -> None:
         self._counters = counters
         self._limit = limit
-        self._say = say
         self._said = False
         self._history: deque[tuple[int, int]] = deque([(0, 0)])
         """(lost, finished) episodes at earlier looks, at least `WINDOW` back, if there are any."""
 
-    def look(self) -> None:
-        """Raise EnvironmentFails if too many of the latest episodes were lost."""
+    def look(self, say: Callable[[str], None]) -> None:
+        """Tell ``say`` of the first error. Raises EnvironmentFails if too many of the latest
+        episodes were lost."""
         now = self._total("env_restarts"), self._total("episodes")
         if now == self._history[-1]:
             return
@@ -41,7 +41,7 @@ class EnvRestarts:
             self._history.popleft()
         if now[0] and not self._said:
             self._said = True
-            self._say(
+            say(
                 "an environment raised an error; it was rebuilt, and its episode is dropped. The "
                 f"first traceback:\n\n{self._first_fault()}\n\nfurther ones are only counted "
                 f"(env_restarts){self._what_follows()}"

@@ -21,6 +21,8 @@ PRELOAD = "sampleforge.runners.preload"
 """What the fork server imports: a name, because what it means lies above this floor."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks the driver to end."""
+STARTED_BY_THREAD = "SAMPLEFORGE_FORK_SERVER_OF_THREAD"
+"""The environment variable of a fork server that must not end with the thread that starts it."""
 PR_SET_PDEATHSIG = 1
 """Of linux/prctl.h."""
 
@@ -44,6 +46,8 @@ def start_fork_server() -> None:
         from multiprocessing import forkserver, resource_tracker
 
         process_context()
+        if threading.current_thread() is not threading.main_thread():
+            os.environ[STARTED_BY_THREAD] = "1"
         # Inherited: what ends the driver goes to its whole process group, and the server and its
         # children must live until the driver has saved a checkpoint. Blocked, not ignored: one that
         # comes now still reaches us.
@@ -54,6 +58,7 @@ def start_fork_server() -> None:
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.environ.pop(STARTED_BY_THREAD, None)
 
 
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
@@ -121,9 +126,12 @@ def die_with_parent() -> None:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that has started it ends: for the fork
-    server, which the driver's main thread starts."""
-    if sys.platform == "linux":
+    """Have the kernel kill this process, the fork server, when the thread that has started it ends.
+
+    That is the main thread of the driver. A server that another thread has started stays for later
+    sessions, and ends when it notices that the driver has gone.
+    """
+    if sys.platform == "linux" and STARTED_BY_THREAD not in os.environ:
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

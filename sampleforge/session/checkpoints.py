@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.folder.resume import SaveCheckpoint
@@ -25,7 +26,6 @@ class Checkpoints(Callback):
 
     def __init__(self, session: Session) -> None:
         graph, config = session.graph, session.config
-        self._session = session
         self._group = graph.group
         self.writes = not (config.sampler_only or config.benchmark)
         self._timer = CheckpointTimer(
@@ -36,41 +36,40 @@ class Checkpoints(Callback):
             self._group.archive,
             config.milestone_interval,
             lambda: graph.progress.env_steps,
-            session.message,
         )
 
     def on_poll(self, session: Session) -> None:
         if self.writes and self._timer.due:
             self._timer.restart()
-            self.save(ANSWER_TIMEOUT)
+            self.save(session)
 
     def on_stop(self, session: Session) -> None:
         if not self.writes:
             return
         if not session.is_interrupted():
-            self.save(ANSWER_TIMEOUT)
+            self.save(session)
             return
         try:
-            self.save(URGENT_TIMEOUT)
+            self.save(session, URGENT_TIMEOUT)
         except (TimeoutError, WorkerDied):
             snapshot = self._group.snapshot
             if snapshot is None or snapshot.version < 0:
                 raise
-            self._save_snapshot()
+            self._save_snapshot(session)
 
-    def save(self, timeout: float) -> None:
+    def save(self, session: Session, timeout: float = ANSWER_TIMEOUT) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written; see `Saving`."""
-        session = self._session
 
         def ask(kind: str, about: dict[str, Any], timeout: float) -> Any:
             return session.runner.ask(self._group.learner, kind, about, timeout)
 
-        self._saving.save(ask, session.work, self._state, timeout)
+        about = partial(_state, session)
+        self._saving.save(ask, session.work, about, timeout, session.message)
         session.checkpoint_written()
 
-    def _save_snapshot(self) -> None:
+    def _save_snapshot(self, session: Session) -> None:
         """Write the checkpoint in the place of a learner that does not do so in time."""
-        session, snapshot = self._session, self._group.snapshot
+        snapshot = self._group.snapshot
         assert snapshot is not None
         session.kill()  # one process writes at a time
         tensors, plain = snapshot.read()
@@ -82,7 +81,8 @@ class Checkpoints(Callback):
                 return f"{type(error).__name__}: {error}"
             return None
 
-        self._saving.save(write, lambda: None, self._state, 0.0)
+        about = partial(_state, session)
+        self._saving.save(write, lambda: None, about, 0.0, session.message)
         session.message(
             f"the learner did not write the checkpoint in time: it holds update "
             f"{plain['version']:,}, as kept in shared memory",
@@ -90,12 +90,12 @@ class Checkpoints(Callback):
         )
         session.checkpoint_written()
 
-    def _state(self) -> dict[str, Any]:
-        """The session's part of a checkpoint."""
-        session = self._session
-        return {
-            "wall_s": session.graph.progress.wall_s,
-            "resumes": session.resume_point.resumes,
-            "statistics": session.statistics.state(),
-            **session.statistics.rating(),
-        }
+
+def _state(session: Session) -> dict[str, Any]:
+    """Return the session's part of a checkpoint."""
+    return {
+        "wall_s": session.graph.progress.wall_s,
+        "resumes": session.resume_point.resumes,
+        "statistics": session.statistics.state(),
+        **session.statistics.rating(),
+    }

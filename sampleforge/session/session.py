@@ -37,6 +37,20 @@ POLL = 0.1
 """Seconds between two looks at the workers."""
 
 
+class _Flag:
+    """Set once, without a lock: a signal handler must not wait for one. It outlives the session
+    in what holds on to it."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
 class Session:
     """A run as a context: entering starts the workers, leaving ends them and writes summary.json.
 
@@ -67,7 +81,8 @@ class Session:
         self._callbacks = list(callbacks)
         self._resources = ExitStack()
         self._runner: Runner | None = None
-        self._is_open = self._is_stopping = self._is_interrupted = False
+        self._is_open = False
+        self._stopping, self._interrupted = _Flag(), _Flag()
 
     # ---- beginning ----
 
@@ -107,7 +122,7 @@ class Session:
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
         self.opened: OpenRun = open_folder(
-            self.asked, fitted, self._resources, self.is_interrupted, damaged.append
+            self.asked, fitted, self._resources, self._interrupted.is_set, damaged.append
         )
         self.config: AnyConfig = self.opened.config
         self.folder: RunFolder = self.opened.folder
@@ -148,7 +163,7 @@ class Session:
         self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, save)
         self.statistics = RunStatistics(self.graph, earlier.get("statistics", {}))
         limit = config.max_env_restart_rate
-        self._env_restarts = EnvRestarts(self.graph.counters, limit, self.alert)
+        self._env_restarts = EnvRestarts(self.graph.counters, limit)
         self.checkpoints = Checkpoints(self)
         self._callbacks += [StaleExperience(self.graph), self.checkpoints]
         self.worker_context: WorkerContext = WorkerContext(
@@ -185,7 +200,7 @@ class Session:
         from sampleforge.session.reporting import Reports
 
         reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
-        while not self.graph.progress.done and not self._is_stopping:
+        while not self.graph.progress.done and not self._stopping.is_set():
             self.work()
             if reports.is_due:
                 yield self.report()
@@ -220,7 +235,7 @@ class Session:
         if self.graph.evaluations is not None:
             self.statistics.evaluations.take(self.graph.evaluations.take())
         if not self.is_interrupted():
-            self._env_restarts.look()
+            self._env_restarts.look(self.alert)
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
@@ -244,7 +259,7 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written."""
-        self.checkpoints.save(ANSWER_TIMEOUT)
+        self.checkpoints.save(self)
 
     def checkpoint_written(self) -> None:
         """Tell the callbacks that there is a new checkpoint."""
@@ -272,15 +287,16 @@ class Session:
 
     def stop(self) -> None:
         """Ask the session to finish now, with a checkpoint: in order, from any thread."""
-        self._is_stopping = True
+        self._stopping.set()
 
     def interrupt(self) -> None:
         """As `stop`, but within seconds; from a signal handler, too."""
-        self._is_interrupted = self._is_stopping = True
+        self._interrupted.set()
+        self._stopping.set()
 
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
-        return self._is_interrupted
+        return self._interrupted.is_set()
 
     def kill(self) -> None:
         """End the workers at once; nothing is saved."""
@@ -333,9 +349,10 @@ class Session:
             self.folder.write_summary(summary)
             for callback in self._callbacks:
                 callback.on_end(self, summary)
+            self._runner = None  # and with it what refers to this session
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
-        status = "failed" if error else "interrupted" if self._is_interrupted else "finished"
+        status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"
         return {
             "status": status,
             "algo": self.config.algo,
