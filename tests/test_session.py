@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sampleforge.api import train
-from sampleforge.session.callback import Callback, Level
+from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.config import ApexConfig, AppoConfig
@@ -115,14 +115,14 @@ def test_ctrl_c_in_a_notebook_saves_and_raises(tmp_path: Path) -> None:
 
 
 def test_messages_have_levels(tmp_path: Path) -> None:
-    said: list[tuple[Level, str]] = []
+    said: list[Message] = []
 
     class Listener(Callback):
-        def on_message(self, session: Session, text: str, level: Level) -> None:
-            said.append((level, text))
+        def on_message(self, session: Session, message: Message) -> None:
+            said.append(message)
 
     train(config(tmp_path, train_for_env_steps=500), callbacks=[Listener()])
-    assert any("topology appo" in text for level, text in said if level == "info")
+    assert any("topology appo" in m.text and m.level == "info" for m in said)
 
 
 def resources() -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sampleforge.reporting.display import QuietDisplay, open_display
 from sampleforge.reporting.progress import Goal
-from sampleforge.session.callback import Callback, Level
+from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 
 
@@ -19,11 +19,11 @@ class Screen(Callback):
     def __init__(self) -> None:
         self._display: QuietDisplay | None = None
 
-    def on_message(self, session: Session, text: str, level: Level) -> None:
-        if level == "alert":
-            print(text, file=sys.stderr)
-        elif level not in ("debug", "error"):
-            self._opened(session).message(text, level)
+    def on_message(self, session: Session, message: Message) -> None:
+        if message.level == "alert":
+            print(message.text, file=sys.stderr)
+        elif message.level not in ("debug", "error"):
+            self._opened(session).message(message.text, message.level)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         self._opened(session).update(report)

@@ -18,6 +18,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, action_specs
 
 MAX_REBUILDS = 3
@@ -25,6 +26,10 @@ MAX_REBUILDS = 3
 GOOD_STEPS = 100
 
 log = logging.getLogger(__name__)
+
+EPISODE_STATS = "episode_extra_stats"
+"""The key of ``info`` under which an environment reports numbers of an episode, at its last step:
+{name: number}. Their means over 100 episodes are reported as ``env_<name>``."""
 
 
 @dataclass(slots=True)
@@ -136,6 +141,8 @@ class SyncVector(EnvVector):
                 else:
                     result = env.step(actions[row])
                     value, rewards[row], terminated[row], truncated[row], info = result
+                    if info and EPISODE_STATS in info:
+                        send_episode_stats(info[EPISODE_STATS])
             except Exception as error:
                 value, info = self._rebuild(row, error)
                 rewards[row], terminated[row], truncated[row] = 0.0, False, False
@@ -213,3 +220,8 @@ class SyncVector(EnvVector):
         envs, self._envs = self._envs, []
         for env in envs:
             env.close()
+
+
+def send_episode_stats(stats: Mapping[str, float]) -> None:
+    """Send what an environment reports of an episode. Raises what its values raise as floats."""
+    send("episode_stats", {str(name): float(value) for name, value in stats.items()})

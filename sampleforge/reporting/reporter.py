@@ -62,7 +62,7 @@ class Reporter:
         if histograms:
             self._events.write_histograms(histograms, env_steps)
 
-    def log(self, text: str, level: Level = "info", source: str = "driver") -> None:
+    def log(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Write a message of process ``source`` to log.txt. Raises OSError, naming the file, the
         first time that log.txt cannot be written; from then on messages are not written."""
         if self._log is None:

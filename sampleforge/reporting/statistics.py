@@ -46,6 +46,7 @@ class RunStatistics:
         )
         self._updates = int(earlier.get("updates", 0))
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
+        self._episode_stats: dict[str, deque[float]] = {}
         self._compared = int(earlier.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
@@ -56,6 +57,11 @@ class RunStatistics:
             if self._exploring is None or self._exploring.take(episode):
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
+
+    def take_episode_stats(self, stats: dict[str, float]) -> None:
+        """Take what an environment reports of an episode (``info["episode_extra_stats"]``)."""
+        for name, value in stats.items():
+            self._episode_stats.setdefault(name, deque(maxlen=LAST_EPISODES)).append(value)
 
     @property
     def return_mean(self) -> float | None:
@@ -124,6 +130,7 @@ class RunStatistics:
             "stale_fraction": stale,
             **self._stages(),
             **({} if self._exploring is None else self._exploring.scalars()),
+            **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
             **learner,
             **self.evaluations.scalars(),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from sampleforge.shared.events import Event
 from sampleforge.topologies.graph import Node
 
 
@@ -23,6 +24,9 @@ class Runner(Protocol):
 
     def poll(self, timeout: float) -> None:
         """Let the workers work for up to ``timeout`` s. Raises what a worker died of."""
+
+    def take_events(self) -> list[Event]:
+        """Return the events that workers have sent since the last call, also after `close`."""
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
         """Return a worker's answer to a request (`Worker.handle`). Raises WorkerDied, or

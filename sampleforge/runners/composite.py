@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sampleforge.runners.base import Runner
+from sampleforge.shared.events import Event
 from sampleforge.topologies.graph import Node
 
 
@@ -25,6 +26,9 @@ class CompositeRunner:
     def poll(self, timeout: float) -> None:
         self._main.poll(timeout)
         self._beside.poll(0.0)
+
+    def take_events(self) -> list[Event]:
+        return self._main.take_events() + self._beside.take_events()
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
         return self._main.ask(node, kind, payload, timeout)

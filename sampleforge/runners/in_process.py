@@ -13,13 +13,14 @@ from time import monotonic
 from typing import Any
 
 import setproctitle
-import torch
 
 from sampleforge.distributed.group import RankLost
 from sampleforge.distributed.progress_board import StoreBoard
 from sampleforge.distributed.rendezvous import StartupRendezvous
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.runtime.watch import Watch
+from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.rank import RankWorker
 
@@ -53,6 +54,7 @@ class InProcessRunner:
         self._scratch = scratch
         self._interrupted = interrupted
         self._resources = ExitStack()
+        self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
         self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
 
@@ -64,8 +66,9 @@ class InProcessRunner:
             os.sched_setaffinity(0, set(placement.cores))
         if placement.niceness:
             os.nice(placement.niceness)
-        torch.set_num_threads(1)
+        limit_threads(1)
         self._resources.enter_context(scratch_directory(self._scratch))
+        self._resources.callback(send_through, send_through(self._listen))
         self._watch.start()
         with self._watch.inside():
             self._worker.start()
@@ -90,6 +93,13 @@ class InProcessRunner:
             print(f"interrupted, and {error}", file=sys.stderr)
         if self._worker.ended:
             self._rendezvous.shutdown_barrier()
+
+    def _listen(self, kind: Kind, payload: Any) -> None:
+        self._events.append(Event(self._worker.name, kind, payload))
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
         """Return the rank's answer to a request."""

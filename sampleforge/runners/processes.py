@@ -14,7 +14,9 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from sampleforge.runners.base import WorkerDied
+from sampleforge.runners.events import EventReader
 from sampleforge.runtime.processes import process_context
+from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import FAILED, StopFlag, WorkerContext, WorkerEnd, run_worker
 
@@ -31,14 +33,22 @@ class WorkerProcess:
     taken for that to the next one.
     """
 
-    def __init__(self, node: Node, stop: StopFlag, context: WorkerContext, life: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        stop: StopFlag,
+        context: WorkerContext,
+        events: EventSender,
+        life: int,
+    ) -> None:
         self.node = node
+        self.events = events
         self.life = life
         processes = process_context()
         self._channel, theirs = processes.Pipe()
         self._process = processes.Process(  # type: ignore[attr-defined]
             target=run_worker,
-            args=(node.worker, stop, node.placement, context, WorkerEnd(theirs), life),
+            args=(node.worker, stop, node.placement, context, WorkerEnd(theirs), events, life),
             name=f"sampleforge: {node.name}",
             daemon=False,  # an environment may have processes of its own
         )
@@ -169,6 +179,8 @@ class ProcessRunner:
         self._not_missed: dict[str, str] = {}
         """Death messages of the workers that ended after the run was interrupted."""
         self._lives: dict[str, WorkerProcess] = {}
+        self._events = EventReader()
+        self._abandoned_told = 0
 
     def start(self) -> None:
         self._started = time()
@@ -176,7 +188,9 @@ class ProcessRunner:
             self._begin_life(node, 0)
 
     def _begin_life(self, node: Node, life: int) -> None:
-        self._lives[node.name] = WorkerProcess(node, self._graph.stop, self._context, life)
+        events = self._events.new_sender(node.name)
+        stop, context = self._graph.stop, self._context
+        self._lives[node.name] = WorkerProcess(node, stop, context, events, life)
 
     def pids(self) -> dict[str, int]:
         return {name: life.pid for name, life in self._lives.items()}
@@ -190,6 +204,15 @@ class ProcessRunner:
         for rule in {id(node.restart): node.restart for node in self._nodes}.values():
             if (news := rule.news()) is not None:
                 self._alert(news)
+
+    def take_events(self) -> list[Event]:
+        events = self._events.take()
+        for name in self._events.abandoned[self._abandoned_told :]:
+            self._abandoned_told += 1
+            self._alert(
+                f"{name} died with the lock of its event queue; its last log lines are lost"
+            )
+        return events
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
         """As `Runner.ask`. When the run is interrupted, metrics are not waited for, and empty."""
@@ -233,6 +256,7 @@ class ProcessRunner:
         before = self._lives[node.name]
         before.kill()
         before.close()
+        self._events.retire(before.events)
         row = self._graph.counters.row(node.counter_row)  # which has no other writer now
         row["heartbeat"][0] = time() + START_GRACE
         if not node.restart.counts_itself:
@@ -273,3 +297,4 @@ class ProcessRunner:
         for life in self._lives.values():
             life.close()
         self._lives.clear()
+        self._events.close()

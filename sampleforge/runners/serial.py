@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from sampleforge.runtime.threads import limit_threads
+from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node
 
 
@@ -16,10 +16,11 @@ class SerialRunner:
     def __init__(self, graph: Graph) -> None:
         self._nodes: Sequence[Node] = graph.nodes
         self._progress = graph.progress
+        self._events: list[Event] = []
 
     def start(self) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._before = send_through(self._listen)
+        self._restore_threads = limit_threads(1)
         for node in self._nodes:
             node.worker.start()
 
@@ -34,12 +35,20 @@ class SerialRunner:
         if not moved and not self._progress.done:
             raise RuntimeError("no worker can move: each waits for another")
 
+    def _listen(self, kind: Kind, payload: Any) -> None:
+        self._events.append(Event("serial", kind, payload))
+
+    def take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
     def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
         return node.worker.handle(kind, payload)
 
     def close(self) -> None:
         for node in self._nodes:
             node.worker.close()
-        torch.set_num_threads(self._threads)
+        self._restore_threads()
+        send_through(self._before)
 
     kill = close

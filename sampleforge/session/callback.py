@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from sampleforge.session.session import Session
@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 Level = Literal["debug", "info", "warning", "alert", "error", "result"]
 """Of a message; an alert is a warning that a quiet screen shows, too."""
+
+
+class Message(NamedTuple):
+    """What the user is to know. ``source``: the worker that says it, or "session"."""
+
+    text: str
+    level: Level = "info"
+    source: str = "session"
 
 
 class Callback:
@@ -41,7 +49,7 @@ class Callback:
     def on_restart(self, session: Session, text: str) -> None:
         """A worker has died or hung, and was started anew; ``text`` says which and why."""
 
-    def on_message(self, session: Session, text: str, level: Level) -> None:
+    def on_message(self, session: Session, message: Message) -> None:
         """There is something to tell the user: a restart of a worker (an alert), a result ..."""
 
     def on_stop(self, session: Session) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.reporting.reporter import Reporter
-from sampleforge.session.callback import Callback, Level
+from sampleforge.session.callback import Callback, Message
 
 if TYPE_CHECKING:
     from sampleforge.session.session import Session
@@ -29,5 +29,6 @@ class RunFiles(Callback):
             histograms=session.histograms(),
         )
 
-    def on_message(self, session: Session, text: str, level: Level) -> None:
-        self._reporter.log(text, "warning" if level == "alert" else level)
+    def on_message(self, session: Session, message: Message) -> None:
+        level = "warning" if message.level == "alert" else message.level
+        self._reporter.log(message.text, level, message.source)

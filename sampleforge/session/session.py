@@ -15,7 +15,7 @@ from sampleforge.config import ConfigError
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
-from sampleforge.session.callback import Callback, Level
+from sampleforge.session.callback import Callback, Level, Message
 from sampleforge.session.deployment import Deployment, OneMachine
 from sampleforge.topologies.config import AnyConfig
 
@@ -82,6 +82,7 @@ class Session:
         self._resources = ExitStack()
         self._runner: Runner | None = None
         self._is_open = False
+        self._warnings_told: set[str] = set()
         self._stopping, self._interrupted = _Flag(), _Flag()
 
     # ---- beginning ----
@@ -224,6 +225,7 @@ class Session:
 
     def take_results(self) -> None:
         """Take finished episodes and evaluations, and what went wrong in environments."""
+        self._take_events()
         episodes = self.graph.episodes.take()
         self.statistics.take_episodes(episodes)
         for callback in self._callbacks:
@@ -236,6 +238,18 @@ class Session:
             self.statistics.evaluations.take(self.graph.evaluations.take())
         if not self.is_interrupted():
             self._env_restarts.look(self.alert)
+
+    def _take_events(self) -> None:
+        """Take what workers have sent. A warning that several of them have is told once."""
+        for event in self.runner.take_events():
+            if event.kind == "episode_stats":
+                self.statistics.take_episode_stats(event.payload)
+                continue
+            level, text = event.payload
+            if level == "warning" and text in self._warnings_told:
+                level = "debug"
+            self._warnings_told.add(text)
+            self.message(text, "warning" if level == "critical" else level, event.source)
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
@@ -274,10 +288,10 @@ class Session:
 
     # ---- talking ----
 
-    def message(self, text: str, level: Level = "info") -> None:
+    def message(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Tell the callbacks what the user is to know."""
         for callback in self._callbacks:
-            callback.on_message(self, text, level)
+            callback.on_message(self, Message(text, level, source))
 
     def alert(self, text: str) -> None:
         """A warning that is shown even where only errors and results are."""
@@ -341,6 +355,7 @@ class Session:
             if self._runner is None:
                 return
             self._runner.close()
+            self._take_events()
             failed = error is not None and not isinstance(error, KeyboardInterrupt)
             if failed:
                 assert error is not None

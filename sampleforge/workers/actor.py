@@ -15,6 +15,7 @@ from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
 from sampleforge.rollouts.slots import end_rollout
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
@@ -107,6 +108,7 @@ class ActorWorker(EventDriven):
         for index, make in enumerate(self._make_envs):
             overlap = Overlap(slots) if slots.shape.sequences else None
             self._splits.append(Split(index, make(), overlap, slots.shape.state_size))
+        limit_threads(1)  # also those of libraries that the environments have brought
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()

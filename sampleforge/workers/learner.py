@@ -12,6 +12,7 @@ from sampleforge.algos.learner import Learner
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -68,7 +69,7 @@ class LearnerWorker(EventDriven):
         self.batches = 0
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
+        limit_threads(self._threads)
         self._learner = self._make_learner()
         self._metrics = ReportMetrics()
         self._divergence = Divergence()

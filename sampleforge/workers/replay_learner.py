@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.ops.schedules import between
@@ -18,6 +17,7 @@ from sampleforge.replay.limiter import ItemSteps, RateLimiter
 from sampleforge.replay.observation_stats import unpack
 from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -73,7 +73,7 @@ class ReplayLearnerWorker(EventDriven):
         self._shard_choice = shard_choice
 
     def start(self) -> None:
-        torch.set_num_threads(self._threads)
+        limit_threads(self._threads)
         self._learner = self._make_learner()
         self._divergence = Divergence()
         self._reader = self._make_reader()

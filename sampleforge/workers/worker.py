@@ -25,6 +25,7 @@ from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.events import EventLogHandler, EventSender, send_through
 from sampleforge.shared.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
@@ -138,17 +139,16 @@ def run_worker(
     placement: Placement,
     context: WorkerContext,
     channel: WorkerEnd,
+    events: EventSender,
     life: int,
 ) -> None:
     """The main function of every child process; an exception's traceback goes to the driver."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # What torch compiles for the run's workers, who share it, goes when the run ends.
     os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
-    logging.basicConfig(
-        filename=context.log_file,
-        format=f"%(asctime)s {worker.name:<16} %(levelname)-7s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-    )
+    send_through(events)
+    logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
+    logging.captureWarnings(True)
     try:
         with scratch_directory(context.scratch):
             run(worker, stop, channel, life)

@@ -1,0 +1,72 @@
+"""Events: messages without a fixed size, from any worker to the session.
+
+Log lines, warnings and statistics that an environment reports travel this way; trajectories,
+episodes and requests do not (they have rings in shared memory). A worker calls `send`; where its
+events go is set once per process, by what runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Full
+from typing import Any, Literal, NamedTuple
+
+import faster_fifo
+
+Kind = Literal["log", "episode_stats"]
+QUEUE_BYTES = 1 << 18
+MAX_TEXT = 16 << 10
+"""Characters of a log line; of a longer one the end is kept, where the cause stands."""
+
+
+class Event(NamedTuple):
+    """``source``: the worker's name. ``payload``: of a log line (level, text), of an episode's
+    statistics {name: value}."""
+
+    source: str
+    kind: Kind
+    payload: Any
+
+
+class EventSender:
+    """A worker's end of its event queue, one per life. Picklable to the worker's process."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.queue = faster_fifo.Queue(QUEUE_BYTES)
+
+    def __call__(self, kind: Kind, payload: Any) -> None:
+        """Send without waiting: where the queue is full, the event is lost."""
+        with suppress(Full):
+            self.queue.put(Event(self.source, kind, payload), block=False)
+
+
+Send = Callable[[Kind, Any], None]
+
+
+def _ignore(kind: Kind, payload: Any) -> None:
+    pass
+
+
+_send: Send = _ignore
+
+
+def send(kind: Kind, payload: Any) -> None:
+    """Send an event of this process's worker; ignored where no session listens."""
+    _send(kind, payload)
+
+
+def send_through(sender: Send | None) -> Send | None:
+    """Set where this process's events go (None: nowhere); returns where they went before."""
+    global _send
+    before, _send = _send, sender or _ignore
+    return None if before is _ignore else before
+
+
+class EventLogHandler(logging.Handler):
+    """Sends log records as events."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        send("log", (record.levelname.lower(), self.format(record)[-MAX_TEXT:]))
