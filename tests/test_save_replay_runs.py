@@ -110,7 +110,7 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     assert any("resumed with the replay of 5 env steps" in note for note in again.notes)
     (tmp_path / "again").mkdir()
     with running(with_learner(again, maker), tmp_path / "again") as runner:
-        replay_counters = again.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = again.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         while again.counters.total("trained_steps") < 1000:
             runner.poll(0.02)
             assert monotonic() < deadline
