@@ -112,7 +112,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
     for _ in serial_rounds(graph, 150):
         graph.group.histograms.read()
     found = graph.group.histograms.read()
-    shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]
+    shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]  # type: ignore[attr-defined]
     sample_requests = graph.group.learner.worker._sample_requests  # type: ignore[attr-defined]
     errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:

@@ -40,8 +40,8 @@ def network(config: DqnConfig, seed: int, masked: bool = False) -> QNetwork:
         MASKED if masked else OBSERVATIONS,
         DISCRETE,
         dueling=config.dueling,
-        head_size=config.head_size,
-        value_distribution=value_distribution(config, config.value_rescaling),
+        head_size=config.head_size or 0,
+        value_distribution=value_distribution(config, bool(config.value_rescaling)),
     )
 
 
