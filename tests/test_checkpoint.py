@@ -103,11 +103,6 @@ def test_survives_pickling_and_moving(store, tmp_path):
     assert load(CheckpointStore(tmp_path / "elsewhere", 2)) == (1, [])
 
 
-def test_private(store):
-    path = save(store, 1)
-    assert path.stat().st_mode & 0o077 == 0 and store.folder.stat().st_mode & 0o077 == 0
-
-
 def refused(store, path):
     """The damaged latest one (2) is said to be refused, and 1 is used."""
     number, log = load(store)

@@ -60,7 +60,7 @@ def test_what_cannot_be_evaluated(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path
 ) -> None:
     assert main(["eval", str(trained.parent / "rum")]) == 2
-    assert f"did you mean {trained}?" in capsys.readouterr().err
+    assert f"Did you mean {trained}?" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
     assert main(["eval", str(tmp_path)]) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err

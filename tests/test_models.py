@@ -127,7 +127,7 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
 
 
 def test_squashing_unbounded_actions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="squash_actions"):
+    with pytest.raises(ConfigError, match=r"--model\.squash-actions needs"):
         model_of(VECTOR, spaces.Box(-np.inf, np.inf, (1,)), squash_actions=True)
 
 
@@ -312,7 +312,7 @@ def test_auto_is_resolved_by_the_observations() -> None:
 @pytest.mark.parametrize(
     "encoder, message",
     [
-        ("natur_cnn", "did you mean nature_cnn"),
+        ("natur_cnn", "Did you mean nature_cnn"),
         ("nowhere.to.be:Found", "importing it fails: No module named 'nowhere'"),
         ("sampleforge.spec:Missing", "importing it fails"),
         ("sampleforge.spec:ArraySpec", "not a torch.nn.Module"),

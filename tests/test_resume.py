@@ -95,7 +95,7 @@ def test_must_and_never(tmp_path: Path, resume: Any) -> None:
     fresh, used = tmp_path / "fresh", tmp_path / "used"
     train(config(used, 1000))
     right, wrong = (used, fresh) if resume == "must" else (fresh, used)
-    with pytest.raises(ConfigError, match=f"resume is '{resume}'"):
+    with pytest.raises(ConfigError, match=f"--resume {resume}: "):
         train(config(wrong, 2000, resume=resume))
     assert train(config(right, 2000, resume=resume)).summary["status"] == "finished"
 
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
         assert trainer.session.graph.progress.env_steps == int(older.name.split("-")[0])
         assert f"{newer.name} is refused: its checksum is wrong" in capsys.readouterr().err
         log = (run / "log.txt").read_text()
-        assert f"resumes at {int(older.name.split('-')[0]):,} env steps" in log
+        assert f"Resuming from the checkpoint at {int(older.name.split('-')[0]):,} env steps" in log
         for _ in trainer:
             pass
     older.unlink()

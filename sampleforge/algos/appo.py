@@ -9,6 +9,7 @@ import torch
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import gae, vtrace
 from sampleforge.ops.running_stats import Gather, alone, over_ranks, scalar_moments
 from sampleforge.ops.surrogate import (
@@ -139,6 +140,7 @@ class AppoLoss:
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
                 "value_mean": masked_mean(values, counts),
                 "target_mean": masked_mean(targets, counts),
+                **value_moments(experience.value, targets, counts),
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         detached = {name: m.detach() for name, m in metrics.items()}

@@ -17,6 +17,7 @@ from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.explained_variance import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
 from sampleforge.rollouts.batch import Batch
@@ -89,7 +90,8 @@ class Learner:
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
         schedule. A gradient step whose gradient is not finite is skipped and counted in
         ``skipped_steps``; a minibatch without a valid row is counted in ``empty_minibatches``.
-        Means are weighted by valid rows, and 0 if there is none.
+        Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
+        the values at sampling; it is left out where the value targets do not vary.
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.all_gather(torch.tensor([progress])).max())
@@ -114,6 +116,9 @@ class Learner:
                 kl = change.measure(self.model, self._averaging.all_gather)
             metrics_of_steps["update_kl"] = kl
         metrics = to_floats({**metrics_of_steps, **counts})
+        explained = explained_variance({name: metrics.pop(name) for name in MOMENTS})
+        if explained is not None:
+            metrics["explained_variance"] = explained
         steps = len(per_step) - int(metrics["empty_minibatches"])
         self.version -= len(per_step) - steps
         for name in ("policy_lag_mean", "policy_lag_max"):
