@@ -32,7 +32,8 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
     assert done.stdout.startswith("Finished after 0:") and done.stdout.rstrip().endswith(name)
     assert len(done.stdout.splitlines()) == 1
     assert {path.name for path in run.iterdir()} == {
-        *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock")
+        *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock"),
+        "spec.json",
     }
     written = summary(run)
     assert set(written) == SUMMARY
@@ -56,7 +57,7 @@ def test_time_is_up(run_cli: RunCli, tmp_path: Path, inference: str) -> None:
     assert 2.0 <= summary(tmp_path / "run")["wall_s"] < 6.0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("SampleForge ") and "appo on CartPole-v1, CPU, seed " in lines[0]
-    assert lines[2].startswith("1 worker x 8 envs, batch ") and lines[2].endswith(", CPU, fp32")
+    assert lines[2].startswith("1 worker x 8 envs, ") and lines[2].endswith(", CPU, fp32")
     assert "actors --> learner" not in done.stdout, "the wiring is for --debug"
     assert "actors --> learner" in (tmp_path / "run" / "log.txt").read_text()
     assert "\x1b" not in done.stdout

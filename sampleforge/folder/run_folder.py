@@ -50,9 +50,10 @@ def with_folder_and_seed(config: C) -> C:
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(config)
     seed = asked.seed
     if seed is None:
-        check_places(path, ("config.yaml",))
-        stored = path / "config.yaml"
-        found = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        stored, found = path / "config.yaml", None
+        if path.is_dir():
+            check_places(path, (stored.name,))
+            found = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
         seed = found if isinstance(found, int) else secrets.randbelow(2**31)
     return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
 

@@ -247,6 +247,8 @@ class Session:
 
     def _take_events(self) -> None:
         """Take what workers have sent. A warning that several of them have is told once."""
+        if self._runner is None:  # a benchmark measures the simulator alone before the start
+            return
         for event in self.runner.take_events():
             if event.kind == "episode_stats":
                 self.statistics.take_episode_stats(event.payload)
