@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
+from sampleforge.algos.hyperparameters import OF_APPO_LOSS, changed, values
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import gae, vtrace
@@ -56,6 +59,15 @@ class AppoLoss:
         self._gamma = gamma
         # In units of the returns' standard deviation, which is unknown without normalisation.
         self._least_std = config.advantage_floor if normalises_returns else 0.0
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_APPO_LOSS)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Take those of the new hyperparameters that are the loss's."""
+        self._config = changed(self._config, OF_APPO_LOSS, new)
+        self._gamma = new.get("gamma", self._gamma)
 
     @property
     def looks_along_time(self) -> bool:
