@@ -52,12 +52,13 @@ def play(env_id: str, rows: int) -> Played:
     leaf, rng = vector.spec.observations["obs"], np.random.default_rng(0)
     stacks = np.empty((PLAYED, rows, *leaf.shape), leaf.dtype)
     first = np.ones((PLAYED, rows), np.bool_)
-    unread = [np.empty(rows, np.float32), *(np.empty(rows, np.bool_) for _ in range(3))]
+    reward = np.empty(rows, np.float32)
+    terminated, truncated, valid = (np.empty(rows, np.bool_) for _ in range(3))
     vector.reset({"obs": stacks[0]})
     actions = vector.spec.actions["action"].categories[0]
     for t in range(1, PLAYED):
         vector.send({"action": rng.integers(0, actions, rows)})
-        vector.recv(StepOut(*unread, {"obs": stacks[t]}, first[t]))
+        vector.recv(StepOut(reward, terminated, truncated, valid, {"obs": stacks[t]}, first[t]))
     vector.close()
     return Played(vector.spec, stacks, first)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -31,23 +33,40 @@ class Checked:
 def check_range(
     config: Any, names: str, *, low: float = -math.inf, high: float = math.inf, above: bool = False
 ) -> None:
-    """Raise ConfigError unless each of the named fields is finite and in [low, high], or in
-    (low, high] with ``above``; None passes. ``names`` are separated by spaces."""
+    """Raise ConfigError, naming the flag as it is typed, unless each of the named fields is finite
+    and in [low, high], or in (low, high] with ``above``; None passes. ``names`` are separated by
+    spaces."""
     for name in names.split():
         value = getattr(config, name)
         if value is None:
             continue
         enough = value > low if above else value >= low
         if not (math.isfinite(value) and enough and value <= high):
-            raise ConfigError(f"{name} is {value}, but must be {_range_text(low, high, above)}")
+            flag = typed(f"{getattr(config, 'flag_prefix', '')}{name}", value)
+            raise ConfigError(f"{flag}: must be {_range_text(low, high, above)}")
 
 
 def _range_text(low: float, high: float, above: bool) -> str:
     """The range in words."""
     if low == -math.inf:
         return "a finite number" if high == math.inf else f"at most {high:g}"
-    words = f"more than {low:g}" if above else f"at least {low:g}"
+    words = f"above {low:g}" if above else f"at least {low:g}"
     return words if high == math.inf else f"{words} and at most {high:g}"
+
+
+def typed(name: str, value: Any) -> str:
+    """Return a field, by its dotted name, and its value as they are typed on the command line:
+    ``--learning-rate 0.1``, ``--no-async-rl``, ``--model.hidden-sizes 64 64``."""
+    path, flag = name.rpartition(".")[0], name.rpartition(".")[2].replace("_", "-")
+    prefix = f"--{path}." if path else "--"
+    if isinstance(value, bool):
+        return f"{prefix}{flag}" if value else f"{prefix}no-{flag}"
+    if isinstance(value, Mapping):
+        words = [f"{key}={word}" for key, word in value.items()]
+    else:
+        words = [str(word) for word in (value if isinstance(value, tuple | list) else [value])]
+    quoted = [shlex.quote(word if word.isprintable() else repr(word)) for word in words]
+    return " ".join([f"{prefix}{flag}", *quoted])
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -83,8 +102,8 @@ def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") 
     for raw_key, value in values.items():
         key = str(raw_key).replace("-", "_")
         if key not in names:
-            near = nearest(key, names)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            near = nearest(key, names, 1)
+            hint = f". Did you mean {near[0]}?" if near else ""
             raise ConfigError(f"{source}: unknown key {raw_key!r}{hint}")
         kwargs[key] = _typed(hints[key], value, f"{source}: {raw_key}")
     return cls(**kwargs)
@@ -114,14 +133,49 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif hint is float and isinstance(value, str):  # YAML reads 1e-4 as a string
-        try:
+        with contextlib.suppress(ValueError):
             return float(value)
-        except ValueError:
-            pass
+    elif hint is int and (whole := whole_number(value)) is not None:
+        return whole
     elif isinstance(hint, type) and type(value) is hint:
         return value
-    shown = getattr(hint, "__name__", str(hint)) if not args else str(hint)
-    raise ConfigError(f"{where} is {value!r}, but must be {shown.replace('typing.', '')}")
+    raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}")
+
+
+def whole_number(value: Any) -> int | None:
+    """Return the integer that a number or a text such as 1e6 or 1_000_000 stands for, None if it
+    stands for none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        number = int(value) if isinstance(value, str) and value.isdecimal() else float(value)
+        if number == int(number):
+            return int(number)
+    return None
+
+
+_KINDS = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "empty",
+}
+
+
+def _kind(hint: Any) -> str:
+    """An annotated type in words."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_kind(option) for option in args)
+    if origin is tuple:
+        each = [_kind(arg) for arg in args if arg is not Ellipsis]
+        return "a list" if args[-1] is Ellipsis else f"a list of {len(each)} values"
+    if origin is dict or dataclasses.is_dataclass(hint):
+        return "keys and values"
+    return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

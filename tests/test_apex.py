@@ -183,15 +183,15 @@ def test_what_cannot_run_is_refused_with_numbers(change: dict[str, Any], message
 
 
 def test_configs_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="learning_starts is 500, but the replay holds only"):
+    with pytest.raises(ConfigError, match="--learning-starts 500: the replay holds only"):
         apex_config(learning_starts=500)
-    with pytest.raises(ConfigError, match="burn_in is 50, but a sequence shares only 40 steps"):
+    with pytest.raises(ConfigError, match="--burn-in 50: a sequence shares only 40 steps"):
         apex_config(model=ModelConfig(core="gru"), burn_in=50)
-    with pytest.raises(ConfigError, match="sequence_overlap is 40, but a sequence has only 40"):
+    with pytest.raises(ConfigError, match="--sequence-overlap 40: a sequence has only 40"):
         apex_config(model=ModelConfig(core="gru"), sequence_length=40)
-    with pytest.raises(ConfigError, match=r"burn_in is 20, but model\.core is 'none'"):
+    with pytest.raises(ConfigError, match="--burn-in 20: without a recurrent core"):
         apex_config(burn_in=20)
-    with pytest.raises(ConfigError, match="priority_beta_final is set"):
+    with pytest.raises(ConfigError, match="--priority-beta-final: beta moves to it"):
         apex_config(priority_beta_final=1.0)
     with pytest.raises(ConfigError, match="Q-values of one Discrete action"):
         build_apex(apex_config(env="tests.fakes.envs:MixedActionEnv"))

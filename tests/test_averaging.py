@@ -132,7 +132,7 @@ def test_n_ranks_learn_what_one_rank_with_all_their_rows_learns(
     for tensors, said in found:
         for name, expected in state.items():
             torch.testing.assert_close(
-                tensors[name], expected, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+                tensors[name], expected, atol=1e-5, rtol=1e-5, msg=f"{name}: {{}}".format
             )
             assert torch.equal(tensors[name], found[0][0][name]), f"{name} differs between ranks"
         for name, value in metrics.items():

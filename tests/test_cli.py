@@ -1,9 +1,11 @@
 """The command line: what it makes of flags, presets and files, and how it answers mistakes."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -77,6 +79,37 @@ def test_flags_make_a_config():
     )
 
 
+@pytest.mark.parametrize("typed", ["1e6", "1000000", "1_000_000", "1.0e6"])
+def test_whole_numbers_may_be_typed_with_an_exponent(typed, tmp_path):
+    config = parse_config("apex", ["--env", "X", "--train-for-env-steps", typed])
+    assert config.train_for_env_steps == 1_000_000
+    assert (
+        parse_config("apex", ["--env", "X", f"--replay-capacity={typed}"]).replay_capacity == 10**6
+    )
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"env: X\ntrain_for_env_steps: {typed}\n")
+    assert parse_config("appo", ["--config", str(file)]).train_for_env_steps == 1_000_000
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_flag_has_a_help_text(algo, capsys):
+    assert main(["train", algo, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, following in pairwise(lines):
+        if re.match("[│|] --[a-z]", line):
+            assert re.match(r"[│|]       [\w.]", following), f"{line} has no help text"
+    assert "(none:" not in " ".join(lines) and "{None}" not in " ".join(lines)
+
+
+def test_describe_prints_the_wiring_without_training(capsys, tmp_path):
+    args = ["--env", "CartPole-v1", "--num-workers", "2", "--num-envs-per-worker", "4"]
+    assert main(["describe", "appo", *args]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("2 workers x 4 envs, batch 2,048, CPU, fp32\n")
+    assert "2 actors --> learner" in shown and "take turns (no images)" in shown
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_flags_are_the_defaults():
     assert parse_config("appo", ["--env", "X-v0"]) == AppoConfig(env="X-v0")
 
@@ -92,15 +125,15 @@ def test_flags_over_file_over_preset(own_presets, tmp_path):
 
 
 def test_checks_see_all_layers_together(own_presets):
-    with pytest.raises(ConfigError, match="lr_schedule is 'linear'"):
+    with pytest.raises(ConfigError, match="--lr-schedule linear"):
         parse_config("appo", ["--preset", "toy"])
 
 
 def test_unknown_preset_key_and_file(own_presets, tmp_path):
-    with pytest.raises(ConfigError, match="unknown appo preset 'tioy'; did you mean toy"):
+    with pytest.raises(ConfigError, match=r"Unknown appo preset tioy\. Did you mean toy"):
         parse_config("appo", ["--preset", "tioy"])
     own_presets.write_text("# Bad.\nlearning_rat: 1\n")
-    with pytest.raises(ConfigError, match=r"preset toy: unknown key 'learning_rat'; did you mean"):
+    with pytest.raises(ConfigError, match=r"preset toy: unknown key 'learning_rat'. Did you mean"):
         parse_config("appo", ["--preset", "toy"])
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         parse_config("appo", ["--config", str(tmp_path / "none.yaml")])
@@ -112,21 +145,33 @@ def test_unknown_preset_key_and_file(own_presets, tmp_path):
 @pytest.mark.parametrize(
     ("args", "answer"),
     [
-        ("trian appo", "did you mean `sampleforge train`?"),
-        ("train apo", "did you mean appo?"),
-        ("train --env CartPole-v1", "the algorithm comes before the flags"),
+        ("trian appo", "Did you mean `sampleforge train`?"),
+        ("train apo", "Did you mean appo?"),
+        ("train --env CartPole-v1", "The algorithm comes before the flags"),
         ("train appo --env X --num-wokers 3", "--num-workers"),
         ("train appo --env X --model.core gruu", "'none', 'gru', 'lstm'"),
         ("train appo", "--env CartPole-v1 --train-for-seconds 30"),
-        ("train appo --env X --gamma 2", "gamma is 2.0, but must be"),
+        ("train appo --env X --gamma 2", "--gamma 2.0: must be at least 0 and at most 1"),
+        ("train appo --env X --learning-rate -1.0", "--learning-rate -1.0: must be above 0"),
+        ("train appo --env X --model.core-size 0", "--model.core-size 0: must be at least 1"),
+        ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
+        ("train appo --env X --resume must", "--resume must: there is no --run-dir"),
+        (
+            "train appo --env X --inference inline --num-policy-workers 2",
+            "--inference inline --num-policy-workers 2: with inline inference",
+        ),
+        (
+            "train appo --env X --no-async-rl --num-batches-to-accumulate 5",
+            "--num-batches-to-accumulate 5: with --no-async-rl",
+        ),
         ("train appo --env X --seed abc", "invalid literal"),
         ("train appo --env X --env-kwargs a", "'a' has no value; write a=VALUE"),
         ("eval nothing", "nothing is not a run folder"),
         ("eval nothing --episode 3", "--episodes"),
-        ("eval nothing --episodes 0", "episodes is 0, but must be at least 1"),
-        ("plot", "there is no run to draw"),
+        ("eval nothing --episodes 0", "--episodes 0: must be at least 1"),
+        ("plot", "There is no run to draw"),
         ("plot a --out x.gif", "must end in one of .png"),
-        ("presets nosuchpreset", "unknown preset 'nosuchpreset'"),
+        ("presets nosuchpreset", "Unknown preset nosuchpreset"),
         ("doctor --fast", "--fast"),
     ],
 )

@@ -12,23 +12,23 @@ from sampleforge.topologies.config import AppoConfig
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rollout": 0}, "rollout is 0, but must be at least 1"),
-        ({"num_workers": 0}, "num_workers is 0, but must be at least 1"),
-        ({"num_envs_per_worker": 3, "num_splits": 4}, "raise it to 4 or lower num_splits to 3"),
+        ({"rollout": 0}, "--rollout 0: must be at least 1"),
+        ({"num_workers": 0}, "--num-workers 0: must be at least 1"),
+        ({"num_envs_per_worker": 3, "num_splits": 4}, "raise it to 4 or lower --num-splits to 3"),
         ({"worker_niceness": 20}, "at most 19"),
-        ({"gamma": 1.01}, "gamma is 1.01, but must be at least 0 and at most 1"),
-        ({"gamma": math.nan}, "gamma is nan"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0, but must be more than 0"),
-        ({"train_for_seconds": math.inf}, "train_for_seconds is inf"),
-        ({"adam_betas": (0.9, 1.0)}, "adam_betas"),
+        ({"gamma": 1.01}, "--gamma 1.01: must be at least 0 and at most 1"),
+        ({"gamma": math.nan}, "--gamma nan: must"),
+        ({"learning_rate": 0.0}, "--learning-rate 0.0: must be above 0"),
+        ({"train_for_seconds": math.inf}, "--train-for-seconds inf: must"),
+        ({"adam_betas": (0.9, 1.0)}, "--adam-betas 0.9 1.0: both must"),
         ({"minibatch_size": 512, "batch_size": 256}, "a batch has only 256 env steps"),
-        ({"clip_ratio": 0.0}, "clip_ratio"),
-        ({"gae_lambda": -0.1}, "gae_lambda"),
-        ({"env_timeout": 0.0}, "env_timeout"),
-        ({"seed": -1}, "seed is -1"),
-        ({"device": "gpu"}, "device is 'gpu', but must be auto, cpu, cuda or cuda:N"),
-        ({"resume": "must"}, "there is no run_dir"),
-        ({"lr_schedule": "linear"}, "give train_for_env_steps or train_for_seconds"),
+        ({"clip_ratio": 0.0}, "--clip-ratio 0.0: must be above 0"),
+        ({"gae_lambda": -0.1}, "--gae-lambda -0.1: must"),
+        ({"env_timeout": 0.0}, "--env-timeout 0.0: must"),
+        ({"seed": -1}, "--seed -1: must be at least 0"),
+        ({"device": "gpu"}, "--device gpu: must be auto, cpu, cuda or cuda:N"),
+        ({"resume": "must"}, "there is no --run-dir"),
+        ({"lr_schedule": "linear"}, "add --train-for-env-steps or --train-for-seconds"),
     ],
 )
 def test_refuses_what_cannot_run(fields, message):
@@ -64,9 +64,9 @@ def test_plain_and_back():
 
 
 def test_unknown_keys_are_answered_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"mine\.yaml: unknown key 'learning_rat'; did you mean"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: unknown key 'learning_rat'. Did you mean"):
         from_plain(AppoConfig, {"learning_rat": 1.0}, "mine.yaml")
-    with pytest.raises(ConfigError, match=r"model: unknown key 'cor'; did you mean core"):
+    with pytest.raises(ConfigError, match=r"model: unknown key 'cor'. Did you mean core"):
         from_plain(AppoConfig, {"model": {"cor": "gru"}})
 
 

@@ -97,5 +97,5 @@ def test_actions_of_a_run_are_correlated_within_episodes(inference: str) -> None
 
 
 def test_a_noise_correlation_above_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"noise_correlation is 1\.5, but must be at least 0"):
+    with pytest.raises(ConfigError, match=r"--noise-correlation 1\.5: must be at least 0"):
         AppoConfig(noise_correlation=1.5)

@@ -17,10 +17,10 @@ from sampleforge.shared.counters import Counters
 from sampleforge.shared.rings import IndexRings, check_store_order
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.spec import EnvSpec, action_specs, observation_specs
+from sampleforge.spec import Autoreset, EnvSpec, action_specs, observation_specs
 
 
-def some_spec(autoreset: str = "next_step") -> EnvSpec:
+def some_spec(autoreset: Autoreset = "next_step") -> EnvSpec:
     obs = gym.spaces.Dict(
         {"image": gym.spaces.Box(0, 255, (8, 8, 1), np.uint8), "x": gym.spaces.Box(-1, 1, (3,))}
     )
@@ -107,18 +107,23 @@ def test_a_ring_between_two_threads_loses_and_repeats_nothing() -> None:
     assert popped == list(range(count))
 
 
+def some(slot: int | None) -> int:
+    assert slot is not None
+    return slot
+
+
 def test_every_slot_circulates_and_stays_with_its_actor() -> None:
     slots = some_slots(6, debug=True)
     exchange = SlotExchange(slots, [Wakeup(), Wakeup()], Wakeup())
     for _ in range(5):
-        taken = {actor: [exchange.take_free(actor) for _ in range(3)] for actor in (0, 1)}
+        taken = {actor: [some(exchange.take_free(actor)) for _ in range(3)] for actor in (0, 1)}
         assert sorted(taken[0] + taken[1]) == list(range(6))
         assert exchange.take_free(0) is None
         for actor, mine in taken.items():
             for slot in mine:
                 assert slot % 2 == actor
                 exchange.hand_over(actor, slot)
-        ready = [exchange.take_ready() for _ in range(6)]
+        ready = [some(exchange.take_ready()) for _ in range(6)]
         assert [slot % 2 for slot in ready] == [ready[0] % 2, 1 - ready[0] % 2] * 3  # in turn
         assert exchange.take_ready() is None
         for slot in ready:
@@ -170,7 +175,7 @@ def test_a_reader_that_is_overtaken_never_sees_torn_weights() -> None:
     writer = threading.Thread(target=publish)
     writer.start()
     into = {"a": torch.empty(size), "b": torch.empty(size)}
-    seen = set()
+    seen: set[int] = set()
     try:
         while len(seen) < wanted:
             _, version = weights.read(into)

@@ -187,9 +187,9 @@ def test_state_is_shared_and_differences_are_found() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "answer"),
     [
-        ({"num_ranks": 0}, "num_ranks is 0, but must be at least 1"),
-        ({"num_workers": 2}, "num_workers is 2, but with ddppo each of the num_ranks ranks"),
-        ({"async_rl": True}, "async_rl is True, but with ddppo a rank learns from its own"),
+        ({"num_ranks": 0}, "--num-ranks 0: must be at least 1"),
+        ({"num_workers": 2}, "--num-workers 2: with ddppo each of the --num-ranks ranks"),
+        ({"async_rl": True}, "--async-rl: with ddppo a rank learns from its own"),
         ({"inference": "worker"}, "a rank computes its actions"),
         ({"sampler_only": True}, "sampling and learning take turns"),
         ({"serial": True}, "num_ranks is 2, and ranks wait for each other"),

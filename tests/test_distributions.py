@@ -17,7 +17,9 @@ from sampleforge.spec import ActionSpec, action_specs
 DISCRETE = action_specs(spaces.Discrete(4))
 UNEVEN = action_specs(
     spaces.Dict(
-        a=spaces.MultiDiscrete([[2, 5], [3, 1]]), b=spaces.MultiBinary(3), c=spaces.Discrete(4)
+        a=spaces.MultiDiscrete(np.array([[2, 5], [3, 1]])),
+        b=spaces.MultiBinary(3),
+        c=spaces.Discrete(4),
     )
 )
 BOX = action_specs(spaces.Box(np.array([-2.0, 0.0], "f"), np.array([2.0, 0.5], "f")))

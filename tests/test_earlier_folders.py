@@ -61,7 +61,10 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
         assert isinstance(config, AppoConfig | DdppoConfig)
         new = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False, **whole}
         assert learning(flat_fields(config)) == {**learning(stored), **new}
-        plan = (plan_ddppo if isinstance(config, DdppoConfig) else plan_appo)(config, spec, "cpu")  # type: ignore[operator]
+        if isinstance(config, DdppoConfig):
+            plan = plan_ddppo(config, spec, "cpu")
+        else:
+            plan = plan_appo(config, spec, "cpu")
         assert plan.batch_size == stored["batch_size"]
         folder.write_config(config, asked)
 
@@ -151,5 +154,5 @@ def test_a_run_of_today_is_resumed_and_repeated(tmp_path: Path, make: Any, core:
     repeated = parse_config(make.algo, ["--config", str(run / "config.yaml")])
     found = flat_fields(resolve_defaults(repeated, spec_of(repeated)))
     stored = flat_fields(repeated)
-    assert found == stored, "nothing is left open in it"
+    assert learning(found) == learning(stored), "nothing that shapes the learning is left open"
     train(dataclasses.replace(repeated, run_dir=str(tmp_path / "other")))

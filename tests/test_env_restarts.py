@@ -15,7 +15,7 @@ from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.reporting.display import LineDisplay
 from sampleforge.reporting.env_restarts import EnvironmentFails, EnvRestarts
-from sampleforge.reporting.live_panel import panel
+from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.progress import Goal
 from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
 from tests.conftest import RunCli, StartCli
@@ -182,7 +182,7 @@ def test_the_counter_is_on_the_screen() -> None:
     console = Console(file=written, width=100)
     goal = Goal(None, None)
     goal.observe(values)
-    console.print(panel("a run", values, goal))
+    console.print(Panel("a run", values, goal))
     assert "env restarts 5: 5.0% of the episodes were lost" in written.getvalue()
     display = LineDisplay(console, console, goal)
     written.truncate(0)

@@ -60,7 +60,7 @@ def test_what_cannot_be_evaluated(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path
 ) -> None:
     assert main(["eval", str(trained.parent / "rum")]) == 2
-    assert f"did you mean {trained}?" in capsys.readouterr().err
+    assert f"Did you mean {trained}?" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
     assert main(["eval", str(tmp_path)]) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_twenty_where_an_episode_takes_minutes(trained: Path) -> None:
     for tick in (0.1, 100.0):
         time = itertools.count(0.0, tick)
         said[tick] = Said()
-        found = evaluate(trained, seed=3, display=said[tick], clock=lambda t=time: next(t))
+        found = evaluate(trained, seed=3, display=said[tick], clock=lambda t=time: next(t))  # type: ignore[misc]
         assert found["episodes"] == (100 if tick == 0.1 else 20)
     ((_, text),) = said[100.0].messages
     assert text.startswith("20 episodes of CartPole-v1 rather than 100, because one takes minutes")

@@ -345,10 +345,10 @@ def test_a_rank_of_torchrun_has_an_evaluator_beside_it(tmp_path: Path, start_cli
 @pytest.mark.parametrize(
     ("algo", "kwargs", "answer"),
     [
-        ("appo", {"evaluate_interval": 0}, "evaluate_interval is 0, but must be at least 1"),
-        ("ddppo", {"evaluate_episodes": 0}, "evaluate_episodes is 0, but must be at least 1"),
-        ("appo", {"sampler_only": True}, "evaluate_interval is 500, but with sampler_only nothing"),
-        ("apex", {"sampler_only": True}, "evaluate_interval is 500, but with sampler_only nothing"),
+        ("appo", {"evaluate_interval": 0}, "--evaluate-interval 0: must be at least 1"),
+        ("ddppo", {"evaluate_episodes": 0}, "--evaluate-episodes 0: must be at least 1"),
+        ("appo", {"sampler_only": True}, "--evaluate-interval 500 --sampler-only: nothing"),
+        ("apex", {"sampler_only": True}, "--evaluate-interval 500 --sampler-only: nothing"),
     ],
 )
 def test_invalid_evaluation_settings_are_refused(

@@ -28,11 +28,11 @@ def test_tensorboard_has_evaluations_at_the_steps_of_their_weights(folder: Any) 
         reporting.report({"loss": 1.0, **scalars()}, env_steps=2000, wall_s=1.0)
     written = list(events(folder))
     assert [(step, set(values)) for step, values in written] == [
-        (2000, {"loss", "env_steps", "wall_s"}),
-        (1500, set(scalars())),
+        (2000, {"losses/loss", "rollout/env_steps", "perf/wall_s"}),
+        (1500, {f"eval/{name}" for name in Evaluation._fields}),
     ]
     assert read_metrics(folder.metrics_file)[0]["eval_return_mean"] == 50.0
-    assert "evaluated: 50.00 ± 4.00 (10 episodes, weights of 1,500 env steps, version 7)" in (
+    assert "evaluated: 50.00 ± 4.00 (10 episodes, weights of 1,500 env steps)" in (
         screen.getvalue()
     )
 

@@ -123,7 +123,7 @@ def whole_kl(chosen: AppoConfig, batch: Batch) -> float:
         found.append(float(kl[batch.valid].mean()))
         statistics(*args)
 
-    learner._update_statistics = measured  # type: ignore[method-assign]
+    learner._update_statistics = measured  # type: ignore[method-assign,assignment]
     learner.update(batch, 0.0)
     return found[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def learner_of(config: AppoConfig) -> Learner:
     ],
 )
 def test_the_first_ratio_on_fresh_experience_is_one(
-    env: str, kwargs: dict[str, str], core: str, advantage: str
+    env: str, kwargs: dict[str, str], core: Any, advantage: str
 ) -> None:
     """Acting and learning see the same distribution, update after update, with masks, cores, mixed
     actions, and with running observation statistics that move in between."""
@@ -143,7 +144,7 @@ def test_termination_does_not_bootstrap() -> None:
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_same_step_environments_have_their_final_observations_valued(
-    inference: str, core: str
+    inference: str, core: Any
 ) -> None:
     """The value is of the final observation, which only the side storage holds, and with the
     recurrent state of its episode."""

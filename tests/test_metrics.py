@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import struct
 
 import pytest
@@ -14,6 +15,7 @@ from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
 from sampleforge.reporting.reporter import Reporter
+from sampleforge.reporting.tags import tag
 from tests.test_checkpoint import largest_file
 
 SCALARS = {
@@ -41,10 +43,12 @@ class ShownReporter(Reporter):
     def __init__(self, folder, display):
         super().__init__(folder)
         self._display = display
+        self.bottleneck = None
 
     def report(self, scalars, *, env_steps, wall_s, **more):
         super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
-        self._display.update({**scalars, "env_steps": env_steps, "wall_s": wall_s})
+        values = {**scalars, "env_steps": env_steps, "wall_s": wall_s}
+        self._display.update(values, self.bottleneck)
 
     def log(self, text, level="info", source="driver"):
         if level != "debug":
@@ -95,8 +99,8 @@ def test_every_scalar_goes_to_both_files(folder):
     assert lines[0] == {**SCALARS, "env_steps": 100, "wall_s": 1.0}
     written = list(events(folder))
     assert [step for step, _ in written] == [100, 200]
-    assert set(written[0][1]) == set(lines[0])
-    assert written[0][1]["loss"] == pytest.approx(-0.0123)
+    assert set(written[0][1]) == {tag(name) for name in lines[0]}
+    assert written[0][1]["losses/loss"] == pytest.approx(-0.0123)
 
 
 def test_what_is_not_finite_becomes_null(folder):
@@ -151,7 +155,7 @@ def test_live_panel_shows_progress_and_leaves_the_last_line_last(folder):
         reporting.report(SCALARS, env_steps=500, wall_s=10.0)
         reporting.log("finished", "result")
     shown = screen.getvalue()
-    for part in ("E, appo", " 50%", "500 / 1,000 env steps", "0:10 left", "45.2k (10 s)", "± 3.00"):
+    for part in ("E, appo", " 50%", "500 / 1,000 env steps", "0:10 left", "50 average", "± 3.00"):
         assert part in shown
     assert shown.rstrip().endswith("finished")
 
@@ -166,14 +170,15 @@ def test_a_replay_is_shown_where_others_have_policy_lag(folder, terminal):
             {"frames_per_s_10s": 45_210.0, **learned, **replay}, env_steps=250, wall_s=5.0
         )
     shown = screen.getvalue()
-    panel = ("45.2k steps (43% full)", "7.96 per insert", "12.5 mean", "0.25 mean")
+    panel = ("45.2k steps (43% full)", "7.96 samples per insert", "mean 12.5", "mean 0.25")
     for part in panel if terminal else (" fill ", " 43% "):
         assert part in shown
     assert "lag" not in shown and "policy" not in shown
 
 
+@pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("algo", ["appo", "apex"])
-def test_the_panel_fits_80_columns(folder, algo):
+def test_the_panel_fits_into_60_and_80_columns(folder, algo, width):
     rates = dict.fromkeys(("frames_per_s_10s", "frames_per_s_60s", "trained_per_s"), 145_210.0)
     learned = {"return_mean": -1234.56, "return_std": 123.45, "episodes": 1e6, "length_mean": 1e3}
     if algo == "apex":
@@ -184,13 +189,43 @@ def test_the_panel_fits_80_columns(folder, algo):
         learned |= {"entropy": 12.345, "clip_fraction": 1.0, "stale_fraction": 1.0}
         learned |= {"policy_lag_mean": 1234.5, "policy_lag_max": 12345.0}
         learned |= {"policy_lag_batches_mean": 123.4, "policy_lag_batches_max": 1234.5}
-    reporting, screen = reporter(folder, terminal=True, width=80)
+    rates |= {"env_steps_per_s": 36_302.5, "frames_per_s": 145_210.0, "restarts": 12.0}
+    learned |= {"return_best": 12345.67, "grad_norm": 0.123, "ready_slots_fill": 0.17}
+    reporting, screen = reporter(folder, terminal=True, width=width, total_env_steps=2 * 10**9)
+    reporting.bottleneck = "waiting for slots or actions"
     with reporting:
-        reporting.report({**rates, **learned}, env_steps=10**9, wall_s=5.0)
+        reporting.report(rates, env_steps=10**6, wall_s=5.0)
+        reporting.report({**rates, **learned}, env_steps=10**9, wall_s=20_000.0)
     shown = screen.getvalue()
-    assert "grad norm" in shown and "145k (60 s)" in shown and "\u2026" not in shown
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) <= width and "\u2026" not in shown
+    for part in ("grad norm", "36.3k now, 50k average", "best return 12,345.67", "12 workers"):
+        assert part in shown
+    assert "bottleneck waiting for slots or actions" in shown
     if algo == "appo":
-        assert "123.4 mean  1234.5 max" in shown and "100% of the rows" in shown
+        assert "mean 123, max 1.23k updates" in shown and "100% of the rows" in shown
+        assert "17% waiting for learner" in shown
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_last_known_losses_stay_on_the_screen(folder, terminal):
+    reporting, screen = reporter(folder, terminal=terminal)
+    with reporting:
+        losses = {"loss": 0.125, "policy_loss": 0.125, "restarts": 0.0}
+        reporting.report(losses, env_steps=100, wall_s=1.0)
+        screen.truncate(0)
+        reporting.report({"restarts": 0.0}, env_steps=200, wall_s=2.0)
+    assert "0.125" in screen.getvalue()
+
+
+def test_columns_of_lines_do_not_touch(folder):
+    reporting, screen = reporter(folder)
+    with reporting:
+        values = {"loss": -0.0009208, "updates": 123_456_789.0, "length_mean": 12_345.6}
+        values |= {"return_mean": -12_345.67, "policy_lag_mean": 1234.5, "trained_per_s": 99.9}
+        reporting.report(values, env_steps=10**10, wall_s=100 * 3600)
+    line = screen.getvalue().splitlines()[1]
+    assert len(line.split()) == 10
 
 
 def test_quiet_shows_errors_and_the_result_only(folder):

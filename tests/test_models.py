@@ -24,7 +24,7 @@ from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, obse
 
 VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
-MINATAR = spaces.Box(0, 1, (10, 10, 10), np.bool_)
+MINATAR = spaces.Box(0, 1, (10, 10, 10), np.bool_)  # type: ignore[arg-type]
 NESTED = spaces.Dict(
     image=spaces.Box(0, 255, (16, 16, 3), np.uint8),
     arm=spaces.Dict(position=spaces.Box(-1.0, 1.0, (2, 2), np.float64), grip=spaces.Discrete(3)),
@@ -36,7 +36,12 @@ ACTIONS = spaces.Dict(
     a=spaces.Discrete(4),
     b=spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1.0, 2.0, (2,), np.float32))),
 )
-OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "minatar": MINATAR, "nested": NESTED}
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "vector": VECTOR,
+    "image": IMAGE,
+    "minatar": MINATAR,
+    "nested": NESTED,
+}
 
 
 def observed(space: spaces.Space[Any], *batch: int, seed: int = 0) -> dict[str, Tensor]:
@@ -122,7 +127,7 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
 
 
 def test_squashing_unbounded_actions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="squash_actions"):
+    with pytest.raises(ConfigError, match=r"--model\.squash-actions needs"):
         model_of(VECTOR, spaces.Box(-np.inf, np.inf, (1,)), squash_actions=True)
 
 
@@ -307,7 +312,7 @@ def test_auto_is_resolved_by_the_observations() -> None:
 @pytest.mark.parametrize(
     "encoder, message",
     [
-        ("natur_cnn", "did you mean nature_cnn"),
+        ("natur_cnn", "Did you mean nature_cnn"),
         ("nowhere.to.be:Found", "importing it fails: No module named 'nowhere'"),
         ("sampleforge.spec:Missing", "importing it fails"),
         ("sampleforge.spec:ArraySpec", "not a torch.nn.Module"),

@@ -304,12 +304,16 @@ def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
 @pytest.mark.parametrize(
     ("config", "of", "expected"),
     [
-        (AppoConfig(), VECTOR, "(no pixels: the learner is quick, and fresh"),
-        (AppoConfig(), ATARI, "(images: sampling goes on while the learner trains)"),
-        (AppoConfig(async_rl=True), VECTOR, "(as asked: sampling goes on"),
+        (AppoConfig(), VECTOR, "Sampling and learning take turns (no images): 10 epochs"),
+        (AppoConfig(), ATARI, "Sampling goes on while the learner trains (images): "),
+        (
+            AppoConfig(async_rl=True),
+            VECTOR,
+            "Sampling goes on while the learner trains (no images): ",
+        ),
         (AppoConfig(num_epochs=1), VECTOR, "1 epoch, "),
-        (AppoConfig(num_epochs=77), VECTOR, "; not the default: num_epochs)"),
-        (DdppoConfig(), ATARI, "(sampling and learning take turns)"),
+        (AppoConfig(num_epochs=77), VECTOR, "; not the default: num_epochs"),
+        (DdppoConfig(), ATARI, "Sampling and learning take turns (images): "),
     ],
 )
 def test_a_line_says_what_was_chosen_and_why(config: PpoConfig, of: EnvSpec, expected: str) -> None:

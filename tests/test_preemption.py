@@ -10,6 +10,7 @@ from sampleforge.api import train
 from sampleforge.distributed.progress_board import RolloutBoard
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import length
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
@@ -111,15 +112,17 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
         asked.append(t)
         return t >= 5
 
+    exchange = graph.group.exchange
+    assert isinstance(exchange, SlotExchange)
     actor._ends_early = ends
     actor.start()
     lengths: list[int] = []
     try:
         while len(lengths) < 4 * splits:
             actor.step()
-            while (slot := graph.group.exchange.take_ready()) is not None:
+            while (slot := exchange.take_ready()) is not None:
                 lengths.append(length(slots, slot))
-                graph.group.exchange.give_back(slot)
+                exchange.give_back(slot)
     finally:
         actor.close()
     assert lengths == [5] * 4 * splits

@@ -107,7 +107,7 @@ def processes_of(memory: RankMemory, rounds: int) -> tuple[list[Any], list[Conne
     for rank in range(memory.ranks):
         ours, theirs = context.Pipe()
         args = (memory.rendezvous(rank, 60, "cpu"), rounds, theirs)
-        started.append(context.Process(target=collect, args=args, daemon=True))
+        started.append(context.Process(target=collect, args=args, daemon=True))  # type: ignore[attr-defined]
         started[-1].start()
         theirs.close()
         pipes.append(ours)

@@ -170,7 +170,7 @@ def test_late_priorities_of_evicted_items_have_no_effect(inserts: int) -> None:
     for drawn in outstanding:
         shard.update(drawn.items, drawn.generations, np.full(32, 123.0, np.float32))
         still_valid = replay.slots.generation[drawn.items // STEPS] == drawn.generations
-        stale += np.count_nonzero(~still_valid)
+        stale += int(np.count_nonzero(~still_valid))
         leaves[drawn.items[still_valid]] = replay.priority(np.array([123.0], np.float32))[0]
     assert (shard._tree.leaves == leaves).all()  # type: ignore[union-attr]
     assert replay.replay_counters.stale_updates[0] == stale

@@ -112,7 +112,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
     for _ in serial_rounds(graph, 150):
         graph.group.histograms.read()
     found = graph.group.histograms.read()
-    shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]
+    shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]  # type: ignore[attr-defined]
     sample_requests = graph.group.learner.worker._sample_requests  # type: ignore[attr-defined]
     errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:
@@ -154,8 +154,8 @@ def test_a_run_reports_all_of_it(tmp_path: Path) -> None:
     by_epsilon = [name for name in last if name.startswith("return_mean_epsilon_")]
     assert 6 <= len(by_epsilon) <= 8 and "return_mean_epsilon_0.4" in by_epsilon
     drawn = list(histograms(folder / "tb"))
-    assert {tag for _, tag, _ in drawn} == {"td_error", "priority"}
-    step, _, proto = [one for one in drawn if one[1] == "priority"][-1]
+    assert {tag for _, tag, _ in drawn} == {"losses/td_error", "replay/priority"}
+    step, _, proto = [one for one in drawn if one[1] == "replay/priority"][-1]
     assert step == last["env_steps"]
     assert proto.num == sum(proto.bucket) > 0 and len(proto.bucket_limit) == len(proto.bucket)
     assert "priority" not in last, "histograms are for TensorBoard alone"

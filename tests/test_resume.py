@@ -95,7 +95,7 @@ def test_must_and_never(tmp_path: Path, resume: Any) -> None:
     fresh, used = tmp_path / "fresh", tmp_path / "used"
     train(config(used, 1000))
     right, wrong = (used, fresh) if resume == "must" else (fresh, used)
-    with pytest.raises(ConfigError, match=f"resume is '{resume}'"):
+    with pytest.raises(ConfigError, match=f"--resume {resume}: "):
         train(config(wrong, 2000, resume=resume))
     assert train(config(right, 2000, resume=resume)).summary["status"] == "finished"
 
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
         assert trainer.session.graph.progress.env_steps == int(older.name.split("-")[0])
         assert f"{newer.name} is refused: its checksum is wrong" in capsys.readouterr().err
         log = (run / "log.txt").read_text()
-        assert f"resumes at {int(older.name.split('-')[0]):,} env steps" in log
+        assert f"Resuming from the checkpoint at {int(older.name.split('-')[0]):,} env steps" in log
         for _ in trainer:
             pass
     older.unlink()
@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:
 
 def test_an_env_that_raises_now_and_then_is_rebuilt_and_counted(tmp_path: Path) -> None:
     """Also over a resume."""
-    raising = {"where": "step", "every": 90}
+    raising: dict[str, str | int | float | bool] = {"where": "step", "every": 90}
     counts = []
     for env_steps in (3000, 6000):
         chosen = dataclasses.replace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tests.runs import summary, train, until_trained
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
+    "return_best",
     *("policy_lag", "restarts", "env_restarts", "nonfinite_steps", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8
@@ -29,11 +29,12 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
     done = run_cli(*train("CartPole-v1", "--train-for-env-steps", "10000", run_dir=name))
     assert (done.returncode, done.stderr) == (0, "")
     run = tmp_path / name
-    assert done.stdout.startswith("finished: 10,") and done.stdout.rstrip().endswith(name)
+    assert done.stdout.startswith("Finished after 0:") and done.stdout.rstrip().endswith(name)
+    assert len(done.stdout.splitlines()) == 1
     assert {path.name for path in run.iterdir()} == {
-        *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock")
+        *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock"),
+        "spec.json",
     }
-    assert stat.S_IMODE(run.stat().st_mode) == 0o700
     written = summary(run)
     assert set(written) == SUMMARY
     assert written["status"] == "finished" and written["error"] is None
@@ -54,9 +55,15 @@ def test_time_is_up(run_cli: RunCli, tmp_path: Path, inference: str) -> None:
     done = run_cli(*arguments)
     assert done.returncode == 0, done.stderr
     assert 2.0 <= summary(tmp_path / "run")["wall_s"] < 6.0
-    assert "actors --> learner" in done.stdout, "the topology is shown"
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("SampleForge ") and "appo on CartPole-v1, CPU, seed " in lines[0]
+    assert lines[2].startswith("1 worker x 8 envs, ") and lines[2].endswith(", CPU, fp32")
+    assert "actors --> learner" not in done.stdout, "the wiring is for --debug"
+    assert "actors --> learner" in (tmp_path / "run" / "log.txt").read_text()
     assert "\x1b" not in done.stdout
-    assert done.stdout.rstrip().splitlines()[-1].startswith("finished: ")
+    assert (
+        lines[-4].startswith("Finished after 0:0") and lines[-1] == "To plot: sampleforge plot run"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Run folders: private, portable, one run at a time, resumed with the config they had."""
+"""Run folders: portable, one run at a time, resumed with the config they had."""
 
 import dataclasses
 import json
@@ -8,13 +8,21 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import yaml
 
+from sampleforge.api import train
+from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
+from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.folder.stored_config import MAY_CHANGE
 from sampleforge.folder.trust import Trust
 from sampleforge.folder.versions import git_commit
+from sampleforge.reporting.reporter import Reporter
 from sampleforge.topologies.config import ALGOS, AppoConfig
+
+FOLDERS = ("checkpoints", "scratch", "tb")
 
 
 @pytest.fixture
@@ -26,14 +34,36 @@ def folder(tmp_path):
     folder.close()
 
 
-def test_everything_is_private_and_names_no_path(folder, tmp_path):
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_all_files_and_folders_follow_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        folder = RunFolder(tmp_path / "runs" / "a")
+        folder.create()
+        with Reporter(folder) as reporter:
+            reporter.log("begins")
+            reporter.report({"loss": 1.0}, env_steps=1, wall_s=1.0)
+        folder.write_config(AppoConfig(env="E"), AppoConfig(env="E"))
+        folder.write_summary({})
+        folder.write_benchmark({})
+        CheckpointStore(folder.checkpoints, 1).save(
+            Checkpoint({"w": torch.ones(2)}, {}), env_steps=1, version=1, return_mean=None
+        )
+        found = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.path.rglob("*")}
+        folder.close()
+    finally:
+        os.umask(before)
+    assert len(found) >= 10
+    assert found == {path: (0o777 if path.name in FOLDERS else 0o666) & ~umask for path in found}
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o777 & ~umask
+
+
+def test_no_file_names_an_absolute_path(folder, tmp_path):
     asked = AppoConfig(env="CartPole-v1", run_dir=str(folder.path))
     folder.write_config(dataclasses.replace(asked, seed=3), asked)
     folder.write_summary({"status": "finished", "return_mean": float("nan")})
     folder.write_benchmark({"sampled_per_s": 1.0})
-    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     for path in folder.path.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
         if path.is_file():
             assert str(tmp_path) not in path.read_text()
     assert json.loads(folder.summary_file.read_text())["return_mean"] is None
@@ -132,11 +162,11 @@ def test_resume_policies(folder):
     must = AppoConfig(env="E", resume="must", run_dir="x")
     never = AppoConfig(env="E", resume="never")
     assert not folder.resumes(AppoConfig()) and not folder.resumes(never)
-    with pytest.raises(ConfigError, match="resume is 'must', but there is no checkpoint"):
+    with pytest.raises(ConfigError, match="--resume must: there is no checkpoint"):
         folder.resumes(must)
     (folder.checkpoints / "manifest.json").write_text("")
     assert folder.resumes(AppoConfig()) and folder.resumes(must)
-    with pytest.raises(ConfigError, match="resume is 'never', but there are checkpoints"):
+    with pytest.raises(ConfigError, match="--resume never: there are checkpoints"):
         folder.resumes(never)
 
 
@@ -145,7 +175,7 @@ def test_a_run_that_is_not_there_is_answered_with_the_nearest(folder):
     assert RunFolder.existing(folder.path).path == folder.path
     (folder.path.parent / "cartpole").mkdir()
     (folder.path.parent / "cartpole" / "config.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"did you mean .*cartpole\?"):
+    with pytest.raises(ConfigError, match=r"Did you mean .*cartpole\?"):
         RunFolder.existing(folder.path.parent / "cartpol")
 
 
@@ -159,3 +189,36 @@ def test_default_folder_names_are_safe(tmp_path):
 
 def test_no_commit_outside_a_checkout(tmp_path):
     assert git_commit(tmp_path) is None
+
+
+def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(tmp_path):
+    asked = AppoConfig(
+        env="CartPole-v1",
+        seed=1,
+        quiet=True,
+        serial=True,
+        async_rl=True,
+        run_dir=str(tmp_path / "run"),
+        train_for_env_steps=2000,
+    )
+    train(asked)
+    file = tmp_path / "run" / "config.yaml"
+    stored = yaml.safe_load(file.read_text())
+    chosen = {
+        **{"num_workers": 1, "num_envs_per_worker": 64, "num_splits": 1, "inference": "inline"},
+        **{"device": "cpu", "precision": "fp32", "learner_threads": 1, "num_policy_workers": 1},
+    }
+    assert {name: stored[name] for name in chosen} == chosen
+    assert stored["batch_size"] > 0 and stored["max_policy_lag"] > 0 and stored["rollout"] == 32
+    again = parse_config("appo", ["--config", str(file)])
+    for name in chosen:
+        assert getattr(again, name) == getattr(asked, name), "chosen anew, wherever that is"
+    assert (again.batch_size, again.rollout) == (stored["batch_size"], 32)
+    result = train(dataclasses.replace(again, run_dir=str(tmp_path / "copy")))
+    copied = yaml.safe_load((tmp_path / "copy" / "config.yaml").read_text())
+    assert {n: v for n, v in copied.items() if n != "left_open"} == {
+        n: v for n, v in stored.items() if n != "left_open"
+    }
+    assert result.summary["return_mean"] > 0
+    longer = dataclasses.replace(asked, num_workers=2, num_splits=2, train_for_env_steps=2500)
+    assert train(longer).summary["env_steps"] >= 2500, "another machine chose other numbers"

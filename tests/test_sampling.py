@@ -118,7 +118,7 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
 
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 @pytest.mark.parametrize("inference", ["inline", "worker"])
-def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: str, inference: str) -> None:
+def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, inference: str) -> None:
     """One pass over the stored rollout, from its stored state, gives what was acted on."""
     import torch
 

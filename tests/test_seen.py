@@ -132,7 +132,7 @@ def test_zeroed_observations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     """Rows that cannot be reset alone go on with zeros in the place of what is not finite, here the
     number of the step."""
     counted: list[Any] = []
-    taken = observation_stats.moments
+    taken = observation_stats.moments  # type: ignore[attr-defined]
 
     def watch(x: torch.Tensor) -> Moments:
         counted.extend(x.numpy().astype(int))

@@ -250,7 +250,7 @@ def test_first_priorities_are_those_of_the_steps_that_are_learned_from() -> None
 def test_action_masks_and_normalisation_work_with_sequences() -> None:
     """MaskedEnv itself asserts that no masked action is taken."""
     model = ModelConfig(hidden_sizes=(8,), core="gru", core_size=6, normalise_observations=True)
-    masked = {"env": "tests.fakes.envs:MaskedEnv", "env_kwargs": {"where": "obs"}}
+    masked: dict[str, Any] = {"env": "tests.fakes.envs:MaskedEnv", "env_kwargs": {"where": "obs"}}
     graph, plan = build_apex(sequence_config(model=model, **masked))
     for _ in serial_rounds(graph, 200):
         pass

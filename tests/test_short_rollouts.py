@@ -4,6 +4,7 @@ they are."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, end_rollout
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import seeded_model
@@ -66,15 +68,17 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
     assert isinstance(actor, ActorWorker)
     actor._ends_early = Endings()
     actor.start()
-    builder, found = BatchBuilder(graph.group.exchange.slots, 1), []
+    exchange = graph.group.exchange
+    assert isinstance(exchange, SlotExchange)
+    builder, found = BatchBuilder(exchange.slots, 1), list[Batch]()
     try:
         while len(found) < count:
             actor.step()
-            while (slot := graph.group.exchange.take_ready()) is not None:
+            while (slot := exchange.take_ready()) is not None:
                 builder.add(slot)
                 builder._longest = ROLLOUT
                 found.append(_copy(builder.take()))
-                graph.group.exchange.give_back(slot)
+                exchange.give_back(slot)
     finally:
         actor.close()
     return found
@@ -159,7 +163,7 @@ def test_short_batches_have_as_many_minibatches_as_nominal_ones(
 
 def shortened(batch: Batch, steps: int) -> Batch:
     """A batch of the steps that were taken, and nothing else."""
-    columns = {}
+    columns: dict[str, Any] = {}
     for field in dataclasses.fields(batch):
         column = getattr(batch, field.name)
         stop = steps + 1 if field.name in ("obs", "is_first") else steps

@@ -153,8 +153,8 @@ def test_single_frames_take_a_quarter_of_the_memory() -> None:
 class StackCheckingLearner(CheckingLearner):
     """Checks all frames of every stack, then the transitions by their newest frames."""
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
-        newest = {}
+    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
+        newest: dict[str, Any] = {}
         for which in ("obs", "next_obs"):
             stacks = getattr(batch, which)["obs"].numpy()
             for i, stack in enumerate(stacks):

@@ -40,8 +40,8 @@ def network(config: DqnConfig, seed: int, masked: bool = False) -> QNetwork:
         MASKED if masked else OBSERVATIONS,
         DISCRETE,
         dueling=config.dueling,
-        head_size=config.head_size,
-        value_distribution=value_distribution(config, config.value_rescaling),
+        head_size=config.head_size or 0,
+        value_distribution=value_distribution(config, bool(config.value_rescaling)),
     )
 
 
@@ -252,15 +252,15 @@ def test_the_best_action_is_that_of_the_best_mean_return_though_values_are_squas
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"v_min": -1.0}, "v_min is -1, but value_distribution is 'none', which has no atoms"),
-        ({**HEADS["quantile"], "v_max": 1.0}, "v_max is 1, but value_distribution is 'quantile'"),
-        ({**HEADS["c51"], "v_min": 3.0}, "v_min is 3, but must be less than v_max 3.*lower v_min"),
-        ({**HEADS["c51"], "num_atoms": 1}, "num_atoms is 1, but must be at least 2"),
-        ({**HEADS["c51"], "v_min": math.inf}, "v_min is inf"),
-        ({"noisy_sigma": 0.0}, "noisy_sigma is 0.0, but must be more than 0"),
+        ({"v_min": -1.0}, "--v-min -1.0: --value-distribution none has no atoms"),
+        ({**HEADS["quantile"], "v_max": 1.0}, "--v-max 1.0: --value-distribution quantile"),
+        ({**HEADS["c51"], "v_min": 3.0}, "--v-min 3: must be less than --v-max 3"),
+        ({**HEADS["c51"], "num_atoms": 1}, "--num-atoms 1: must be at least 2"),
+        ({**HEADS["c51"], "v_min": math.inf}, "--v-min inf: must"),
+        ({"noisy_sigma": 0.0}, "--noisy-sigma 0.0: must be above 0"),
         (
             {**HEADS["c51"], "model": ModelConfig(core="gru")},
-            "value_distribution is 'c51' and model.core 'gru', .* use 'none' for one of them",
+            "--value-distribution c51 --model.core gru: ",
         ),
     ],
 )
@@ -273,9 +273,7 @@ def test_invalid_settings_of_value_distributions_are_refused(
 
 def test_the_atoms_of_images_are_the_papers_and_others_must_be_given() -> None:
     chosen = apex_config(value_distribution="c51", v_min=0.0)
-    with pytest.raises(
-        ConfigError, match=r"but v_max is not given.*give .* as --v-min and --v-max"
-    ):
+    with pytest.raises(ConfigError, match=r"--v-max is missing.*give .* as --v-min and --v-max"):
         resolve_defaults(chosen, spec_of(chosen))
     images = dataclasses.replace(chosen, env="tests.fakes.envs:MixedActionEnv")
     fitted = resolve_defaults(images, spec_of(images))

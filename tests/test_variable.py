@@ -44,7 +44,7 @@ ROWS, ROLLOUT = 5, 8
 MODEL = ModelConfig(hidden_sizes=(8,), core_size=8, separate_critic=False)
 
 
-def config(core: str = "none", **kwargs: Any) -> DdppoConfig:
+def config(core: Any = "none", **kwargs: Any) -> DdppoConfig:
     defaults: dict[str, Any] = {
         "env": "tests.fakes.envs:UnevenEnv",
         "device": "cpu",
@@ -316,7 +316,10 @@ def test_duplicated_steps_of_an_env_count_as_much_as_single_ones(advantage: str)
 
 @pytest.mark.parametrize(("advantage", "core"), [("gae", "none"), ("vtrace", "gru")])
 def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str, core: str) -> None:
-    whole = {"normalise_returns": True, "minibatch_size": None}  # whatever number of steps it has
+    whole: dict[str, Any] = {
+        "normalise_returns": True,
+        "minibatch_size": None,
+    }  # whatever number of steps it has
     chosen = dataclasses.replace(config(core, advantage=advantage, learning_rate=1e-3), **whole)
     batches = list(rounds(chosen, 6))
     alone = learner_of(chosen)  # type: ignore[arg-type]

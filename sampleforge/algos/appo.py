@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
+from sampleforge.algos.hyperparameters import OF_APPO_LOSS, changed, values
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import gae, vtrace
 from sampleforge.ops.running_stats import Gather, alone, over_ranks, scalar_moments
 from sampleforge.ops.surrogate import (
@@ -55,6 +59,15 @@ class AppoLoss:
         self._gamma = gamma
         # In units of the returns' standard deviation, which is unknown without normalisation.
         self._least_std = config.advantage_floor if normalises_returns else 0.0
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_APPO_LOSS)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Take those of the new hyperparameters that are the loss's."""
+        self._config = changed(self._config, OF_APPO_LOSS, new)
+        self._gamma = new.get("gamma", self._gamma)
 
     @property
     def looks_along_time(self) -> bool:
@@ -139,6 +152,7 @@ class AppoLoss:
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
                 "value_mean": masked_mean(values, counts),
                 "target_mean": masked_mean(targets, counts),
+                **value_moments(experience.value, targets, counts),
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         detached = {name: m.detach() for name, m in metrics.items()}

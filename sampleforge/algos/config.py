@@ -6,52 +6,54 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 from sampleforge.models.config import QHeadsConfig
 
 
 @dataclass(frozen=True)
 class LearnerConfig(Checked):
     batch_size: int | None = None
-    """Env steps per learner batch (default: one rollout of every row, at least 1024)."""
+    """Env steps per learner batch (default: one rollout of every environment, at least 1024)."""
     minibatch_size: int | None = None
     """Env steps per gradient step (default: about 256; with --async-rl the whole batch)."""
     num_epochs: int | None = None
-    """Passes over each batch (default: 10, with images 3, with planes that are not pixels 4; with
+    """Passes over each batch (default: 10, for images 3, for grids that are not pixels 4; with
     --async-rl 1)."""
     gamma: float = 0.99
-    """Discount per env step."""
+    """Discount per env step, 0 to 1."""
     learning_rate: float | None = None
-    """Step size of Adam (default: 5e-4, with planes that are not pixels 1e-3; with --async-rl
+    """Step size of Adam (default: 5e-4, for grids that are not pixels 1e-3; with --async-rl
     3e-4)."""
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
-    """linear: to zero at the stop condition; kl_adaptive: keeps the KL near --lr-target-kl."""
+    """linear: falls to zero at the stop condition; kl_adaptive: holds the KL near
+    --lr-target-kl."""
     lr_target_kl: float = 0.008
-    """Target of the kl_adaptive schedule: the KL between the policies before and after the update
-    of a batch."""
+    """With --lr-schedule kl_adaptive: the KL between the policies before and after the update of a
+    batch to aim at, in nats."""
     adam_eps: float = 1e-5
-    """Added to the denominator of Adam's step."""
+    """Added to the denominator of Adam's step, above 0."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of Adam's two running averages, each at least 0 and less than 1."""
+    """Decay rates of Adam's averages of the gradient and of its square, each from 0 to below 1."""
     max_grad_norm: float = 0.5
-    """Gradients are clipped to this norm (0: never)."""
+    """Norm that gradients are clipped to (0: no clipping)."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this for learning; reported returns are not."""
+    """Factor of rewards for learning; reported returns are unscaled."""
     reward_clip: float | None = None
-    """Scaled rewards are clipped to +- this for learning; reported returns are not."""
+    """Clip scaled rewards to +- this value for learning; reported returns are unclipped (default:
+    no clipping)."""
     normalise_returns: bool = True
-    """Learn values of returns divided by their running standard deviation, so that rewards may be
-    of any size. It is measured from the first reward that is not zero."""
+    """Learn returns divided by their running standard deviation, so that rewards of any size
+    fit."""
     max_policy_lag: int | None = None
-    """Experience more than this many policy versions old is masked out of the loss, and counted
-    (default: 100, or twice the lag to be expected of the settings, if that is more)."""
+    """Experience that is more policy versions (gradient steps) old is not learned from (default:
+    100, or twice the expected lag if that is more)."""
     async_rl: bool | None = None
-    """Sample while the learner trains. Off: they take turns, and every batch is on-policy (default:
-    on with images, else off)."""
+    """Sampling goes on while the learner trains; off: they take turns, and every batch is on-policy
+    (default: on for images, else off)."""
     num_batches_to_accumulate: int = 2
-    """Batches that may wait for the learner before sampling stops (back-pressure; async only)."""
+    """With --async-rl: batches that may wait for the learner before sampling stops."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: one, or all cores with --no-async-rl)."""
+    """Threads of the learner on a CPU (default: 1; for images with --no-async-rl one per core)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,12 +65,19 @@ class LearnerConfig(Checked):
         check_range(self, "max_grad_norm max_policy_lag", low=0)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ConfigError(
-                f"adam_betas is {self.adam_betas}, but both must be at least 0 and less than 1"
+                f"{typed('adam_betas', self.adam_betas)}: both must be at least 0 and below 1"
             )
         if self.batch_size and self.minibatch_size and self.minibatch_size > self.batch_size:
             raise ConfigError(
-                f"minibatch_size is {self.minibatch_size}, but a batch has only {self.batch_size} "
-                "env steps to take minibatches from; lower minibatch_size or raise batch_size"
+                f"--minibatch-size {self.minibatch_size}: a batch has only {self.batch_size} env "
+                "steps (--batch-size) to take minibatches from"
+            )
+        waiting, usual = self.num_batches_to_accumulate, LearnerConfig.num_batches_to_accumulate
+        if self.async_rl is False and waiting != usual:
+            raise ConfigError(
+                f"--num-batches-to-accumulate {waiting}: with --no-async-rl (the default without "
+                "images) no batch waits, because sampling and learning take turns; leave it out "
+                "or add --async-rl"
             )
 
 
@@ -78,34 +87,35 @@ class AppoLossConfig(Checked):
     """vtrace: off-policy corrected, recomputed per minibatch; gae: once per batch, from the values
     at sampling (default: gae; with --async-rl vtrace)."""
     vtrace_rho: float = 1.0
-    """Upper bound of V-trace's importance weights rho, above 0."""
+    """V-trace: upper limit of the importance weight of each TD error, above 0."""
     vtrace_c: float = 1.0
-    """Upper bound of V-trace's trace coefficients c, above 0."""
+    """V-trace: upper limit of the importance weight that carries later TD errors back, above 0."""
     gae_lambda: float = 0.95
-    """Trace decay of GAE, and of V-trace's trace coefficients (1: the paper's V-trace)."""
+    """Trace decay of GAE and of V-trace's traces, 0 to 1 (1: V-trace as in its paper)."""
     normalise_advantages: bool = True
-    """Subtract the mean from the advantages of a minibatch, and divide by the standard
-    deviation."""
+    """Subtract the mean of a minibatch's advantages and divide by their standard deviation."""
     advantage_floor: float = 0.1
-    """Advantages are divided by their standard deviation, but at least by this fraction of that of
-    the returns. In a solved task advantages are noise, which would otherwise be scaled up (with
-    --normalise-returns; 0: no lower bound)."""
-    clip_ratio: float = 0.2
-    """The ratio to the behaviour policy is clipped to [1/(1+e), 1+e]."""
-    value_clip: float | None = None
-    """Largest move of value predictions away from those at sampling within one batch (default: no
+    """With --normalise-returns: advantages are divided by no less than this fraction of the
+    standard deviation of the returns, so that the noise of a solved task is not magnified (0: no
     limit)."""
+    clip_ratio: float = 0.2
+    """Clip the probability ratio to the behaviour policy to [1/(1+e), 1+e], e above 0."""
+    value_clip: float | None = None
+    """Distance that value predictions may move from those at sampling within a batch, in units of
+    the normalised returns (default: no limit)."""
     value_coeff: float = 0.5
     """Weight of the value loss, at least 0."""
     exploration: Literal["entropy", "symmetric_kl"] = "entropy"
+    """Bonus that keeps the policy random: its entropy, or the symmetric KL to the uniform
+    policy."""
     exploration_coeff: float | None = None
-    """Weight of the entropy bonus, or of the symmetric KL to the uniform policy (default: .003,
-    with Box actions 0, with images and --no-async-rl .01)."""
+    """Weight of that bonus, at least 0 (default: 0.003; with --no-async-rl 0 for Box actions, 0.01
+    for images)."""
     noise_correlation: float = 0.7
-    """Box actions: correlation of the noise of successive steps, in every fourth env row (0: all
-    noise is independent)."""
+    """Box actions: every fourth environment explores with noise of this correlation from step to
+    step, 0 to 1 (0: all noise is independent)."""
     kl_coeff: float = 0.0
-    """Weight of a penalty on KL(behaviour, policy)."""
+    """Weight of a penalty on KL(behaviour, policy), at least 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,61 +130,61 @@ class DqnConfig(QHeadsConfig):
     the observations; see `sampleforge.topologies.apex`."""
 
     batch_size: int | None = None
-    """Transitions per gradient step (default: 512 for images, else 256); with a recurrent core
+    """Transitions per gradient step (default: 512 for images, else 256), or with a recurrent core
     sequences (default: 64)."""
     gamma: float | None = None
-    """Discount per env step (default: .99, with a recurrent core .997)."""
+    """Discount per env step, 0 to 1 (default: 0.99, with a recurrent core 0.997)."""
     n_step: int | None = None
     """Rewards summed before the target bootstraps, fewer at the end of an episode, rollout or
     sequence (default: 3, with a recurrent core 5)."""
     burn_in: int = 40
-    """Number of first steps of each sequence that only update the recurrent state and are not
+    """First env steps of each sequence: they bring the recurrent state up to date and are not
     learned from."""
     double: bool = True
     """Double Q-learning: the online network chooses the action that the target network values."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages."""
     head_size: int | None = None
-    """Width of a hidden layer in each head (0: no layer; default: 512 for images, else 0)."""
+    """Width of a hidden layer in each head, 0 for no such layer (default: 512 for images, else
+    0)."""
     huber_delta: float = 1.0
-    """TD errors beyond this count linearly (0: all count squared)."""
+    """TD errors beyond this value count linearly (0: all count squared)."""
     value_rescaling: bool | None = None
     """Learn squashed values h(Q) instead of clipping rewards (default: with a recurrent core)."""
     optimiser: Literal["auto", "adam", "rmsprop"] = "auto"
     """rmsprop: centred, as in the paper (auto: rmsprop for images without a core, else adam)."""
     learning_rate: float | None = None
-    """Step size of the optimiser (default: the paper's 6.25e-5 for images, with a recurrent core
-    1e-4; else 5e-4)."""
+    """Step size of the optimiser (default: 6.25e-5 for images, with a recurrent core 1e-4; else
+    5e-4)."""
     lr_schedule: Literal["constant", "linear"] = "constant"
-    """linear: to zero at the stop condition."""
+    """linear: falls to zero at the stop condition."""
     optimiser_eps: float | None = None
     """Added to the denominator of the step (default: for images 3.9e-4 with rmsprop, 1.5e-4 with
     adam, 1e-3 with a recurrent core; else 1e-6)."""
     rmsprop_decay: float = 0.95
-    """Decay rate of rmsprop's running averages, 0 to 1."""
+    """Decay rate of RMSProp's average of squared gradients, 0 to 1."""
     max_grad_norm: float = 40.0
-    """Gradients are clipped to this norm (0: never)."""
+    """Norm that gradients are clipped to (0: no clipping)."""
     target_update_interval: int | None = None
-    """Learner steps between copies of the network to the target network (default: 2500 for images,
+    """Gradient steps between copies of the network to the target network (default: 2500 for images,
     else 100)."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this for learning; reported returns are not."""
+    """Factor of rewards for learning; reported returns are unscaled."""
     reward_clip: Literal["auto"] | float | None = "auto"
-    """Scaled rewards are clipped to +- this for learning; reported returns are not (auto: 1 for
-    images unless values are rescaled, else none)."""
+    """Clip scaled rewards to +- this value for learning; reported returns are unclipped (auto: 1
+    for images unless values are rescaled, else no clipping; None: no clipping)."""
     normalise_returns: bool | None = None
-    """Learn returns of rewards divided by the running root mean square of nonzero rewards, so that
-    rewards may be of any size (default: on, except with clipped rewards and with c51, whose support
-    is in the rewards' own unit)."""
+    """Learn returns of rewards divided by their running root mean square, so that rewards of any
+    size fit (default: yes, except for clipped rewards and for c51)."""
     epsilon_base: float | None = None
-    """Epsilon of env row i of N is epsilon_base ** (1 + epsilon_exponent * i / (N - 1)) (default:
-    0.4, or 0 with noisy nets, which explore by themselves)."""
+    """Environment i of N explores with epsilon = base ** (1 + exponent * i / (N - 1)), 0 to 1
+    (default: 0.4, or 0 with --noisy-nets)."""
     epsilon_exponent: float = 7.0
-    """Exponent in the epsilon of each env row, at least 0: see --epsilon-base."""
+    """The exponent in that formula, at least 0."""
     weights_refresh_interval: int = 400
-    """Env steps of an actor between its checks for newer weights."""
+    """Env steps of an actor between two looks for newer weights."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: one)."""
+    """Threads of the learner on a CPU (default: 1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,9 +200,9 @@ class DqnConfig(QHeadsConfig):
             check_range(self, "reward_clip", low=0, above=True)
         if self.normalise_returns and self.value_distribution == "c51":
             raise ConfigError(
-                "normalise_returns divides rewards by their typical size, but with "
-                "value_distribution 'c51' returns lie between v_min and v_max, which are in the "
-                "rewards' own unit; leave it out, or use 'quantile'"
+                "--normalise-returns --value-distribution c51: returns of c51 lie between --v-min "
+                "and --v-max in the rewards' own unit, and cannot be normalised; leave out "
+                "--normalise-returns, or use --value-distribution quantile"
             )
 
     @property

@@ -15,6 +15,7 @@ import torch
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_loss
+from sampleforge.algos.hyperparameters import OF_DQN, changed, check_names, values
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
@@ -151,6 +152,17 @@ class DqnLearner:
             return distributional_loss(self.model, self.target, batch, beta, self._config)
         return dqn_loss(self.model, self.target, batch, beta, self._config)
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_DQN)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        check_names(self.hyperparameters(), new)
+        self._config = changed(self._config, OF_DQN, new)
+        self._learning_rate = new.get("learning_rate", self._learning_rate)
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
@@ -158,7 +170,7 @@ class DqnLearner:
         tensors |= optimiser_tensors(self._optimiser)
         if self._reward_scale is not None:
             tensors["reward_scale"] = self._reward_scale.state()
-        plain = {"version": self.version}
+        plain = {"version": self.version, "hyperparameters": self.hyperparameters()}
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
@@ -178,6 +190,7 @@ class DqnLearner:
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
         self.version = plain["version"]
+        self.change(plain.get("hyperparameters", {}))
 
 
 def _fetch(

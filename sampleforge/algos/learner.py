@@ -4,7 +4,7 @@ out."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -13,10 +13,12 @@ from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
+from sampleforge.algos.hyperparameters import OF_LEARNER, changed, check_names, values
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.ops.explained_variance import MOMENTS, explained_variance
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive, linear
 from sampleforge.rollouts.batch import Batch
@@ -27,6 +29,10 @@ class Loss(Protocol):
 
     @property
     def looks_along_time(self) -> bool: ...
+
+    def hyperparameters(self) -> dict[str, Any]: ...
+
+    def change(self, new: Mapping[str, Any]) -> None: ...
 
     def prepare(self, model: ActorCritic, experience: Experience) -> Experience: ...
 
@@ -89,7 +95,8 @@ class Learner:
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
         schedule. A gradient step whose gradient is not finite is skipped and counted in
         ``skipped_steps``; a minibatch without a valid row is counted in ``empty_minibatches``.
-        Means are weighted by valid rows, and 0 if there is none.
+        Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
+        the values at sampling; it is left out where the value targets do not vary.
         """
         if self._config.lr_schedule == "linear":
             progress = float(self._averaging.all_gather(torch.tensor([progress])).max())
@@ -114,6 +121,9 @@ class Learner:
                 kl = change.measure(self.model, self._averaging.all_gather)
             metrics_of_steps["update_kl"] = kl
         metrics = to_floats({**metrics_of_steps, **counts})
+        explained = explained_variance({name: metrics.pop(name) for name in MOMENTS})
+        if explained is not None:
+            metrics["explained_variance"] = explained
         steps = len(per_step) - int(metrics["empty_minibatches"])
         self.version -= len(per_step) - steps
         for name in ("policy_lag_mean", "policy_lag_max"):
@@ -216,13 +226,31 @@ class Learner:
             valid = batch.valid.flatten()
             self.model.normaliser.update(leaves, valid, self._averaging.all_gather)
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_LEARNER) | self._loss.hyperparameters()
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        check_names(self.hyperparameters(), new)
+        self._config = changed(self._config, OF_LEARNER, new)
+        self._loss.change(new)
+        self._return_scale.gamma = self._config.gamma
+        if "learning_rate" in new:
+            self._initial_rate = self._learning_rate = new["learning_rate"]
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
         tensors["rng/minibatches"] = self._generator.get_state()
         tensors["return_scale"] = self._return_scale.state()
-        plain = {"version": self.version, "learning_rate": self._learning_rate}
+        plain = {
+            "version": self.version,
+            "learning_rate": self._learning_rate,
+            "hyperparameters": self.hyperparameters(),
+        }
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
@@ -241,6 +269,7 @@ class Learner:
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and no reward had come
         self.version = plain["version"]
+        self.change(plain.get("hyperparameters", {}))
         self._learning_rate = plain["learning_rate"]
 
 

@@ -31,7 +31,7 @@ class ReturnScale:
     """
 
     def __init__(self, gamma: float, device: torch.device) -> None:
-        self._gamma = gamma
+        self.gamma = gamma
         self._moments = torch.zeros(3, dtype=torch.float64, device=device)  # steps, mean, variance
 
     @torch.no_grad()
@@ -42,7 +42,7 @@ class ReturnScale:
         Steps have the weights that they have in the loss. A batch with returns that are not finite
         is left out.
         """
-        returns = sampled_returns(experience, self._gamma)
+        returns = sampled_returns(experience, self.gamma)
         rewarded = (experience.reward != 0).float()
         both = [scalar_moments(x, experience.counts) for x in (returns, rewarded)]
         mean, var = (torch.stack([getattr(m, name) for m in both]) for name in ("mean", "var"))

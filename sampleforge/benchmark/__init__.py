@@ -166,7 +166,7 @@ class Benchmark:
     def _result(self, window: Window) -> dict[str, Any]:
         """All of benchmark.json."""
         setting, peak = self._setting, self._peak
-        table = stages(window.counted, _roles(self._graph), window.seconds)
+        table = stages(window.counted, roles_of(self._graph), window.seconds)
         judged = verdict(table, window.free, window.idle_cores, setting, self._warnings(window))
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         return {
@@ -193,8 +193,8 @@ class Benchmark:
         }
 
 
-def _roles(graph: Graph) -> Roles:
-    """Which counter rows step environments, only infer, only learn, or do all of it."""
+def roles_of(graph: Graph) -> Roles:
+    """Return which counter rows step environments, only infer, only learn, or do all of it."""
 
     def rows(*roles: Role) -> list[int]:
         return [node.counter_row for node in graph.having(*roles)]

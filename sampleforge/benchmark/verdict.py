@@ -100,6 +100,24 @@ class Verdict:
     flags: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def in_words(self) -> str:
+        """The bottleneck for a line of the screen."""
+        return IN_WORDS[self.bottleneck]
+
+
+IN_WORDS = {
+    "emulate": "env steps",
+    "gather": "collecting observations",
+    "forward": "policy inference",
+    "bookkeeping": "the actors' bookkeeping",
+    "hand-over": "waiting for slots or actions",
+    "batch": "copying batches",
+    "learn": "gradient steps",
+    "publish": "publishing weights",
+}
+"""Stages as they are called on the screen."""
+
 
 def verdict(
     stages: Sequence[Stage],
@@ -109,7 +127,7 @@ def verdict(
     warnings: tuple[str, ...] = (),
 ) -> Verdict:
     """The stage that limits the run. ``free`` is the mean share of free slots, ``idle_cores`` how
-    many cores' time nobody used; ``warnings`` are passed on."""
+    many cores' time was unused; ``warnings`` are passed on."""
     share = {stage.name: stage.share for stage in stages}
     us = {stage.name: stage.us for stage in stages}
     found, reason = _limit(share, us, free, setting)
@@ -131,19 +149,19 @@ def _limit(
         stage, why = _sampler_limit(share, us)
         if actors_wait > learner_waits:
             stage, why = _largest(us, LEARNER), f"the actors wait {actors_wait:.0%} of their time"
-        return stage, f"synchronous, sampler and learner take turns: {why}"
+        return stage, f"sampling and learning take turns: {why}"
     for_slots = setting.inference == "inline" or free < EMPTY
     if actors_wait > WAITS and for_slots and actors_wait > learner_waits:
         stage = _largest(us, LEARNER)
         return stage, (
             f"the learner is behind: actors wait {actors_wait:.0%} of their time for free slots "
-            f"({free:.0%} are free on the average), and most of the learner's goes into {stage}"
+            f"({free:.0%} are free on average), and most of the learner's time goes into {stage}"
         )
     if learner_waits > WAITS:
         stage, why = _sampler_limit(share, us)
         return stage, f"the sampler is behind: the learner waits {learner_waits:.0%}, and {why}"
     stage = _largest(us, SAMPLER + LEARNER)
-    return stage, f"nobody waits, the cores are full, and {stage} takes most of their time"
+    return stage, f"all cores are busy; most of the time goes into {IN_WORDS[stage]}"
 
 
 def _sampler_limit(share: dict[str, float], us: dict[str, float]) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def measure(
     processes = {"driver": psutil.Process(os.getpid())}
     processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
     before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
-    idle = _idle_s()
+    idle = idle_s()
     begun, looked, fills = monotonic(), 0.0, []
     while monotonic() < begun + seconds:
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
@@ -92,7 +92,7 @@ def measure(
         free=float(free),
         ready=float(ready),
         busy=busy,
-        idle_cores=(_idle_s() - idle) / elapsed,
+        idle_cores=(idle_s() - idle) / elapsed,
         lag={
             "mean": learned.get("policy_lag_mean"),
             "max": learned.get("policy_lag_max"),
@@ -136,7 +136,7 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _idle_s() -> float:
+def idle_s() -> float:
     """Seconds for which the cores that we may use were idle, together."""
     cores = psutil.cpu_times(percpu=True)
     return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))

@@ -14,6 +14,7 @@ from sampleforge.config import ConfigError, nearest
 
 VERBS = {
     "train": "train an agent, or resume a run",
+    "describe": "print the wiring of a run without training",
     "tune": "find the fastest flags for this machine",
     "eval": "play episodes with a trained policy",
     "plot": "draw the learning curves of runs",
@@ -61,9 +62,9 @@ def _verb(name: str) -> Callable[[list[str]], int]:
     if name not in VERBS:
         near = nearest(name, VERBS, 1)
         hint = (
-            f"did you mean `sampleforge {near[0]}`?" if near else f"there are: {', '.join(VERBS)}"
+            f"Did you mean `sampleforge {near[0]}`?" if near else f"There are {', '.join(VERBS)}."
         )
-        raise ConfigError(f"unknown command {name!r}; {hint}")
+        raise ConfigError(f"Unknown command {name}. {hint}")
     run: Callable[[list[str]], int] = importlib.import_module(f"sampleforge.cli.{name}").run
     return run
 

@@ -26,12 +26,12 @@ class EvalFlags(Checked):
     episodes: int | None = None
     """Episodes to play (default: 100, or 20 where one takes minutes)."""
     max_episode_steps: int | None = None
-    """Cut episodes after N env steps (default: the environment's own limit, or 27,000 where it has
-    none)."""
+    """Truncate episodes after N env steps (default: the environment's own limit, or 27,000 where it
+    has none)."""
     stochastic: bool = False
-    """Sample the actions, as in training; off: take the most likely ones."""
+    """Sample the actions, as in training; off: take the most likely actions."""
     seed: int | None = None
-    """Seed of the episodes (default: one that follows from the run's own)."""
+    """Seed of the episodes (default: derived from the seed of the run)."""
     checkpoint: Literal["latest", "best"] = "latest"
     """best: that of the highest mean return in the run's own evaluations (--evaluate-interval); in
     a run without them, over 100 episodes of training."""

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from sampleforge.cli.key_values import KEY_VALUES
-from sampleforge.config import to_plain
+from sampleforge.config import ConfigError, to_plain, whole_number
 
 C = TypeVar("C")
 Field = tuple[str, Any, Any]
@@ -35,15 +35,72 @@ def parse(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
     return tyro.cli(cls, args=list(args), prog=prog, description=description, config=_MARKERS)
 
 
+OTHER_NAMES = {
+    "lr": "learning-rate",
+    "num-envs": "num-envs-per-worker",
+    "n-envs": "num-envs-per-worker",
+    "n-steps": "rollout",
+    "num-steps": "rollout",
+    "n-epochs": "num-epochs",
+    "total-timesteps": "train-for-env-steps",
+    "timesteps": "train-for-env-steps",
+    "ent-coef": "exploration-coeff",
+    "vf-coef": "value-coeff",
+    "clip-range": "clip-ratio",
+    "clip-coef": "clip-ratio",
+    "discount": "gamma",
+    "buffer-size": "replay-capacity",
+    "workers": "num-workers",
+    "env-id": "env",
+}
+"""Names of flags in other libraries -> ours."""
+
+
+def check_known(cls: type[Any], args: Sequence[str]) -> None:
+    """Raise ConfigError for a flag that other libraries have under another name than ``cls``. Other
+    unknown flags are refused by `parse`."""
+    names = {field.name.replace("_", "-") for field in dataclasses.fields(cls)}
+    for arg in args:
+        name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
+        ours = OTHER_NAMES.get(name)
+        if arg.startswith("--") and name not in names and ours in names:
+            raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
+
+
 def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
-    """Return ``args`` with a value after each flag of a field that is yes, no or left open
-    (``bool | None``), so that these are typed as all other switches: --async-rl, --no-async-rl."""
-    switches = _open_switches(cls)
+    """Return ``args`` as the parser of ``cls`` takes them: with a value after each flag of a field
+    that is yes, no or left open (``bool | None``), so that these are typed as all other switches:
+    --async-rl, --no-async-rl; and with whole numbers in digits, which may be typed as 1e6."""
+    switches, numbers = _open_switches(cls), _whole_numbers(cls)
     found: list[str] = []
+    is_number = False
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         flag, value = switches.get(arg.replace("_", "-"), (arg, None))
         has_value = value == "True" and following in ("True", "False", "None")
+        name, equals, given = arg.partition("=")
+        if is_number:
+            arg = _digits(arg)
+        elif equals and name.replace("_", "-") in numbers:
+            arg = f"{name}={_digits(given)}"
+        is_number = arg.replace("_", "-") in numbers
         found += [arg] if value is None or has_value else [flag, value]
+    return found
+
+
+def _digits(text: str) -> str:
+    """A whole number in digits; any other text as it is."""
+    number = whole_number(text)
+    return text if number is None else str(number)
+
+
+def _whole_numbers(cls: type[Any], prefix: str = "") -> set[str]:
+    """The flags of ``cls`` whose value is a whole number."""
+    found: set[str] = set()
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            found |= _whole_numbers(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+        elif hint is int or set(typing.get_args(hint)) == {int, type(None)}:
+            found.add(f"--{prefix}{name.replace('_', '-')}")
     return found
 
 
@@ -131,17 +188,37 @@ def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
     for name in inspect.get_annotations(part):
         if typing.get_origin(hints[name]) is typing.ClassVar:
             continue
-        text = docs.get(name, "")
-        marks: list[Any] = [tyro.conf.arg(help=text)]
+        default = getattr(defaults, name)
+        shown = _shown(docs.get(name, ""), default)
+        marks: list[Any] = [tyro.conf.arg(metavar=_metavar(hints[name]), **shown)]
         if _is_open_switch(hints[name]):
             # Both flags take the value that `with_values` gives to them; help shows an alias first.
             on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
-            marks = [tyro.conf.arg(help=text, name=off, aliases=on, metavar="")]
+            marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
         if typing.get_origin(hints[name]) is dict:
             marks.append(KEY_VALUES)
         hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]
         fields.append((name, hint, _field(getattr(defaults, name))))
     return dataclasses.make_dataclass(part.__name__, fields, frozen=True)
+
+
+def _shown(text: str, default: Any) -> dict[str, Any]:
+    """The help of a flag: its text and, unless the text says it or there is none, its default."""
+    if default in (None, "", {}) or ("(default:" in text and default is None):
+        return {"help": text, "help_behavior_hint": ""}
+    if isinstance(default, bool):
+        return {"help": text, "help_behavior_hint": f"(default: {'on' if default else 'off'})"}
+    return {"help": re.sub(r" \(default: [^)]*\)", "", text)}
+
+
+def _metavar(hint: Any) -> str | None:
+    """What stands for the value of a flag that may be left open, None for the parser's own."""
+    options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if type(None) not in typing.get_args(hint) or len(options) != 1:
+        return None
+    if typing.get_origin(options[0]) is typing.Literal:
+        return "{" + ",".join(map(str, typing.get_args(options[0]))) + "}"
+    return {int: "INT", float: "FLOAT", str: "STR"}.get(options[0])
 
 
 def _docs(cls: type[Any]) -> dict[str, str]:

@@ -31,11 +31,11 @@ def run(args: Sequence[str]) -> int:
     flags = parse(PlotFlags, args, "sampleforge plot", text)
     out = Path(flags.out)
     if not flags.runs:
-        raise ConfigError("there is no run to draw; give a folder, as in sampleforge plot runs/a")
+        raise ConfigError("There is no run to draw; give a folder, as in sampleforge plot runs/a")
     if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out is {flags.out}, but must end in one of {', '.join(FORMATS)}")
+        raise ConfigError(f"--out {flags.out}: must end in one of {', '.join(FORMATS)}")
     if not out.parent.is_dir():
-        raise ConfigError(f"--out is {flags.out}, but there is no folder {out.parent}")
+        raise ConfigError(f"--out {flags.out}: there is no folder {out.parent}")
     from sampleforge.reporting.plots import draw
 
     draw([Path(run_dir) for run_dir in flags.runs], out)

@@ -19,7 +19,7 @@ class PresetFlags:
     names: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]")
     ] = ()
-    """Presets to print (none: list them all)."""
+    """Presets to print (default: list them all)."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -37,8 +37,8 @@ def run(args: Sequence[str]) -> int:
         found = [path for (_, name), path in there_are.items() if name == wanted]
         if not found:
             near = nearest(wanted, [name for _, name in there_are])
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ConfigError(f"unknown preset {wanted!r}{hint} (`sampleforge presets` lists them)")
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"Unknown preset {wanted}.{hint} `sampleforge presets` lists them")
         for path in found:
             print(path.read_text(encoding="utf-8"), end="")
     return 0

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from sampleforge.reporting.closing import end_line, next_commands
 from sampleforge.reporting.display import QuietDisplay, open_display
 from sampleforge.reporting.progress import Goal
 from sampleforge.session.callback import Callback, Message
@@ -25,17 +26,23 @@ class Screen(Callback):
         elif message.level not in ("debug", "error"):
             self._opened(session).message(message.text, message.level)
 
+    def on_start(self, session: Session) -> None:
+        from sampleforge.benchmark.live import BottleneckWatch
+        from sampleforge.benchmark.verdict import BenchmarkContext
+
+        context = BenchmarkContext.of(session.resolved, session.plan, session.spec)
+        self._watch = BottleneckWatch(session.graph, context)
+
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        self._opened(session).update(report)
+        self._opened(session).update(report, self._watch.look())
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         if summary["status"] != "failed":
-            mean, where = summary["return_mean"], session.folder.path
-            reached = "no episode has ended" if mean is None else f"mean return {mean:.2f}"
-            text = f"{summary['status']}: {summary['env_steps']:,} env steps, {reached}, in {where}"
-            if summary["status"] == "interrupted" and session.checkpoints.writes:
-                text += "; the same command with that --run-dir goes on from its checkpoint"
-            session.message(text, "result")
+            folder, status = session.folder.path, summary["status"]
+            session.message(end_line(status, summary, folder), "result")
+            if session.checkpoints.writes:
+                for line in next_commands(session.asked, folder, status):
+                    session.message(line)
         self.close()
 
     def close(self) -> None:

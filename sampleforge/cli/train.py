@@ -33,23 +33,34 @@ def run(args: Sequence[str]) -> int:
 
         return run_rank(config, world, run_session)
     from sampleforge.cli.running import run as run_training
+    from sampleforge.env.probe import EnvProbeError
+    from sampleforge.folder.run_folder import with_folder_and_seed
+    from sampleforge.reporting.opening import banner, environment_failed
 
-    return run_training(config)
+    config = with_folder_and_seed(config)
+    if not config.quiet:
+        print(banner(config), flush=True)
+    try:
+        return run_training(config)
+    except EnvProbeError as error:
+        raise ConfigError(environment_failed(str(error), config.run_dir)) from error
 
 
-def parse_config(algo: str, args: Sequence[str]) -> Any:
-    """The config of a command line. Raises ConfigError; exits as `flags.parse` does."""
+def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
+    """Return the config of a command line of ``verb``. Raises ConfigError; exits as `flags.parse`
+    does."""
     cls = config_class(algo)
+    flags.check_known(cls, args)
     args = flags.with_values(cls, args)
     values = flags.unchecked(cls)
-    parsed = _parse(algo, cls, values(), args)
+    parsed = _parse(algo, cls, values(), args, verb)
     if parsed.preset or parsed.config:
         defaults = from_plain(values, _layers(algo, values, parsed.preset, parsed.config))
-        parsed = _parse(algo, cls, defaults, args)
+        parsed = _parse(algo, cls, defaults, args, verb)
     config = from_plain(cls, flags.config_values(cls, parsed), "command line")
     if not config.env:
         raise ConfigError(
-            "there is no --env to train on; give one, for example: sampleforge train "
+            "There is no --env to train on; give one, for example: sampleforge train "
             f"{algo} --env CartPole-v1 --train-for-seconds 30 (`sampleforge envs` lists them), or "
             f"a --preset: {', '.join(preset_names(algo))}"
         )
@@ -60,33 +71,38 @@ def config_class(algo: str) -> type[Any]:
     """The config class of an algorithm's name. Raises ConfigError for one that there is not."""
     if algo in ALGOS:
         return ALGOS[algo]
-    there_is = f"there is: {', '.join(ALGOS)}"
+    there_is = f"There are {', '.join(ALGOS)}."
     if algo.startswith("-"):
         raise ConfigError(
-            f"the algorithm comes before the flags, as in `sampleforge train appo {algo} ...`; "
+            f"The algorithm comes before the flags, as in `sampleforge train appo {algo} ...`. "
             f"{there_is}"
         )
     near = nearest(algo, ALGOS)
-    hint = f"did you mean {near[0]}?" if near else there_is
-    raise ConfigError(f"unknown algorithm {algo!r}; {hint}")
+    hint = f"Did you mean {near[0]}?" if near else there_is
+    raise ConfigError(f"Unknown algorithm {algo}. {hint}")
 
 
-def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str]) -> Any:
+def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str], verb: str) -> Any:
     presets = ", ".join(preset_names(algo))
     first = [
         _file_flag("preset", f"Start from these settings; one of: {presets}."),
-        _file_flag("config", "YAML file of settings, over the preset's and under flags."),
+        _file_flag("config", "YAML file of settings: over those of the preset, under flags."),
     ]
     description = (
         f"{cls.__doc__}\n\nFor example: sampleforge train {algo} --env CartPole-v1 "
         "--train-for-seconds 30"
     )
     kind = flags.config_flags(cls, defaults, first)
-    return flags.parse(kind, args, f"sampleforge train {algo}", description)
+    return flags.parse(kind, args, f"sampleforge {verb} {algo}", description)
 
 
 def _file_flag(name: str, text: str) -> flags.Field:
-    hint = Annotated[str | None, tyro.conf.arg(help=text)]
+    hint = Annotated[
+        str | None,
+        tyro.conf.arg(
+            help=text, metavar="NAME" if name == "preset" else "FILE", help_behavior_hint=""
+        ),
+    ]
     return name, hint, dataclasses.field(default=None)
 
 

@@ -37,11 +37,11 @@ class TuneFlags(Checked):
     algo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGO")]
     """Algorithm, as for train."""
     seconds_per_trial: float = 5.0
-    """Length of each measurement; start and warm-up come on top."""
+    """Seconds of each measurement, without start and warm-up."""
     preset: str | None = None
-    """Preset to tune, such as a model larger than the default one."""
+    """Preset to tune (default: none)."""
     out: str | None = None
-    """File to write, for --config (none: <env>-<algo>-tuned.yaml in the current folder)."""
+    """File to write, for --config (default: <env>-<algo>-tuned.yaml in the current folder)."""
 
 
 def run(args: Sequence[str]) -> int:

@@ -13,13 +13,14 @@ from sampleforge.config import Checked, check_range
 class EnvConfig(Checked):
     env: str = ""
     """A gymnasium id (CartPole-v1, ALE/Breakout-v5, ...), module:Id for an id that a module
-    registers when it is imported, or package.module:factory for your own function or class."""
+    registers when it is imported, or package.module:factory for your own function or class
+    (default: that of the preset)."""
     env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Keyword arguments for the environment's constructor or factory."""
     env_backend: Literal["auto", "vector", "single"] = "auto"
     """vector: the simulator's own vector env, if it has one; single: one gymnasium env per row."""
     env_timeout: float = 60.0
-    """Seconds that constructing, resetting or stepping an environment may take before it counts as
+    """Seconds that making, resetting or stepping an environment may take before it counts as
     hung."""
     max_episode_steps: int | None = None
     """Truncate episodes after N env steps (default: the environment's own limit)."""

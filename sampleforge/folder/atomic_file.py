@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises OSError (disk full, read-only, ...); ``path`` is then as before and nothing is left over.
     A process killed here may leave a file of TEMPORARY_SUFFIX.
     """
-    handle, name = tempfile.mkstemp(TEMPORARY_SUFFIX, f".{path.name}.", path.parent)
+    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    # mkstemp would make it private to its owner; this one follows the umask, as all files do.
+    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

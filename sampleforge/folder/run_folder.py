@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -41,8 +43,23 @@ def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
     return path
 
 
+def with_folder_and_seed(config: C) -> C:
+    """Return ``config`` with a run folder and a seed, so that both can be said at once: those that
+    it names, or a new folder, and the seed of the run that the folder holds, or a random one."""
+    asked: Any = config
+    path = Path(asked.run_dir) if asked.run_dir else default_run_dir(config)
+    seed = asked.seed
+    if seed is None:
+        stored, found = path / "config.yaml", None
+        if path.is_dir():
+            check_places(path, (stored.name,))
+            found = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        seed = found if isinstance(found, int) else secrets.randbelow(2**31)
+    return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
+
+
 class RunFolder:
-    """One run's files: all private to their owner, none naming an absolute path."""
+    """One run's files. Their permissions follow the umask; none names an absolute path."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -68,22 +85,22 @@ class RunFolder:
         parent = folder.path.parent
         runs = [found.parent.name for found in parent.glob("*/config.yaml")]
         near = [str(parent / name) for name in nearest(folder.path.name, runs)]
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise ConfigError(f"{path} is not a run folder: there is no config.yaml in it{hint}")
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{path} is not a run folder: it has no config.yaml{hint}")
 
     def create(self) -> None:
-        """Make the folder (mode 0700), or take an existing one, and lock it against another run.
+        """Make the folder, or take an existing one, and lock it against another run.
 
         The kernel drops the lock when this process ends, however it ends. Raises ConfigError if
         another run has the folder, it cannot be made, or something in it leads out of it.
         """
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             check_places(self.path, _FILES)
             self._lock = self._locked()
-            self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
-            self.scratch.mkdir(mode=0o700)
+            self.scratch.mkdir()
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -93,7 +110,7 @@ class RunFolder:
 
     def _locked(self) -> int:
         """File handle that holds the lock."""
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -164,12 +181,12 @@ class RunFolder:
         found = found or (self.checkpoints / "manifest.json").exists()
         if config.resume == "must" and not found:
             raise ConfigError(
-                f"resume is 'must', but there is no checkpoint in {self.path}; give the folder of "
+                f"--resume must: there is no checkpoint in {self.path}; give the folder of "
                 "an earlier run, or --resume auto to start one here"
             )
         if config.resume == "never" and found:
             raise ConfigError(
-                f"resume is 'never', but there are checkpoints in {self.path}; give another "
+                f"--resume never: there are checkpoints in {self.path}; give another "
                 "--run-dir, or --resume auto to go on from them"
             )
         return found

@@ -1,7 +1,9 @@
 """config.yaml of a run folder: how a config is stored, read, and compared when a run is resumed.
 
-Fields that the user left open (no seed, no batch size) are stored as they were resolved, and as
-``left_open`` besides: so the same command resumes the run, with the seed and the batch it had.
+Fields that the user left open (no seed, no batch size, no number of workers) are stored as they
+were resolved, and as ``left_open`` besides: so the same command resumes the run, with the seed and
+the batch it had. Those of them that are about the machine (`_MACHINE`) are resolved anew whenever
+the file is read, because that may be on another machine.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _REPORTING = {
 }
 _MACHINE = {
     *("serial", "device", "precision", "compile", "inference", "env_timeout", "decorrelate"),
-    *("num_workers", "num_envs_per_worker", "num_policy_workers", "learner_threads"),
+    *("num_workers", "num_envs_per_worker", "num_splits", "num_policy_workers"),
+    "learner_threads",
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
     *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
@@ -105,8 +108,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def config_values(path: Path, algo: str) -> dict[str, Any]:
     """The config fields in a YAML file written by hand or in a run's config.yaml, whose header is
-    left out. Fields that a run's version did not have get the meaning they had then. Raises
-    ConfigError if the file is for another algorithm than ``algo``."""
+    left out. In the latter, what was chosen for the machine is left open again, and fields that
+    the run's version did not have get the meaning they had then. Raises ConfigError if the file is
+    for another algorithm than ``algo``."""
     found = read_yaml(path)
     if found.get("algo", algo) != algo:
         raise ConfigError(
@@ -114,7 +118,11 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
             "it, or give another file (in a run's folder: another --run-dir)"
         )
     fields = {key: value for key, value in found.items() if key not in HEADER}
-    return _as_meant(fields, algo) if "versions" in found else fields
+    if "versions" not in found:
+        return fields
+    left_open = found.get("left_open") or {}
+    fields |= {name: value for name, value in left_open.items() if name in _MACHINE}
+    return _as_meant(fields, algo)
 
 
 def _as_meant(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
@@ -175,6 +183,7 @@ def changes(stored: Any, left_open: Mapping[str, Any], config: Any, fitted: Any)
         for name, value in new.items()
         if name not in MAY_CHANGE
         and value != old[name]
+        and not (name == "seed" and value is None)  # the run's own is meant
         and (name in IMPORTABLE or fits[name] != old[name])
         and not (
             _is_open(name, value, defaults[name])

@@ -8,14 +8,13 @@ and nothing in it is followed out of it.
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 
 IMPORTABLE = ("env", "env_kwargs", "model.encoder")
 """Fields of a config, by dotted name, whose values can name code."""
@@ -40,7 +39,7 @@ def check_trust(
     for name, value in trust.repeated.items():
         if value != stored[name]:
             raise ConfigError(
-                f"{_typed(name, value)}: the run in {config_file.parent} was trained with "
+                f"{typed(name, value)}: the run in {config_file.parent} was trained with "
                 f"{stored[name]!r}; repeat that value, or leave out the flag"
             )
     if trust.everything:
@@ -53,7 +52,7 @@ def check_trust(
     if not refused:
         return
     found = "\n  ".join(f"{name}: {value!r}" for name, value in refused.items())
-    repeat = " ".join(_typed(name, stored[name]) for name in refused)
+    repeat = " ".join(typed(name, stored[name]) for name in refused)
     raise ConfigError(
         f"{config_file} names code that would be imported and run:\n  {found}\n"
         "A run folder may come from somewhere else, so that such values are used only if you say "
@@ -87,14 +86,6 @@ def _value(config: Any, name: str) -> Any:
     for part in name.split("."):
         config = getattr(config, part)
     return config
-
-
-def _typed(name: str, value: Any) -> str:
-    """A field's flag and value as they are typed."""
-    words = [f"{k}={v}" for k, v in value.items()] if isinstance(value, Mapping) else [str(value)]
-    flag = f"--{name.replace('_', '-')}"
-    shown = [shlex.quote(word if word.isprintable() else repr(word)) for word in words]
-    return " ".join([flag, *shown])
 
 
 def check_places(folder: Path, names: tuple[str, ...]) -> None:

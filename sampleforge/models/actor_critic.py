@@ -144,7 +144,7 @@ def _check_fit(
 ) -> None:
     if config.squash_actions and layout.num_boxes and not layout.is_bounded:
         raise ConfigError(
-            f"model.squash_actions needs finite bounds with low < high, but the Box actions have "
+            f"--model.squash-actions needs finite bounds with low < high, but the Box actions have "
             f"low {layout.low} and high {layout.high}; leave it off, or bound the Box"
         )
     if ACTION_MASK in observations:

@@ -49,7 +49,7 @@ class DictEncoder(nn.Module):
         if not self.images:
             shapes = {name: (spec.shape, spec.dtype) for name, spec in observations.items()}
             raise ConfigError(
-                f"model.encoder is {config.encoder!r}, but no observation leaf is an image "
+                f"--model.encoder {config.encoder}: no observation leaf is an image "
                 f"(rank 3, at least 8x8 pixels): {shapes}; use mlp, or auto"
             )
         act = activation(config.activation, "relu")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
+    flag_prefix: ClassVar[str] = "model."
+    """What stands before the names of these flags."""
+
     encoder: str = "auto"
     """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, doom_cnn, impala_resnet, a
     registered name, or package.module:EncoderClass."""
@@ -24,16 +27,15 @@ class ModelConfig(Checked):
     core_size: int = 256
     """Width of the recurrent core's state."""
     separate_critic: bool | None = None
-    """Give the value function an encoder and a core of its own (default: without images and without
-    a core)."""
+    """The value function has its own encoder and core (default: yes without images and without a
+    core)."""
     normalise_observations: bool = True
     """Normalise observations of floats or bytes by their running mean and standard deviation
     (images are divided by 255, categories one-hot encoded)."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False
-    """Box actions: squash them into the bounds by tanh, instead of leaving it to the environment to
-    clip them."""
+    """Box actions: squash them into the bounds by tanh, instead of clipping them."""
     initial_log_std: float = 0.0
     """Box actions: log of the standard deviation at the start."""
 
@@ -43,7 +45,7 @@ class ModelConfig(Checked):
         check_range(self, "initial_log_std")
         if any(width < 1 for width in self.hidden_sizes):
             raise ConfigError(
-                f"hidden_sizes is {self.hidden_sizes}, but a layer has at least 1 unit; "
+                f"{typed('model.hidden_sizes', self.hidden_sizes)}: a layer has at least 1 unit; "
                 "for no hidden layers leave the list empty"
             )
 
@@ -71,7 +73,7 @@ class QHeadsConfig(Checked):
     """Explore by Gaussian noise of a learned size on the weights of the heads; evaluation uses no
     noise."""
     noisy_sigma: float = 0.5
-    """Size of that noise at the start, times sqrt(inputs of the layer)."""
+    """Initial size of that noise, times sqrt(inputs of the layer)."""
     value_distribution: Literal["none", "c51", "quantile"] = "none"
     """Learn the distribution of returns. c51: probabilities of --num-atoms returns from --v-min to
     --v-max (no Huber loss); quantile: --num-atoms quantiles."""
@@ -79,9 +81,9 @@ class QHeadsConfig(Checked):
     """Number of atoms of c51, or of quantiles, whose loss costs their square (200 in their
     paper)."""
     v_min: float | None = None
-    """c51: the least return, of scaled and clipped rewards (default: -10 for images)."""
+    """c51: the lowest return, of scaled and clipped rewards (default: -10 for images)."""
     v_max: float | None = None
-    """c51: the largest return (default: 10 for images)."""
+    """c51: the highest return, of scaled and clipped rewards (default: 10 for images)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,12 +94,11 @@ class QHeadsConfig(Checked):
             value = getattr(self, name)
             if value is not None and self.value_distribution != "c51":
                 raise ConfigError(
-                    f"{name} is {value:g}, but value_distribution is "
-                    f"{self.value_distribution!r}, which has no atoms to spread; use 'c51', or "
-                    f"leave {name} out"
+                    f"{typed(name, value)}: --value-distribution {self.value_distribution} has no "
+                    "atoms to spread; use --value-distribution c51 or leave it out"
                 )
         if self.v_min is not None and self.v_max is not None and self.v_min >= self.v_max:
             raise ConfigError(
-                f"v_min is {self.v_min:g}, but must be less than v_max {self.v_max:g}: the atoms "
-                "lie between them; lower v_min or raise v_max"
+                f"--v-min {self.v_min:g}: must be less than --v-max {self.v_max:g}, because the "
+                "atoms lie between them"
             )

@@ -50,11 +50,11 @@ def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) 
     name = _registered.get(name, name)
     if name not in _BUILT_IN and ":" not in name:
         known = ["auto", *_BUILT_IN, *_registered]
-        near = nearest(name, known)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        near = nearest(name, known, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}."
         raise ConfigError(
-            f"model.encoder is {name!r}, which is no encoder; {hint} (for your own: "
-            "register_encoder, or package.module:Class)"
+            f"Unknown encoder {name}. {hint} Your own is given as package.module:Class, or by a "
+            "name that register_encoder knows"
         )
     return dataclasses.replace(config, encoder=name)
 
@@ -91,7 +91,7 @@ def _load(import_string: str) -> type[nn.Module]:
             target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"model.encoder is {import_string!r}, but importing it fails: {error}; it must be "
+            f"--model.encoder {import_string}: importing it fails: {error}; it must be "
             "package.module:Class, importable from where the run is started"
         ) from error
     if not (isinstance(target, type) and issubclass(target, nn.Module)):

@@ -23,8 +23,8 @@ def preset_file(algo: str, name: str) -> Path:
     if name in names:
         return FOLDER / algo / f"{name}.yaml"
     near = nearest(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
-    raise ConfigError(f"unknown {algo} preset {name!r}; {hint}")
+    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(names)}."
+    raise ConfigError(f"Unknown {algo} preset {name}. {hint}")
 
 
 def preset_values(algo: str, name: str) -> dict[str, Any]:

@@ -105,7 +105,6 @@ def write_array(
     it to the disk. ``tick`` is called after each part. Raises OSError, and what ``tick`` raises."""
     digest, size, unsynced = hashlib.sha256(), 0, 0
     with path.open("xb") as file:
-        os.fchmod(file.fileno(), 0o600)
         for data in chain([_header(shape, dtype)], map(_bytes_of, parts)):
             file.write(data)
             digest.update(data)
@@ -215,7 +214,7 @@ class ReplayArchive:
         driver."""
         number = int(self.asked[0]) + 1
         folder = self._folder(number)
-        folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(parents=True)
         self._arrays["error"][...] = 0
         self.asked[0] = number
         for wakeup in self._wakeups:

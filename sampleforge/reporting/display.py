@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from sampleforge.reporting.evaluated import evaluated
-from sampleforge.reporting.live_panel import panel
+from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.progress import (
     Goal,
     Values,
@@ -22,6 +24,19 @@ from sampleforge.reporting.progress import (
 STYLES = {"warning": "yellow", "error": "bold red", "result": "bold"}
 
 
+class LastKnown:
+    """The last known value of each metric: a report without an update has no losses."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+
+    def last(self, values: Values) -> Values:
+        """Return the last known values before this report, and remember those of this one."""
+        before = dict(self._values)
+        self._values |= {name: value for name, value in values.items() if isfinite(value)}
+        return before
+
+
 class QuietDisplay:
     """Errors and results only."""
 
@@ -29,8 +44,8 @@ class QuietDisplay:
         self._console = console
         self._errors = errors
 
-    def update(self, values: Values) -> None:
-        """Show a report."""
+    def update(self, values: Values, bottleneck: str | None = None) -> None:
+        """Show a report, and what limits the run, if that is known."""
 
     def message(self, text: str, level: str) -> None:
         """Show a message."""
@@ -50,8 +65,8 @@ class LineDisplay(QuietDisplay):
     replay has how full it is where others have the policy lag. A line more for an evaluation."""
 
     COLUMNS = (
-        *(("time", 8), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 9)),
-        *(("length", 8), ("lag", 6), ("updates", 9), ("loss", 10), ("left", 8)),
+        *(("time", 7), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 10)),
+        *(("length", 8), ("lag", 6), ("updates", 10), ("loss", 10), ("left", 8)),
     )
     HEADER_EVERY = 20
 
@@ -59,10 +74,12 @@ class LineDisplay(QuietDisplay):
         super().__init__(console, errors)
         self._goal = goal
         self._lines = 0
+        self._known = LastKnown()
         self._env_restarts = 0.0
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Values, bottleneck: str | None = None) -> None:
         self._goal.observe(values)
+        values = {**self._known.last(values), **values}
         if self._lines % self.HEADER_EVERY == 0:
             names = [name for name, _ in self.COLUMNS]
             if has_replay(values):
@@ -93,7 +110,7 @@ class LineDisplay(QuietDisplay):
 
     def _line(self, cells: list[str]) -> None:
         widths = [width for _, width in self.COLUMNS]
-        text = "".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        text = " ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
         self._print(text, "info")
 
     def message(self, text: str, level: str) -> None:
@@ -112,17 +129,25 @@ class LiveDisplay(QuietDisplay):
         self._goal = goal
         self._title = title
         self._live = Live(console=console, auto_refresh=False)
-        self._evaluated: Values = {}
+        self._known = LastKnown()
+        self._bottleneck: str | None = None
+        self._began: tuple[float, float] | None = None
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Values, bottleneck: str | None = None) -> None:
         self._goal.observe(values)
-        self._evaluated = evaluated(values) or self._evaluated
+        self._bottleneck = bottleneck or self._bottleneck
+        self._began = self._began or (values["wall_s"], values["env_steps"])
+        shown = {**self._known.last(values), **self._average(values), **values}
         if not self._live.is_started:
             self._live.start()
             self._console.show_cursor(True)
-        self._live.update(
-            panel(self._title, {**self._evaluated, **values}, self._goal), refresh=True
-        )
+        self._live.update(Panel(self._title, shown, self._goal, self._bottleneck), refresh=True)
+
+    def _average(self, values: Values) -> Values:
+        """Env steps per second since the first report that is shown."""
+        assert self._began is not None
+        seconds, steps = values["wall_s"] - self._began[0], values["env_steps"] - self._began[1]
+        return {"env_steps_average": steps / seconds} if seconds > 0 else {}
 
     def message(self, text: str, level: str) -> None:
         if level == "result":  # the last line goes below the panel

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sampleforge.replay.histograms import Histogram
+from sampleforge.reporting.tags import tag
 
 
 class EventFile:
@@ -27,7 +28,7 @@ class EventFile:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._folder = folder
         self._events: Any = event_pb2
         self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
@@ -35,10 +36,11 @@ class EventFile:
         self._write(event_pb2.Event(step=first_step, wall_time=time.time(), session_log=start))
 
     def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Add one value per name at ``step``. Raises OSError that names the folder."""
+        """Add one value per metric, under its `tag`, at ``step``. Raises OSError that names the
+        folder."""
         event = self._events.Event(step=step, wall_time=time.time())
         for name, value in scalars.items():
-            event.summary.value.add(tag=name, simple_value=value)
+            event.summary.value.add(tag=tag(name), simple_value=value)
         self._write(event)
 
     def write_histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
@@ -50,7 +52,7 @@ class EventFile:
             lows = np.concatenate(([found.low], found.limits[:-1]))
             middles = (lows + found.limits) / 2
             values = histogram_raw(
-                name,
+                tag(name),
                 min=found.low,
                 max=float(found.limits[-1]),
                 num=float(found.counts.sum()),

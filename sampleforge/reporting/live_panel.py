@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -18,129 +18,153 @@ from sampleforge.reporting.progress import (
     short,
 )
 
-
-def panel(title: str, values: Values, goal: Goal) -> RenderableType:
-    """One report: title, progress, two columns of figures (system, learning), which a terminal of
-    80 columns has room for, and the latest evaluation, if ``values`` has one."""
-    figures = Table.grid(padding=(0, 1, 0, 0))
-    for style in ("dim", "", "dim", ""):
-        figures.add_column(style=style, no_wrap=True)
-    for (left, left_value), (right, right_value) in zip(
-        _system(values), _learning(values), strict=True
-    ):
-        figures.add_row(left, left_value.ljust(25), right, right_value)
-    lines = [Text(f"\n{title}", "bold"), _progress(values, goal), figures]
-    if values.get("env_restarts"):
-        lines.append(Text(env_restarts(values), "yellow"))
-    if "eval_return_mean" in values:
-        lines.append(Text.assemble(("evaluated  ", "dim"), evaluation(values)))
-    if dropped := values.get("nonfinite_steps"):
-        text = f"{number(dropped)} env steps dropped: values that are not finite"
-        lines.append(Text(text, "yellow"))
-    return Group(*lines)
+WIDE = 78
+"""Columns from which on the figures stand in two columns; below, one follows the other."""
+BAR = 24
+"""Columns of the progress bar, less where there is no room."""
+Figure = tuple[str, str]
+"""A name and its value as text."""
 
 
-def _progress(values: Values, goal: Goal) -> RenderableType:
-    """Env steps and time, with a bar where the run has an end."""
+class Panel:
+    """One report: title, progress, figures of the system and of the learning, what limits the run,
+    and what went wrong. No line is wider than the terminal, down to 60 columns.
+
+    ``values``: the report, over the last known value of each metric that it lacks. ``bottleneck``:
+    what limits the run, if that is known.
+    """
+
+    def __init__(
+        self, title: str, values: Values, goal: Goal, bottleneck: str | None = None
+    ) -> None:
+        self._title = title
+        self._values = values
+        self._goal = goal
+        self._bottleneck = bottleneck
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Group(*self._lines(options.max_width))
+
+    def _lines(self, width: int) -> list[RenderableType]:
+        values = self._values
+        lines: list[RenderableType] = [
+            Text(f"\n{self._title}", "bold", no_wrap=True, overflow="ellipsis"),
+            *_progress(values, self._goal, width),
+            _figures(_system(values), _learning(values), wide=width >= WIDE),
+        ]
+        if self._bottleneck is not None:
+            lines.append(_line("bottleneck", self._bottleneck))
+        if "eval_return_mean" in values:
+            lines.append(_line("evaluated", evaluation(values), wraps=True))
+        if values.get("env_restarts"):
+            lines.append(Text(env_restarts(values), "yellow"))
+        if dropped := values.get("nonfinite_steps"):
+            text = f"{number(dropped)} env steps dropped: values that are not finite"
+            lines.append(Text(text, "yellow"))
+        return lines
+
+
+def _line(name: str, text: str, *, wraps: bool = False) -> Text:
+    line = Text.assemble((f"{name:<11}", "dim"), text)
+    line.no_wrap, line.overflow = not wraps, "ellipsis"
+    return line
+
+
+def _figures(left: list[Figure], right: list[Figure], *, wide: bool) -> Table:
+    """Names and values: in two columns, or, where there is no room, one after the other."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for style in ("dim", "") * (2 if wide else 1):
+        table.add_column(style=style, no_wrap=True)
+    if not wide:
+        for name, value in [*right, *left]:
+            table.add_row(f"{name:<10}", value)
+        return table
+    for i in range(max(len(left), len(right))):
+        cells = left[i] if i < len(left) else ("", "")
+        name, value = right[i] if i < len(right) else ("", "")
+        table.add_row(f"{cells[0]:<10}", f"{cells[1]:<27}", name, value)
+    return table
+
+
+def _progress(values: Values, goal: Goal, width: int) -> list[RenderableType]:
+    """Env steps and time, under a bar where the run has an end."""
     of_steps = f" / {number(goal.env_steps)}" if goal.env_steps else ""
     of_time = f" / {duration(goal.seconds)}" if goal.seconds else ""
     text = f"{number(values['env_steps'])}{of_steps} env steps   "
     text += f"{duration(values['wall_s'])}{of_time}"
-    fraction, line = goal.fraction(), Table.grid(padding=(0, 2, 0, 0))
+    fraction = goal.fraction()
     if fraction is None:
-        line.add_row(Text(text))
-    else:
-        bar = ProgressBar(total=1.0, completed=fraction, width=32)
-        left = Text(f"{duration(goal.seconds_left())} left", "cyan")
-        line.add_row(bar, f"{fraction:4.0%}", text, left)
-    return line
+        return [Text(text, no_wrap=True, overflow="ellipsis")]
+    left = Text(f"{duration(goal.seconds_left())} left", "cyan")
+    line = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(total=1.0, completed=fraction, width=min(BAR, width // 3))
+    line.add_row(bar, f"{fraction:4.0%}", left)
+    return [line, Text(text, no_wrap=True, overflow="ellipsis")]
 
 
-def _system(values: Values) -> list[tuple[str, str]]:
+def _system(values: Values) -> list[Figure]:
     """How fast it is, and what waits for what."""
     get = values.get
-    recent = get("frames_per_s_10s", get("frames_per_s"))
-    minute = get("frames_per_s_60s")
-    return [
-        ("frames/s", f"{short(recent)} (10 s) {short(minute)} (60 s)"),
-        ("env steps/s", short(get("env_steps_per_s"))),
-        ("trained/s", short(get("trained_per_s"))),
-        ("updates", number(get("updates"))),
-        *(_replay(values) if has_replay(values) else _exchange(values)),
-    ]
+    now, average = get("env_steps_per_s"), get("env_steps_average")
+    figures = [("env steps/s", f"{short(now)} now, {short(average)} average")]
+    if get("frames_per_s") != now:
+        figures.append(("frames/s", short(get("frames_per_s"))))
+    figures += [("trained/s", short(get("trained_per_s"))), ("updates", number(get("updates")))]
+    figures += _replay(values) if has_replay(values) else _exchange(values)
+    return [*figures, ("restarts", f"{number(get('restarts'))} workers")]
 
 
-def _exchange(values: Values) -> list[tuple[str, str]]:
-    """How old the weights are that actors play with, and where the slots are."""
+def _exchange(values: Values) -> list[Figure]:
+    """How old the weights are that actors play with, and how many slots wait for the learner."""
     get = values.get
+    mean, largest = get("policy_lag_batches_mean"), get("policy_lag_batches_max")
+    lag = f"mean {short(mean)}, max {short(largest)} updates"
     return [
-        (
-            "policy lag",
-            f"{number(get('policy_lag_mean'), '.1f')} mean  "
-            f"{number(get('policy_lag_max'), '.0f')} max",
-        ),
-        (
-            "in batches",
-            f"{number(get('policy_lag_batches_mean'), '.1f')} mean  "
-            f"{number(get('policy_lag_batches_max'), '.1f')} max",
-        ),
-        (
-            "slots",
-            f"{number(get('ready_slots_fill'), '.0%')} ready  "
-            f"{number(get('free_slots_fill'), '.0%')} free",
-        ),
+        ("policy lag", lag),
+        ("queue", f"{number(get('ready_slots_fill'), '.0%')} waiting for learner"),
+        ("stale", f"{number(get('stale_fraction'), '.0%')} of the rows"),
     ]
 
 
-def _replay(values: Values) -> list[tuple[str, str]]:
+def _replay(values: Values) -> list[Figure]:
     """How much is stored, and how often it is learned from."""
     get = values.get
+    stored, fill = short(get("replay_transitions")), number(get("replay_fill"), ".0%")
     return [
-        (
-            "replay",
-            f"{short(get('replay_transitions'))} steps ({number(get('replay_fill'), '.0%')} full)",
-        ),
-        ("samples", f"{number(get('samples_per_insert'), '.2f')} per insert"),
+        ("replay", f"{stored} steps ({fill} full)"),
+        ("ratio", f"{number(get('samples_per_insert'), '.2f')} samples per insert"),
     ]
 
 
-def _learning(values: Values) -> list[tuple[str, str]]:
+def _learning(values: Values) -> list[Figure]:
     """How well it does, and what the losses are."""
     get = values.get
     spread = get("return_std")
     spread_text = "" if spread is None else f" ± {number(spread, ',.2f')}"
+    length = number(get("length_mean"), ",.1f")
     return [
         ("return", f"{number(get('return_mean'), ',.2f')}{spread_text}"),
-        (
-            "episodes",
-            f"{number(get('episodes'))} of {number(get('length_mean'), ',.1f')} steps",
-        ),
+        ("best return", number(get("return_best"), ",.2f")),
+        ("episodes", f"{short(get('episodes'))} (mean length {length})"),
         *(_q_losses(values) if has_replay(values) else _policy_losses(values)),
         ("grad norm", number(get("grad_norm"), ".3g")),
     ]
 
 
-def _policy_losses(values: Values) -> list[tuple[str, str]]:
+def _policy_losses(values: Values) -> list[Figure]:
     get = values.get
     return [
-        ("loss", number(get("loss"), ".4g")),
-        (
-            "parts",
-            f"policy {number(get('policy_loss'), '.2g')}  value {number(get('value_loss'), '.2g')}",
-        ),
-        (
-            "entropy",
-            f"{number(get('entropy'), '.3f')}  KL {number(get('approx_kl'), '.1g')}  "
-            f"clipped {number(get('clip_fraction'), '.0%')}",
-        ),
-        ("stale", f"{number(get('stale_fraction'), '.0%')} of the rows"),
+        ("policy loss", number(get("policy_loss"), ".3g")),
+        ("value loss", number(get("value_loss"), ".3g")),
+        ("explained", f"{number(get('explained_variance'), '.2f')} of the variance"),
+        ("entropy", f"{number(get('entropy'), '.3f')}, KL {number(get('approx_kl'), '.1g')}"),
     ]
 
 
-def _q_losses(values: Values) -> list[tuple[str, str]]:
+def _q_losses(values: Values) -> list[Figure]:
     get = values.get
     return [
         ("loss", number(get("loss"), ".4g")),
-        ("Q", f"{number(get('q_mean'), '.3g')} mean"),
-        ("TD error", f"{number(get('td_error_mean'), '.2g')} mean"),
+        ("Q", f"mean {number(get('q_mean'), '.3g')}"),
+        ("TD error", f"mean {number(get('td_error_mean'), '.2g')}"),
     ]

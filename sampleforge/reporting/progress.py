@@ -63,7 +63,7 @@ def evaluation(values: Values) -> str:
     return (
         f"{number(get('eval_return_mean'), ',.2f')} ± {number(get('eval_return_std'), ',.2f')} "
         f"({number(get('eval_episodes'))} episodes, weights of {number(get('eval_env_steps'))} "
-        f"env steps, version {number(get('eval_policy_version'))})"
+        f"env steps)"
     )
 
 

@@ -39,6 +39,7 @@ class RunStatistics:
         if exploration is not None:
             before = earlier.get("exploring", {})
             self._exploring = ReturnsByExploration(exploration, LAST_EPISODES, before)
+        self._return_best: float | None = earlier.get("return_best")
         self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._lag_batches: tuple[float, float] = tuple(
@@ -51,12 +52,15 @@ class RunStatistics:
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Where rows explore differently, the returns of the least exploring third are the run's;
-        the others' are reported beside them."""
+        the others' are reported beside them. The best mean of 100 episodes is remembered."""
         for episode in episodes:
             self._episodes += 1
             if self._exploring is None or self._exploring.take(episode):
                 self._returns.append(episode.ret)
                 self._lengths.append(episode.length)
+        mean = self.return_mean
+        if mean is not None and len(self._returns) == LAST_EPISODES:
+            self._return_best = mean if self._return_best is None else max(self._return_best, mean)
 
     def take_episode_stats(self, stats: dict[str, float]) -> None:
         """Take what an environment reports of an episode (``info["episode_extra_stats"]``)."""
@@ -90,6 +94,7 @@ class RunStatistics:
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
             "returns": list(self._returns),
+            "return_best": self._return_best,
             "lengths": list(self._lengths),
             "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
@@ -138,6 +143,8 @@ class RunStatistics:
             scalars["return_mean"] = float(np.mean(self._returns))
             scalars["return_std"] = float(np.std(self._returns))
             scalars["length_mean"] = float(np.mean(self._lengths))
+        if self._return_best is not None:
+            scalars["return_best"] = self._return_best
         return scalars
 
     def summary(self) -> dict[str, Any]:
@@ -157,6 +164,7 @@ class RunStatistics:
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
             "return_mean": self.return_mean,
+            "return_best": self._return_best,
             "return_std": float(np.std(self._returns)) if self._returns else None,
             "policy_lag": {
                 **{"mean": self._lag[0], "max": self._lag[1]},

@@ -6,51 +6,52 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 
 
 @dataclass(frozen=True)
 class RunConfig(Checked):
     run_dir: str | None = None
-    """Folder of the run (none: runs/<env>-<algo>-<date>); the same command resumes it."""
+    """Folder of the run (default: runs/<env>-<algo>-<date>). The same command resumes the run."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: resume if there is a checkpoint; must: fail if there is none; never: refuse a folder
     that has one."""
     seed: int | None = None
-    """Seed of everything (none: a random one, recorded in the run folder)."""
+    """Seed of everything (default: a random one, kept in the run folder)."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N, of the learner and the policy workers."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """bf16: autocast of forward and backward passes; weights and losses stay fp32. auto: bf16
-    for images where the device computes in it itself, else fp32."""
+    for images where the device has instructions for it, else fp32."""
     train_for_env_steps: int | None = None
-    """Stop after so many env steps."""
+    """Stop after N environment steps, such as 1e6 (default: no limit)."""
     train_for_seconds: float | None = None
-    """Stop after so many seconds of training, earlier runs of the same folder counted in."""
+    """Stop after N seconds of training, earlier parts of a resumed run included (default: no
+    limit)."""
     serial: bool = False
-    """All workers in turn in one process: deterministic, for debugging."""
+    """Run all workers in turn in one process: deterministic, for debugging."""
     benchmark: bool = False
-    """Measure throughput (the simulator's own, then the system's), report, exit. How long is
-    --benchmark-seconds; the stop conditions of training do not count."""
+    """Measure the throughput of the simulator alone and of the system, report it, exit. The length
+    is --benchmark-seconds; the stop conditions of training do not count."""
     benchmark_seconds: float = 20.0
-    """Length of each measurement of --benchmark."""
+    """Seconds that each measurement of --benchmark takes."""
     benchmark_peak: bool = True
-    """Measure the simulator alone first, as what there is to reach (off: the system only)."""
+    """Measure the simulator alone first, as the rate to reach; off: the system only."""
     sampler_only: bool = False
-    """Collect experience and throw it away: the sampler's own speed."""
+    """Collect experience and drop it, to measure the speed of sampling alone."""
     report_interval: float = 5.0
-    """Seconds between reports (in serial mode: thousands of env steps)."""
+    """Seconds between reports (with --serial: thousands of env steps)."""
     checkpoint_interval: float = 120.0
-    """Seconds between checkpoints; the first one is written after 30 s, if something was learned by
+    """Seconds between checkpoints. The first one is written after 30 s, if there was an update by
     then."""
     keep_checkpoints: int = 3
     """Latest checkpoints to keep, beside the best one and the milestones."""
     milestone_interval: int | None = None
-    """Env steps between checkpoints that are kept for good (none: no milestones)."""
+    """Env steps between checkpoints that are never removed (default: none are kept)."""
     quiet: bool = False
     """Print nothing but errors and the last line."""
     debug: bool = False
-    """Assert every hand-over, poison freed slots, log more."""
+    """Check every hand-over between workers, poison freed slots, print the wiring."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,10 +61,10 @@ class RunConfig(Checked):
         check_range(self, "report_interval checkpoint_interval", low=0, above=True)
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(
-                f"device is {self.device!r}, but must be auto, cpu, cuda or cuda:N (N from 0)"
+                f"{typed('device', self.device)}: must be auto, cpu, cuda or cuda:N (N from 0)"
             )
         if self.resume == "must" and self.run_dir is None:
             raise ConfigError(
-                "resume is 'must', but there is no run_dir, and without one every run gets a new "
+                "--resume must: there is no --run-dir, and without one every run gets a new "
                 "folder; give the folder to resume"
             )

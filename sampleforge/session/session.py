@@ -76,7 +76,8 @@ class Session:
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         self.asked = config
-        """The config as it was asked for; ``config`` is what the run folder made of it."""
+        """The config as it was asked for; ``config`` is what the run folder made of it, and
+        ``resolved`` what it is with all defaults."""
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = list(callbacks)
         self._resources = ExitStack()
@@ -134,9 +135,11 @@ class Session:
             self.alert(text)
 
     def _wire(self) -> None:
+        from sampleforge.folder.resolved import with_plan
         from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.env_restarts import EnvRestarts
+        from sampleforge.reporting.opening import opening
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.staleness import StaleExperience
@@ -148,7 +151,8 @@ class Session:
         model = resolve_encoder(config.model, self.spec.observations)
         self.plan: Plan | ApexPlan = chosen.plan(config, self.spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
-        self.folder.write_config(config, self.asked)
+        self.resolved: AnyConfig = config
+        self.folder.write_config(with_plan(config, self.plan), self.asked)
         self.folder.write_spec(self.spec)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
@@ -173,10 +177,9 @@ class Session:
         self.worker_context: WorkerContext = WorkerContext(
             self.folder.log_file, self.folder.scratch
         )
-        self.message(self.graph.describe())
-        if earlier:
-            steps = self.resume_point.env_steps
-            self.message(f"resumes at {steps:,} env steps, from its checkpoint")
+        resumed = self.resume_point.env_steps if earlier else None
+        for told in opening(self.graph, config, self.plan, self.spec, resumed):
+            self.message(*told)
         for text in self._deployment.notices(self):
             self.message(text, "warning")
 
@@ -244,6 +247,8 @@ class Session:
 
     def _take_events(self) -> None:
         """Take what workers have sent. A warning that several of them have is told once."""
+        if self._runner is None:  # a benchmark measures the simulator alone before the start
+            return
         for event in self.runner.take_events():
             if event.kind == "episode_stats":
                 self.statistics.take_episode_stats(event.payload)

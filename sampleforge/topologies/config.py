@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.replay.config import ReplayConfig
@@ -35,8 +35,8 @@ class AppoConfig(
         super().__post_init__()
         if self.compile and self.serial:
             raise ConfigError(
-                "serial is for debugging, but no debugger gets into what compile makes; leave out "
-                "one of the two"
+                "--serial --compile: serial mode is for debugging, and no debugger sees compiled "
+                "code; leave out one of the two"
             )
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
         _check_evaluator(self, self.evaluate_interval)
@@ -61,9 +61,9 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, EvaluatorConfig, RunCon
         _check_evaluator(self, self.evaluate_interval)
         if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
-                f"value_distribution is {self.value_distribution!r} and model.core "
-                f"{self.model.core!r}, but distributions are learned from single transitions "
-                "only; use 'none' for one of them"
+                f"--value-distribution {self.value_distribution} --model.core {self.model.core}: "
+                "distributions are learned from single transitions only, a recurrent core from "
+                "sequences; leave out one of the two"
             )
         self._check_sequences()
 
@@ -81,19 +81,19 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, EvaluatorConfig, RunCon
             for name in ("sequence_length", "sequence_overlap", "burn_in"):
                 if getattr(self, name) != getattr(ApexConfig, name):
                     raise ConfigError(
-                        f"{name} is {getattr(self, name)}, but model.core is 'none', and single "
-                        "transitions are drawn for it; leave it out, or use 'gru' or 'lstm'"
+                        f"{typed(name, getattr(self, name))}: without a recurrent core single "
+                        "transitions are drawn; leave it out, or add --model.core gru or lstm"
                     )
         elif overlap >= length:
             raise ConfigError(
-                f"sequence_overlap is {overlap}, but a sequence has only {length} steps "
-                "(sequence_length) and must begin later than the one before; lower it"
+                f"--sequence-overlap {overlap}: a sequence has only {length} steps "
+                "(--sequence-length) and must begin later than the one before; lower it"
             )
         elif burn_in > overlap:
             raise ConfigError(
-                f"burn_in is {burn_in}, but a sequence shares only {overlap} steps "
-                f"(sequence_overlap) with the one before: the other {burn_in - overlap} would "
-                "never be learned from; lower burn_in or raise sequence_overlap"
+                f"--burn-in {burn_in}: a sequence shares only {overlap} steps (--sequence-overlap) "
+                f"with the one before, so the other {burn_in - overlap} would never be learned "
+                "from; lower it or raise --sequence-overlap"
             )
 
 
@@ -124,29 +124,29 @@ class DdppoConfig(
         for name, reason in _NOT_OF_RANKS.items():
             value = getattr(self, name)
             if value != (False if name == "async_rl" else getattr(parts, name)):
-                raise ConfigError(f"{name} is {value!r}, but with ddppo {reason}; leave it out")
+                raise ConfigError(f"{typed(name, value)}: with ddppo {reason}; leave it out")
         if self.inference == "worker":
             raise ConfigError(
-                "inference is 'worker', but with ddppo a rank computes its actions; leave it out"
+                "--inference worker: with ddppo a rank computes its own actions; leave it out"
             )
         if self.serial and (self.num_ranks or 1) > 1:
             raise ConfigError(
-                f"serial is one process, but num_ranks is {self.num_ranks}, and ranks wait for "
-                "each other; use 1 rank, or leave out serial"
+                f"--serial --num-ranks {self.num_ranks}: serial mode is one process, and ranks "
+                "wait for each other; use 1 rank, or leave out --serial"
             )
         if self.serial and self.variable_experience:
             raise ConfigError(
-                "serial is for runs that can be repeated, but with variable_experience the steps "
-                "come in the order in which environments happen to be ready; leave out one of both"
+                "--serial --variable-experience: serial mode is for runs that can be repeated, but "
+                "with variable experience the order of the steps varies; leave out one of the two"
             )
 
 
 _NOT_OF_RANKS = {
-    "num_workers": "each of the num_ranks ranks steps its own envs",
+    "num_workers": "each of the --num-ranks ranks steps its own envs",
     "num_policy_workers": "a rank computes its own actions",
     "async_rl": "a rank learns from its own, newest rollouts",
     "num_batches_to_accumulate": "a rank learns from its own, newest rollouts",
-    "max_worker_restarts": "ranks are replaced, max_rank_restarts times",
+    "max_worker_restarts": "ranks are replaced, --max-rank-restarts times",
     "sampler_only": "sampling and learning take turns",
 }
 """Flags of the parts that mean nothing to a rank."""
@@ -158,13 +158,13 @@ def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -
         return
     if linear_lr:
         raise ConfigError(
-            "lr_schedule is 'linear', which falls to zero at the stop condition, but there is "
-            "none; give train_for_env_steps or train_for_seconds, or use 'constant'"
+            "--lr-schedule linear: the learning rate falls to zero at the stop condition, and "
+            "there is none; add --train-for-env-steps or --train-for-seconds, or use constant"
         )
     if moving_beta:
         raise ConfigError(
-            "priority_beta_final is set, which priority_beta moves to until the stop condition, "
-            "but there is none; give train_for_env_steps or train_for_seconds, or leave it out"
+            "--priority-beta-final: beta moves to it until the stop condition, and there is none; "
+            "add --train-for-env-steps or --train-for-seconds, or leave it out"
         )
 
 
@@ -172,8 +172,8 @@ def _check_evaluator(config: RunConfig, interval: int | None) -> None:
     """Raise ConfigError if there would never be other weights than the first to evaluate."""
     if interval is not None and config.sampler_only:
         raise ConfigError(
-            f"evaluate_interval is {interval}, but with sampler_only nothing is learned that could "
-            "be evaluated; leave out one of the two"
+            f"--evaluate-interval {interval} --sampler-only: nothing is learned that could be "
+            "evaluated; leave out one of the two"
         )
 
 

@@ -94,20 +94,18 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
 def reason(config: PpoConfig, spec: EnvSpec) -> str:
     """Return which settings were chosen and why, in a line; ``config`` is resolved."""
     settings = _settings(config, spec)
+    kind = "images" if has_image(spec) else "no images"
     if settings is ASYNCHRONOUS:
-        why = "images" if has_image(spec) else "as asked"
-        why += ": sampling goes on while the learner trains"
-    elif has_image(spec):
-        why = "sampling and learning take turns"
+        mode = f"Sampling goes on while the learner trains ({kind})"
     else:
-        why = "no pixels: the learner is quick, and fresh experience teaches more per env step"
+        mode = f"Sampling and learning take turns ({kind})"
     given = [n for n, value in _values(settings, spec).items() if getattr(config, n) != value]
     epochs = "epoch" if config.num_epochs == 1 else "epochs"
     shown = [f"{config.num_epochs} {epochs}", f"learning rate {config.learning_rate:g}"]
     if config.minibatch_size is not None:
         shown.insert(1, f"minibatches of {config.minibatch_size}")
     exceptions = f"; not the default: {', '.join(given)}" if given else ""
-    return f"learning: {', '.join(shown)} ({why}{exceptions})"
+    return f"{mode}: {', '.join(shown)}{exceptions}"
 
 
 def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:

@@ -178,29 +178,27 @@ def has_image(spec: EnvSpec) -> bool:
 
 def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
     if config.inference != "auto":
-        return config.inference, f"inference {config.inference}: as asked"
+        where = "the actors" if config.inference == "inline" else "policy workers"
+        return config.inference, f"Inference in {where} (as given)"
     if device.startswith("cuda"):
-        return "worker", "inference worker: a GPU serves all actors at once"
-    return (
-        "inline",
-        "inference inline: without a GPU, messages to a policy worker cost more than they save",
-    )
+        return "worker", "Inference in policy workers (one GPU serves all actors)"
+    return "inline", "Inference in the actors (no GPU)"
 
 
 def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
     """Of forward and backward passes, and why so."""
     if config.precision != "auto":
-        return config.precision, f"precision {config.precision}: as asked"
+        return config.precision, f"Precision {config.precision} (as given)"
     if not image:
-        return "fp32", "precision fp32: small layers gain nothing from bf16"
+        return "fp32", "Precision fp32 (small layers gain nothing from bf16)"
     if device.startswith("cuda"):
-        return "bf16", "precision bf16: images on a GPU"
+        return "bf16", "Precision bf16 (images on a GPU)"
     # Measured on a CPU with the instructions: 1.4 times as fast, and no different in what is
     # learned (benchmarks/results/precision.md).
     found = bf16_instructions()
     if found:
-        return "bf16", f"precision bf16: images on a CPU with {found[0]}"
-    return "fp32", "precision fp32: this CPU has no instructions for bf16"
+        return "bf16", f"Precision bf16 (images on a CPU with {found[0]})"
+    return "fp32", "Precision fp32 (this CPU has no instructions for bf16)"
 
 
 def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:

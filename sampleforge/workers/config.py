@@ -12,30 +12,29 @@ from sampleforge.config import Checked, ConfigError, check_range
 @dataclass(frozen=True)
 class RanksConfig(Checked):
     num_ranks: int | None = None
-    """Number of processes that each sample and learn (default: one per core). Under torchrun it is
-    the number that torchrun starts."""
+    """Processes that each sample and learn (default: one per core; under torchrun as many as it
+    starts)."""
     rank_timeout: float = 60.0
-    """Seconds after which a rank that other ranks wait for counts as lost; a rank that has died is
+    """Seconds after which a rank that the others wait for counts as lost. A rank that has died is
     noticed at once."""
     max_rank_restarts: int = 3
-    """Total number of times that killed or hung ranks are replaced. The group resumes from the last
-    weights that all ranks agreed on, or, if no rank survives, from those that rank 0 stored in
-    shared memory shortly before. Under torchrun its --max-restarts applies instead."""
+    """Times that killed or hung ranks are replaced, in total. The group goes on from the last
+    weights that all ranks agreed on or, if no rank survives, from those that rank 0 kept in shared
+    memory. Under torchrun its --max-restarts counts instead."""
     sync_fraction: float = 0.6
-    """A rank ends its rollouts early once this fraction of the ranks has finished theirs (1:
-    never)."""
+    """A rank ends its rollouts early once this fraction of the ranks has finished (1: never)."""
     min_rollout_fraction: float = 0.25
-    """Least fraction of --rollout at which a rank may end its rollouts early."""
+    """A rank ends its rollouts no earlier than after this fraction of --rollout."""
     max_rollout_fraction: float = 1.5
-    """Instead of waiting, an early rank samples up to this multiple of --rollout, until enough
-    other ranks have finished their rollouts (1: it waits)."""
+    """A rank that is early goes on sampling until enough others have finished, up to this multiple
+    of --rollout (1: it waits instead)."""
     keep_driver_weights_in_sync: bool = True
     """The driver has rank 0's weights after every update, for evaluation during training. They are
-    in shared memory anyway, at no cost, so this cannot be switched off."""
+    in shared memory anyway, so this cannot be switched off."""
     variable_experience: bool = False
-    """The env rows of a rank step independently, in threads, and share the steps of an update
-    (num_envs x rollout, more or fewer as above), so that fast rows give more steps (VER, arXiv
-    2210.05064). A split is then one env row, unless --num-splits is given."""
+    """The env rows of a rank step independently of each other, in threads, and share the steps of
+    an update: fast ones give more of them (VER, arXiv 2210.05064). Each split is then one env row,
+    unless --num-splits is given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,22 +45,22 @@ class RanksConfig(Checked):
         check_range(self, "max_rollout_fraction", low=1)
         if not self.keep_driver_weights_in_sync:
             raise ConfigError(
-                "keep_driver_weights_in_sync is False, but rank 0 publishes its weights in shared "
-                "memory for its own actor, where the driver and the evaluator read them for "
-                "nothing; leave it out (--evaluate-interval None is a run without evaluator)"
+                "--no-keep-driver-weights-in-sync: rank 0 publishes its weights in shared memory "
+                "for its own actor anyway, and the driver reads them there; leave it out "
+                "(a run without --evaluate-interval has no evaluator)"
             )
 
 
 @dataclass(frozen=True)
 class EvaluatorConfig(Checked):
     evaluate_interval: int | None = None
-    """Env steps between the starts of two evaluations, for which a separate process plays episodes
-    with a frozen copy of the newest weights while training goes on (default: no evaluations). An
-    evaluation that is in progress at the end is cancelled."""
+    """Env steps between the starts of two evaluations: a separate process plays episodes with a
+    copy of the newest weights while training goes on (default: no evaluations). An evaluation that
+    is under way at the end of the run is cancelled."""
     evaluate_episodes: int = 10
     """Number of episodes of each evaluation."""
     evaluate_stochastic: bool = False
-    """Sample the actions of evaluations, as in training. Off: take the most likely ones."""
+    """Sample the actions of evaluations, as in training; off: take the most likely actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,27 +70,27 @@ class EvaluatorConfig(Checked):
 @dataclass(frozen=True)
 class SamplerConfig(Checked):
     num_workers: int | None = None
-    """Number of actor workers (default: chosen for the machine's cores)."""
+    """Actor processes (default: one per core)."""
     num_envs_per_worker: int | None = None
-    """Env rows of one actor worker, over all its splits (default: chosen automatically)."""
+    """Environments of one actor worker or rank, over all its splits (default: 64 for vectors, 16 or
+    32 for images; with --no-async-rl 16 over all workers)."""
     num_splits: int | None = None
-    """Parts of an actor's env vector; 2 is double buffering: one part steps while the other waits
-    for actions (default: 2, or 1 if nothing could overlap, because the actor does both itself or
-    has no second core)."""
+    """Parts of an actor's environments; 2 is double buffering: one part steps while the other waits
+    for actions (default: 2 where the two can overlap, else 1)."""
     inference: Literal["auto", "inline", "worker"] = "auto"
     """inline: actors compute their own actions; worker: policy workers compute those of all actors
-    in batches."""
+    together (auto: worker with a GPU, else inline)."""
     num_policy_workers: int = 1
-    """Number of policy workers (with --inference worker)."""
+    """Policy workers (with --inference worker)."""
     rollout: int | None = None
-    """Consecutive env steps of one split in one trajectory slot, T (default: as many as make a
-    batch of 2048 env steps; with --async-rl 32)."""
+    """Consecutive env steps of an environment that are learned from together, T (default: as many
+    as make a batch of 2048 env steps; with --async-rl 32)."""
     set_workers_cpu_affinity: bool = True
     """Pin each actor worker to a core (only if there is a core for every actor)."""
     worker_niceness: int = 5
-    """Niceness of actor workers, 0 to 19; higher gives the learner precedence."""
+    """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
     max_worker_restarts: int = 3
-    """Total number of times that killed or hung actor workers are replaced."""
+    """Times that killed or hung actor workers are replaced, in total."""
     max_env_restart_rate: float = 0.1
     """Fraction of the episodes that may be lost because the environment raised an error and was
     rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the
@@ -107,6 +106,14 @@ class SamplerConfig(Checked):
         rows, splits = self.num_envs_per_worker, self.num_splits
         if rows is not None and splits is not None and rows < splits:
             raise ConfigError(
-                f"num_envs_per_worker is {rows}, but every one of the {splits} splits needs an env "
-                f"row; raise it to {splits} or lower num_splits to {rows}"
+                f"--num-envs-per-worker {rows}: each of the {splits} splits needs an env; raise it "
+                f"to {splits} or lower --num-splits to {rows}"
+            )
+        if (
+            self.inference == "inline"
+            and self.num_policy_workers != SamplerConfig.num_policy_workers
+        ):
+            raise ConfigError(
+                f"--inference inline --num-policy-workers {self.num_policy_workers}: with inline "
+                "inference there are no policy workers; leave out one of the two flags"
             )

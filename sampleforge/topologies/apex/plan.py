@@ -160,13 +160,26 @@ def _support(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
     left_open = {name: end for name, end in paper.items() if getattr(config, name) is None}
     if left_open and not has_image(spec):
         raise ConfigError(
-            f"value_distribution is 'c51', but {' and '.join(left_open)} "
-            f"{'is' if len(left_open) == 1 else 'are'} not given, and {spec.env_id} does not say "
-            "which returns it can have; give the least and the largest discounted return as "
+            f"--value-distribution c51: {' and '.join(map(_flag, left_open))} "
+            f"{'is' if len(left_open) == 1 else 'are'} missing, and {spec.env_id} does not say "
+            "which returns it can have; give the lowest and the highest discounted return as "
             "--v-min and --v-max (at most r / (1 - gamma) for rewards up to r), or use "
             "--value-distribution quantile"
         )
     return left_open
+
+
+def reason(config: ApexConfig, plan: ApexPlan) -> str:
+    """Return what limits the replay and when learning starts, in a line; ``config`` is resolved."""
+    ratio = "No limit of the replay ratio"
+    if plan.ratio is not None:
+        ratio = f"Replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f})"
+    start = f"learning starts at {plan.learning_starts:,} transitions"
+    return f"{ratio}, {start}, learning rate {config.learning_rate:g}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:

@@ -388,9 +388,9 @@ def _notes(
     config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: ResumePoint
 ) -> tuple[str, ...]:
     what = "samples" if config.sequences is None else "sequences"
-    limit = (
-        "free-running" if plan.ratio is None else f"{plan.ratio:g} within {plan.tolerance:g} {what}"
-    )
+    limit = "no limit of the replay ratio"
+    if plan.ratio is not None:
+        limit = f"replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f} {what})"
     compression = (
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
         f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
@@ -402,7 +402,7 @@ def _notes(
         f"{human_bytes(plan.tree_bytes)} for priorities",
         *([compression] if plan.ring_bytes else []),
         *_sequence_notes(config),
-        f"samples per insert: {limit}",
+        limit,
         *_clip_notes(config),
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
         *plan.reasons,

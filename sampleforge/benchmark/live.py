@@ -1,0 +1,50 @@
+"""What limits a run while it trains, from what its workers count between two reports."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.benchmark import roles_of
+from sampleforge.benchmark.stages import stages
+from sampleforge.benchmark.verdict import BenchmarkContext, verdict
+from sampleforge.benchmark.window import idle_s
+from sampleforge.topologies.graph import COUNTERS, Graph
+
+LEAST_S = 0.5
+"""Seconds below which a span between two reports says nothing."""
+
+
+class BottleneckWatch:
+    """Judges the time since the last look by the rules of `sampleforge.benchmark.verdict`. A look
+    takes less than a millisecond."""
+
+    def __init__(self, graph: Graph, context: BenchmarkContext) -> None:
+        self._graph = graph
+        self._context = context
+        self._roles = roles_of(graph)
+        self._looked = monotonic()
+        self._counted = self._count()
+        self._idle = idle_s()
+
+    def look(self) -> str | None:
+        """Return what limits the run since the last look, in a few words; None as long as nothing
+        was learned from, or the time was too short to say."""
+        now, counted, idle = monotonic(), self._count(), idle_s()
+        seconds = now - self._looked
+        if seconds < LEAST_S:
+            return None
+        new = {name: counted[name] - self._counted[name] for name in counted}
+        idle_cores = (idle - self._idle) / seconds
+        self._looked, self._counted, self._idle = now, counted, idle
+        if not new["env_steps"].sum() or not (new["learn_s"].sum() or self._context.sampler_only):
+            return None
+        table = stages(new, self._roles, seconds)
+        free, _ = self._graph.group.exchange.fill()
+        return verdict(table, free, idle_cores, self._context).in_words
+
+    def _count(self) -> dict[str, npt.NDArray[np.float64]]:
+        names = (name for name in COUNTERS if name != "heartbeat")
+        return {name: self._graph.counters.column(name) for name in names}

@@ -1,0 +1,63 @@
+"""What a run says at its end: how long it took, what it reached, and what to type next."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.config import typed
+from sampleforge.folder.stored_config import flat_fields
+from sampleforge.reporting.progress import duration, number
+
+if TYPE_CHECKING:
+    from sampleforge.topologies.config import AnyConfig
+
+
+def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
+    """Return the result in one line. ``measured``: the summary; ``status``: finished or
+    interrupted."""
+    mean, best = measured["return_mean"], measured["return_best"]
+    reached = "no episode has ended" if mean is None else f"mean return {number(mean, ',.2f')}"
+    if best is not None:
+        reached += f", best {number(best, ',.2f')}"
+    return (
+        f"{status.capitalize()} after {duration(measured['wall_s'])}: "
+        f"{measured['env_steps']:,} env steps, {reached}, in {shown(folder)}"
+    )
+
+
+def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
+    """Return the lines with the commands that resume, evaluate and plot a run. ``config`` is what
+    the run was asked for. None where nothing was learned."""
+    if config.sampler_only or config.benchmark:
+        return []
+    path = shlex.quote(shown(folder))
+    to_resume = "To resume"
+    if status == "finished":
+        to_resume += " (with a later stop condition)"
+    return [
+        f"{to_resume}: {resume_command(config, folder)}",
+        f"To evaluate: sampleforge eval {path}",
+        f"To plot: sampleforge plot {path}",
+    ]
+
+
+def resume_command(config: AnyConfig, folder: Path) -> str:
+    """Return the command line that resumes the run in ``folder``, which was asked for with
+    ``config``: every flag that is not at its default."""
+    config = dataclasses.replace(config, run_dir=shown(folder), resume="auto")
+    defaults = flat_fields(type(config)())
+    flags = [
+        typed(name, value) for name, value in flat_fields(config).items() if value != defaults[name]
+    ]
+    return " ".join(["sampleforge train", config.algo, *flags])
+
+
+def shown(folder: Path) -> str:
+    """Return a folder as it is typed here: relative to the working directory if it lies below."""
+    relative = os.path.relpath(folder)
+    return str(folder) if relative.startswith("..") else relative

@@ -1,0 +1,138 @@
+"""What a run says before it trains: a banner at once, the plan as soon as it is made."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sampleforge import __version__
+from sampleforge.reporting.line_file import LineFile
+from sampleforge.reporting.progress import number
+
+if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.apex.plan import ApexPlan
+    from sampleforge.topologies.config import AnyConfig
+    from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.sampler_plan import Plan
+
+GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Device files of GPU drivers: without any of them there is no GPU, which takes torch seconds to
+say."""
+
+
+def banner(config: AnyConfig) -> str:
+    """Return the first two lines of a run: algorithm, environment, device, seed; its folder."""
+    seed = "" if config.seed is None else f", seed {config.seed}"
+    lines = [f"SampleForge {__version__}: {config.algo} on {config.env}, {_device(config)}{seed}"]
+    if config.run_dir is not None:
+        lines.append(f"Run folder {config.run_dir}")
+    return "\n".join(lines)
+
+
+def _device(config: AnyConfig) -> str:
+    """The device as far as it is known without torch."""
+    if config.device == "auto":
+        return "device auto" if any(os.path.exists(path) for path in GPUS) else "CPU"
+    return device_name(config.device)
+
+
+def device_name(device: str) -> str:
+    """Return ``cpu``, ``cuda`` or ``cuda:N`` as people write it."""
+    return device.upper().replace("CUDA", "GPU").replace(":", " ")
+
+
+def plan_line(config: AnyConfig, plan: Plan | ApexPlan) -> str:
+    """Return the sizes of a run: "2 workers x 64 envs, batch 4,096, CPU, fp32"."""
+    ranks = config.algo == "ddppo"
+    noun = "rank" if ranks else "worker"
+    several = "" if plan.num_workers == 1 else "s"
+    parts = [f"{plan.num_workers} {noun}{several} x {plan.num_splits * plan.rows} envs"]
+    if plan.num_policy_workers:
+        several = "" if plan.num_policy_workers == 1 else "s"
+        parts.append(f"{plan.num_policy_workers} policy worker{several}")
+    parts.append(f"batch {number(plan.batch_size * (plan.num_workers if ranks else 1))}")
+    if config.algo == "apex":
+        parts.append(f"replay {number(plan.capacity)}")  # type: ignore[union-attr]
+    return ", ".join([*parts, device_name(plan.device), plan.precision])
+
+
+def reason_line(config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> str:
+    """Return what was chosen for the environment and the machine, and why, in one line."""
+    from sampleforge.topologies import ppo_defaults
+    from sampleforge.topologies.apex import plan as apex_plan
+    from sampleforge.topologies.config import ApexConfig
+
+    if isinstance(config, ApexConfig):
+        assert isinstance(plan, apex_plan.ApexPlan)
+        learning = apex_plan.reason(config, plan)
+    else:
+        learning = ppo_defaults.reason(config, spec)
+    inference = next((text for text in plan.reasons if text.startswith("Inference")), "")
+    return f"{learning}. {inference}" if inference else learning
+
+
+def opening(
+    graph: Graph,
+    config: AnyConfig,
+    plan: Plan | ApexPlan,
+    spec: EnvSpec,
+    resumed: int | None,
+) -> list[tuple[str, Literal["debug", "info"]]]:
+    """Return the messages before a training, each with its level: the plan and its reason in a
+    line each, and the wiring, which is for log.txt and with --debug for the screen. ``resumed``:
+    env steps of the checkpoint that the run goes on from."""
+    told: list[tuple[str, Literal["debug", "info"]]] = [
+        (plan_line(config, plan), "info"),
+        (reason_line(config, plan, spec), "info"),
+    ]
+    if spec.frame_skip != 1:
+        told.append((f"Frames = env steps x frame skip ({spec.frame_skip} here)", "info"))
+    told.append((graph.describe(), "info" if config.debug else "debug"))
+    if resumed is not None:
+        told.append((f"Resuming from the checkpoint at {resumed:,} env steps", "info"))
+    return told
+
+
+def environment_failed(problem: str, run_dir: str | Path) -> str:
+    """Return what to say of an environment that failed its probe. A traceback in ``problem`` goes
+    to log.txt of the run folder; its last line is the cause."""
+    if "Traceback (" not in problem and "Timeout (" not in problem:
+        return problem
+    folder = Path(run_dir)
+    cause = problem.strip().splitlines()[-1]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = LineFile(folder / "log.txt")
+        for line in problem.splitlines():
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {'probe':<16} {'error':<7} {line}")
+        log.close()
+    except OSError as error:
+        return f"{problem}\n(The traceback could not be written to {folder}: {error.strerror})"
+    return (
+        f"The environment could not be created: {cause}\nThe traceback is in {folder / 'log.txt'}"
+    )
+
+
+def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
+    """Return the graph of a run that is not started, its config with all defaults resolved, its
+    plan and the spec of its environment. Raises ConfigError for what cannot run."""
+    import dataclasses
+
+    from sampleforge.env.probe import probe
+    from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.models.registry import resolve_encoder
+    from sampleforge.runtime.machine import resolve_device
+    from sampleforge.topologies.builders import ResumePoint
+    from sampleforge.topologies.registry import topology
+
+    make_cwd_importable()
+    spec, chosen = probe(config), topology(config)
+    config = chosen.resolve_defaults(config, spec)
+    plan = chosen.plan(config, spec, resolve_device(config.device))
+    model = resolve_encoder(config.model, spec.observations)
+    config = dataclasses.replace(config, batch_size=plan.batch_size, model=model)
+    start = ResumePoint(config.seed or 0)
+    return chosen.wire(config, plan, spec, start, lambda tensors, state: None), config, plan, spec

@@ -1,0 +1,61 @@
+"""The group that a metric has in TensorBoard. In metrics.jsonl names stay flat."""
+
+from __future__ import annotations
+
+import re
+
+GROUPS = {
+    "rollout": (
+        *("env_steps", "env_frames", "episodes", "length_mean", "nonfinite_steps"),
+        *("return_mean", "return_std", "return_best", "return_mean_all"),
+        *("return_mean_middle_third", "return_mean_exploring_third"),
+        *("policy_lag_min", "policy_lag_mean", "policy_lag_max"),
+        *("policy_lag_batches_mean", "policy_lag_batches_max"),
+        *("valid_steps", "stale_steps", "stale_fraction"),
+    ),
+    "losses": (
+        *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "update_kl"),
+        *("clip_fraction", "ratio_deviation", "ratio_deviation_first", "explained_variance"),
+        *("value_mean", "target_mean", "value_scale", "grad_norm", "learning_rate"),
+        *("skipped_steps", "empty_minibatches", "updates", "checksums_compared"),
+        *("q_mean", "td_error_mean", "td_error_max", "td_error", "noise_to_weight"),
+        *("outside_support", "importance_weight_mean", "beta"),
+    ),
+    "perf": (
+        *("wall_s", "frames_per_s", "frames_per_s_10s", "frames_per_s_60s", "env_steps_per_s"),
+        *("trained_per_s", "restarts", "env_restarts", "free_slots_fill", "ready_slots_fill"),
+        *("stage_env_us", "stage_infer_us", "stage_wait_us", "stage_insert_us"),
+        *("stage_draw_us", "stage_batch_us", "stage_learn_us", "stage_publish_us"),
+    ),
+    "replay": (
+        *("replay_transitions", "replay_fill", "replay_priority_sum", "replay_frame_bytes"),
+        *("samples_per_insert", "sample_age_mean", "stale_priority_updates", "late_samples"),
+        "priority",
+    ),
+}
+"""Group -> metrics. Those of a number per something are in `PATTERNS`."""
+PATTERNS = {
+    "eval": r"eval_\w+",
+    "ranks": r"rank\d+_\w+",
+    "replay": r"replay_priority_sum_\d+",
+    "rollout": r"return_mean_epsilon_.+|env_.+",
+}
+OTHERS = "custom"
+"""The group of metrics that SampleForge does not write itself, such as those of your own loss."""
+
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+
+
+def group_of(name: str) -> str:
+    """Return the group of a metric: rollout, losses, perf, eval, replay, ranks, or `OTHERS`."""
+    if name in _GROUP_OF:
+        return _GROUP_OF[name]
+    fits = (group for group, pattern in PATTERNS.items() if re.fullmatch(pattern, name))
+    return next(fits, OTHERS)
+
+
+def tag(name: str) -> str:
+    """Return a metric's tag in TensorBoard, such as ``losses/entropy``; a name that begins with
+    its group's, such as ``eval_return_mean``, loses that beginning: ``eval/return_mean``."""
+    group = group_of(name)
+    return f"{group}/{name.removeprefix(f'{group}_')}"
