@@ -143,6 +143,7 @@ class Session:
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.staleness import StaleExperience
+        from sampleforge.shared.rings import check_store_order
         from sampleforge.topologies.builders import ResumePoint
         from sampleforge.workers.worker import WorkerContext
 
@@ -180,6 +181,8 @@ class Session:
         resumed = self.resume_point.env_steps if earlier else None
         for told in opening(self.graph, config, self.plan, self.spec, resumed):
             self.message(*told)
+        if (order := check_store_order()) is not None:
+            self.message(order, "warning")
         for text in self._deployment.notices(self):
             self.message(text, "warning")
 
