@@ -2,12 +2,14 @@
 command.
 """
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-VERSION = "0.1.0"
+INIT = (HERE / "sampleforge" / "__init__.py").read_text(encoding="utf-8")
+VERSION = re.findall(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[0]
 
 EXTRAS = {
     "atari": ["ale-py>=0.12", "opencv-python-headless>=4.10"],
@@ -16,20 +18,21 @@ EXTRAS = {
     "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
-    "envpool": ["envpool>=1.2"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
-    "video": ["imageio[ffmpeg]>=2.34"],
-    "wandb": ["wandb>=0.17"],
-    "onnx": ["onnx>=1.16", "onnxscript>=0.1"],
 }
-EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name] if name != "envpool"})
+EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = ["pytest>=8.0"] + [
     need
     for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot")
     for need in EXTRAS[name]
 ]
-EXTRAS["dev"] = EXTRAS["test"] + ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-psutil"]
+EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
+EXTRAS["dev"] = [
+    *EXTRAS["test"],
+    *EXTRAS["docs"],
+    *("ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-psutil", "build>=1.2", "pre-commit>=3.7"),
+]
 
 setup(
     name="sampleforge",

@@ -67,6 +67,7 @@ def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
 def filled_slots(config: AppoConfig, spec: EnvSpec, rows: int, count: int) -> TrajectorySlots:
     """``count`` slots of random experience, the same observations in every step; every step is
     valid, an episode has 100 steps."""
+    assert config.rollout is not None, "resolved"
     slots = TrajectorySlots(count, SlotShape(config.rollout, rows, spec, config.model.state_size))
     random = np.random.default_rng(0)
     for leaf in slots.obs.values():

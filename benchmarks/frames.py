@@ -52,12 +52,13 @@ def play(env_id: str, rows: int) -> Played:
     leaf, rng = vector.spec.observations["obs"], np.random.default_rng(0)
     stacks = np.empty((PLAYED, rows, *leaf.shape), leaf.dtype)
     first = np.ones((PLAYED, rows), np.bool_)
-    unread = [np.empty(rows, np.float32), *(np.empty(rows, np.bool_) for _ in range(3))]
+    reward = np.empty(rows, np.float32)
+    terminated, truncated, valid = (np.empty(rows, np.bool_) for _ in range(3))
     vector.reset({"obs": stacks[0]})
     actions = vector.spec.actions["action"].categories[0]
     for t in range(1, PLAYED):
         vector.send({"action": rng.integers(0, actions, rows)})
-        vector.recv(StepOut(*unread, {"obs": stacks[t]}, first[t]))
+        vector.recv(StepOut(reward, terminated, truncated, valid, {"obs": stacks[t]}, first[t]))
     vector.close()
     return Played(vector.spec, stacks, first)
 
@@ -120,8 +121,8 @@ class Replay:
         count, begun = 0, time.process_time()
         while time.process_time() - begun < seconds:
             drawn = self.shard.draw(BATCH)
-            _, held = self.reader.read(*drawn)
-            assert held.all()
+            _, still_valid = self.reader.read(*drawn)
+            assert still_valid.all()
             self.shard.update(drawn.items, drawn.generations, errors)
             count += 1
         return count / (time.process_time() - begun)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
@@ -22,8 +23,10 @@ from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.topologies.builders import ResumePoint, first_weights, make_learner, model_maker
 from sampleforge.topologies.sampler_plan import plan_appo
 
+Precision = Literal["fp32", "bf16"]
 
-def measure(case: str, precision: str, device: str, seconds: float) -> list[str]:
+
+def measure(case: str, precision: Precision, device: str, seconds: float) -> list[str]:
     """Microseconds per env step of update and bare passes; microseconds of one publication."""
     config, spec = prepared(case)
     plan = plan_appo(replace(config, precision=precision), spec, device)
@@ -40,7 +43,7 @@ def measure(case: str, precision: str, device: str, seconds: float) -> list[str]
     def passes() -> None:
         model.zero_grad(set_to_none=True)
         with autocast(where, precision):
-            output = model(obs, batch.state, batch.first[:-1])
+            output = model(obs, batch.state, batch.is_first[:-1])
             scalar = output.values.sum() + output.parameters.sum()
         scalar.backward()
 

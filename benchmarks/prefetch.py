@@ -26,7 +26,7 @@ from sampleforge.topologies.config import AppoConfig
 
 def measure(env: str, seconds: float, device: str, *, ahead: bool) -> dict[str, float]:
     """One run: rates per second, and shares of the learner's time."""
-    appo.gathers_ahead = lambda plan, serial: ahead  # type: ignore[assignment]
+    vars(appo)["gathers_ahead"] = lambda plan, serial: ahead
     with tempfile.TemporaryDirectory() as folder:
         config = AppoConfig(
             env=env,

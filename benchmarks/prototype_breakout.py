@@ -73,7 +73,8 @@ def sample(me: int, shared: Shared, filled: Any, precision: str) -> None:
     torch.set_num_threads(1)
     pin(me)
     env = ale_py.AtariVectorEnv("breakout", ROWS, num_threads=1)
-    policy = NatureCnn(env.single_action_space.n)
+    actions: Any = env.single_action_space
+    policy = NatureCnn(int(actions.n))
     images, _ = env.reset(seed=me)
     slot = 0
     while parent_lives():

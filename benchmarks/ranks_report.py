@@ -96,8 +96,7 @@ def stragglers(found: Mapping[str, Mapping[str, Measured]], what: str, out: Path
     width = 0.8 / len(ways)
     for i, way in enumerate(ways):
         at = np.arange(len(found)) + (i - (len(ways) - 1) / 2) * width
-        runs = [m[way] for m in found.values()]
-        shares = [100 * m.rate / m.possible for m in runs]
+        shares = [100 * m[way].rate / m[way].possible for m in found.values()]
         bars = axes.bar(at, shares, width * 0.95, label=way)
         labels = [f"{share:.0f}%" for share in shares]
         axes.bar_label(bars, labels, padding=-14, color="white", fontsize=8)

@@ -135,7 +135,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--draw", type=Path, metavar="FILE", help="a figure of it")
     args = parser.parse_args()
-    rows, us = [], {}
+    rows = []
+    us: dict[str, list[float]] = {}
     for items in args.sizes:
         found = pairs_of(items, args.batch, args.seconds, args.repeat)
         for name, rates in found.items():

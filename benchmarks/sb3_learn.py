@@ -11,6 +11,7 @@ import importlib
 import json
 import tempfile
 import time
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -19,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 
-def make(env: str, monitor: str | None = None) -> gym.Env:
+def make(env: str, monitor: str | None = None) -> Any:
     if env.startswith("MinAtar/"):
         module = importlib.import_module("minatar.gym")
         if env not in gym.registry:

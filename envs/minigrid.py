@@ -110,15 +110,13 @@ class GridCodes(gym.ObservationWrapper[Any, Any, Any]):
         seen: Any = env.observation_space
         codes = [len(OBJECT_TO_IDX), len(COLOR_TO_IDX), STATES]
         image = np.broadcast_to(np.array(codes), seen["image"].shape)
-        found = {
-            "image": spaces.MultiDiscrete(image, dtype=np.uint8),
-            "direction": spaces.Discrete(4),
-        }
+        cells = spaces.MultiDiscrete(image, dtype=np.uint8)
+        found: dict[str, spaces.Space[Any]] = {"image": cells, "direction": spaces.Discrete(4)}
         self.missions = Missions.of(seen["mission"])
         if self.missions is not None:
             found["mission"] = self.missions.space
         self.observation_space = spaces.Dict(found)
-        self._codes = found["image"].nvec
+        self._codes = cells.nvec
 
     def observation(self, observation: Any) -> dict[str, Any]:
         if (observation["image"] >= self._codes).any():

@@ -110,6 +110,7 @@ class LeadingRank:
             session.worker_context,
             session.config.env_timeout,
             session.restarted,
+            session.note,
             session.is_interrupted,
             nodes=beside,
         )

@@ -128,14 +128,14 @@ class CheckingLearner(DqnLearner):
         self.random = np.random.default_rng(0)
         self.checked = self.truncated = 0
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
+    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )
         for i in range(len(batch.action)):
             now, after = (leaves["obs"][i].numpy() for leaves in (batch.obs, batch.next_obs))
             action, discount = int(batch.action[i]), float(batch.discount[i])
-            length = episode_length(*now[:2].astype(int), LONGEST)
+            length = episode_length(int(now[0]), int(now[1]), LONGEST)
             if discount == 0 and after[1] > now[1]:  # a same-step environment's, of no account
                 after = np.array([*now[:2], length, action], np.float32)
             check_transition(now, action, float(batch.returns[i]), discount, after, self.config)

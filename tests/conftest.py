@@ -158,9 +158,9 @@ def one_torch_thread() -> None:
 def stop_multiprocessing_helpers() -> Iterator[None]:
     """Private methods, written for CPython's own tests; there are no public ones."""
     yield
-    forkserver._forkserver._stop()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     gc.collect()  # objects that would call the tracker, and so start it again, when they go
-    resource_tracker._resource_tracker._stop()
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 StartCli = Callable[..., "subprocess.Popen[str]"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.wire import appo
@@ -54,22 +55,24 @@ def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
     for worker in workers:
         worker.start()
     try:
-        builder = BatchBuilder(graph.group.exchange.slots, 1)
+        exchange = graph.group.exchange
+        assert isinstance(exchange, SlotExchange)
+        builder = BatchBuilder(exchange.slots, 1)
         while count:
             for worker in workers:
                 worker.step()
-            while count and (slot := graph.group.exchange.take_ready()) is not None:
+            while count and (slot := exchange.take_ready()) is not None:
                 count -= 1
                 builder.add(slot)
                 yield _copy(builder.take())
-                graph.group.exchange.give_back(slot)
+                exchange.give_back(slot)
     finally:
         for worker in workers:
             worker.close()
 
 
 def _copy(batch: Batch) -> Batch:
-    def copied(column: object) -> object:
+    def copied(column: Any) -> Any:
         if isinstance(column, dict):
             return {name: leaf.clone() for name, leaf in column.items()}
         return column.clone() if isinstance(column, torch.Tensor) else column

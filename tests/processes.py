@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -36,8 +37,9 @@ def our_processes() -> frozenset[psutil.Process]:
 
 def helpers() -> set[int]:
     """The pids of multiprocessing's fork server and resource tracker, as far as they run."""
-    found = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
-    return {pid for pid in found if pid is not None}
+    server: Any = forkserver._forkserver  # private, as there are no public names
+    tracker: Any = resource_tracker._resource_tracker
+    return {pid for pid in (server._forkserver_pid, tracker._pid) if pid is not None}
 
 
 def group_of(pid: int) -> int | None:

@@ -24,7 +24,7 @@ def on_ranks(
 ) -> list[T]:
     """What ``work`` returns on each of ``count`` ranks, which are joined in the given way. The
     first exception is raised."""
-    memory, store = RankMemory(count, ROOM), dist.HashStore()
+    memory, store = RankMemory(count, ROOM), dist.HashStore()  # type: ignore[attr-defined]
 
     def join(number: int) -> RankGroup:
         if way == "memory":

@@ -115,8 +115,7 @@ def weights(make: Callable[..., AnyConfig], folder: Path, bound: float, **more: 
             **more,
         }
     )
-    sf.train(config)
-    return newest(Path(config.run_dir))
+    return newest(sf.train(config).run_dir)
 
 
 APPO = {"num_workers": 1, "batch_size": 256, "learning_rate": 3e-3}

@@ -132,7 +132,7 @@ def test_n_ranks_learn_what_one_rank_with_all_their_rows_learns(
     for tensors, said in found:
         for name, expected in state.items():
             torch.testing.assert_close(
-                tensors[name], expected, atol=1e-5, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+                tensors[name], expected, atol=1e-5, rtol=1e-5, msg=f"{name}: {{}}".format
             )
             assert torch.equal(tensors[name], found[0][0][name]), f"{name} differs between ranks"
         for name, value in metrics.items():
@@ -143,7 +143,7 @@ def test_n_ranks_learn_what_one_rank_with_all_their_rows_learns(
     assert state[normaliser] == sum(int(batch.valid.sum()) for batch in whole)
 
 
-def test_what_ranks_learn_does_not_depend_on_the_way_that_joins_them() -> None:
+def test_ranks_learn_the_same_through_shared_memory_and_through_gloo() -> None:
     """But for the order of two ranks' sums, which is one for two."""
     chosen, shares = config(), [[rows(b, i, i + 4) for b in batches("none")] for i in (0, 4)]
     for (memory, _), (gloo, _) in zip(
@@ -153,7 +153,7 @@ def test_what_ranks_learn_does_not_depend_on_the_way_that_joins_them() -> None:
             assert torch.equal(tensor, gloo[name]), name
 
 
-def test_a_rank_without_a_row_that_counts_takes_part() -> None:
+def test_a_rank_without_valid_rows_takes_part_in_the_averaging() -> None:
     chosen = config()
     whole = [dataclasses.replace(b, valid=b.valid.clone()) for b in batches("none")]
     for batch in whole:
@@ -164,7 +164,7 @@ def test_a_rank_without_a_row_that_counts_takes_part() -> None:
             torch.testing.assert_close(tensors[name], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_what_is_not_finite_on_one_rank_makes_all_skip_the_step() -> None:
+def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_ranks_skip_the_step() -> None:
     chosen = config()
     spoiled = dataclasses.replace(batches("none")[0], reward=batches("none")[0].reward.clone())
     spoiled.reward[2, spoiled.valid[2].nonzero()[-1]] = float("nan")
@@ -183,12 +183,12 @@ def test_what_is_not_finite_on_one_rank_makes_all_skip_the_step() -> None:
     assert on_ranks(2, work) == [(True, 2.0, 0.0)] * 2
 
 
-def test_a_parameter_without_gradient_on_one_rank_takes_part() -> None:
+def test_a_parameter_without_gradient_on_one_rank_is_averaged_with_zeros() -> None:
     """And messages go out in one order, whatever the order in which gradients arrive."""
 
     def work(group: RankGroup) -> list[list[float]]:
         x, y, z = (torch.ones(3, requires_grad=True) for _ in range(3))
-        buckets = GradientBuckets([x, y, z], group.add, bucket_bytes=12)
+        buckets = GradientBuckets([x, y, z], group.all_reduce, bucket_bytes=12)
         for _ in range(2):
             buckets.clear()
             loss = (x.sum() + 2 * z.sum()) if group.rank else (y * x).sum()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from sampleforge.benchmark.table import WIDTH
 from sampleforge.benchmark.verdict import BenchmarkContext, verdict
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.appo.wire import AppoConfig
+from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from tests.harness import build
 
@@ -44,7 +45,7 @@ def counted(**seconds: list[float]) -> dict[str, np.ndarray]:
     return {name: np.array(seconds.get(name, [0.0] * workers), np.float64) for name in COUNTERS}
 
 
-INLINE = {
+INLINE: dict[str, Any] = {
     "env_steps": [500_000, 500_000, 0],
     "step_s": [9.0, 8.0, 0],
     "env_s": [4.0, 4.0, 0],
@@ -99,7 +100,7 @@ def test_with_policy_workers_asking_is_part_of_the_hand_over() -> None:
     assert "learn" not in us or us["learn"] == 0
 
 
-RANKS = {
+RANKS: dict[str, Any] = {
     "env_steps": [500_000, 500_000],
     "step_s": [5.5, 4.5],
     "env_s": [3.0, 2.0],

@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -320,7 +321,7 @@ def test_a_manifest_of_an_earlier_version_is_read(store):
 
 
 def test_the_first_checkpoint_is_due_early_if_something_was_learned():
-    now, learned = [0.0], []
+    now, learned = [0.0], list[bool]()
     timer = CheckpointTimer(120.0, lambda: bool(learned), clock=lambda: now[0])
     seen = []
     for second in range(0, 400):
@@ -333,7 +334,7 @@ def test_the_first_checkpoint_is_due_early_if_something_was_learned():
     assert seen == [40, 160, 280]
     for interval, learns, first in [(120.0, True, 30), (120.0, False, 120), (7.0, False, 7)]:
         now[0] = 0.0
-        timer = CheckpointTimer(interval, lambda learns=learns: learns, clock=lambda: now[0])
+        timer = CheckpointTimer(interval, partial(bool, learns), clock=lambda: now[0])
         while not timer.due:
             now[0] += 1.0
         assert now[0] == first

@@ -51,12 +51,12 @@ class Replay:
         self.reader = TransitionReader(self.slots, self.frames)
         self.random = np.random.default_rng(0)
         self.naive: dict[int, np.ndarray[Any, Any]] = {}  # slot -> [T+1, rows, k, ...]
-        self.held = deque_of(self.shard, LEASES)
+        self.leased = deque_of(self.shard, LEASES)
 
     def insert(self) -> int:
         """One rollout of frames whose pixels take ``noise`` values, through the life of a slot."""
         slots, leaf = self.slots, self.leaf
-        slot = self.held.pop(0)
+        slot = self.leased.pop(0)
         slots.move(slot, Owner.FREE, Owner.WRITING)
         shape = (ROWS, *leaf.shape)
         stacks = self.random.integers(0, self.noise, shape).astype(leaf.dtype)
@@ -75,19 +75,19 @@ class Replay:
         slots.extras["td_error"][slot] = 1.0
         slots.move(slot, Owner.WRITING, Owner.READY)
         self.shard.insert(slot)
-        self.held += deque_of(self.shard, 1)
+        self.leased += deque_of(self.shard, 1)
         return slot
 
     def check(self, drawn: Any) -> int:
         """Compare what is read with the naive copies; returns how many there were."""
-        found, held = self.reader.read(*drawn)
-        slot, step = np.divmod(drawn.items[held], STEPS)
+        found, still_valid = self.reader.read(*drawn)
+        slot, step = np.divmod(drawn.items[still_valid], STEPS)
         t, row = np.divmod(step, ROWS)
         after = t + self.slots.extras["steps"][slot, t, row]
         for stacks, at in ((found.obs["obs"], t), (found.next_obs["obs"], after)):
             for i, stack in enumerate(stacks.numpy()):
                 assert stack.tobytes() == self.naive[slot[i]][at[i], row[i]].tobytes()
-        return int(held.sum())
+        return int(still_valid.sum())
 
 
 def deque_of(shard: ReplayShard, count: int) -> list[int]:
@@ -97,7 +97,7 @@ def deque_of(shard: ReplayShard, count: int) -> list[int]:
 
 @pytest.mark.parametrize("leaf", [LEAF, ArraySpec((3,), "float64", stack="zero")])
 @pytest.mark.parametrize(("noise", "ratio"), [(2, 1.0), (2, 4.0), (256, 3.0), (256, 1e9)])
-def test_compressed_stacks_are_naive_storage_byte_for_byte(
+def test_decompressed_stacks_equal_whole_storage_byte_for_byte(
     noise: int, ratio: float, leaf: ArraySpec
 ) -> None:
     """Through several turns of the ring; frames of noise do not shrink, so fewer are stored."""
@@ -106,7 +106,7 @@ def test_compressed_stacks_are_naive_storage_byte_for_byte(
     for _ in range(40):
         slot = replay.insert()
         fill.append(len(replay.shard.stored_slots))
-        assert replay.shard.stored_slots[-1] == slot and len(set(replay.held)) == LEASES
+        assert replay.shard.stored_slots[-1] == slot and len(set(replay.leased)) == LEASES
         assert replay.check(replay.shard.draw(64)) == 64
         assert replay.replay_counters.frame_bytes[0] == replay.store.used
     if ratio == 1.0:
@@ -119,7 +119,7 @@ def test_compressed_stacks_are_naive_storage_byte_for_byte(
     )
 
 
-def test_what_was_evicted_meanwhile_is_left_out_and_damage_is_not() -> None:
+def test_items_evicted_meanwhile_are_left_out_and_damaged_stored_frames_raise_an_error() -> None:
     replay = Replay(capacity=4, ratio=1.0, noise=256)
     for _ in range(4):
         replay.insert()
@@ -134,7 +134,7 @@ def test_what_was_evicted_meanwhile_is_left_out_and_damage_is_not() -> None:
         replay.reader.read(*replay.shard.draw(8))
 
 
-def test_nonsense_in_the_directory_harms_nobody() -> None:
+def test_garbage_in_offsets_and_sizes_does_not_break_the_reader() -> None:
     """A slot that is written anew may have any numbers in it while it is read."""
     replay = Replay(capacity=4, ratio=1.0, noise=2)
     for _ in range(4):
@@ -144,7 +144,7 @@ def test_nonsense_in_the_directory_harms_nobody() -> None:
     for offset in (-(2**40), -3, 0, 2**40):
         for length in (-(2**31), -1, 0, 1, 2**31 - 1):
             at[...], size[...] = offset, length
-            assert not replay.reader.read(*drawn).held.any()
+            assert not replay.reader.read(*drawn).still_valid.any()
 
 
 def test_the_ring_never_gives_a_byte_twice() -> None:
@@ -183,7 +183,7 @@ def test_blocks_cover_every_frame_once() -> None:
 @pytest.mark.parametrize(
     ("inference", "shards", "ratio"), [("inline", 1, 1.0), ("worker", 2, 1.0), ("worker", 1, 50.0)]
 )
-def test_every_compressed_frame_comes_from_its_place(
+def test_every_compressed_frame_is_read_from_its_slot_step_and_row(
     inference: str, shards: int, ratio: float
 ) -> None:
     """With a ring that is too small, too: learning begins as soon as it is full."""
@@ -225,7 +225,7 @@ def test_no_wrong_compressed_frame_with_real_processes(tmp_path: Path) -> None:
 # ---- before the start ----
 
 
-def test_the_plan_has_the_memory_of_what_is_made() -> None:
+def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
     raw = apex_config(env=STACKED)
     packed = replace(raw, replay_compression="lz4", replay_compression_ratio=4.0)
     graph, plan = build_apex(packed)
@@ -246,7 +246,9 @@ def test_what_cannot_be_compressed_is_refused() -> None:
         apex_config(replay_compression="lz4", replay_compression_ratio=0.5)
 
 
-def test_without_lz4_the_line_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_lz4_raises_an_error_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "lz4" else find(n))
     with pytest.raises(ConfigError, match=r'pip install "sampleforge\[compress\]"'):

@@ -90,12 +90,12 @@ def test_actions_of_a_run_are_correlated_within_episodes(inference: str) -> None
     for given, least, most in ((0.9, 0.8, 1.0), (0.0, -0.2, 0.2)):
         found = []
         for batch in rollouts(AppoConfig(**{**vars(chosen), "noise_correlation": given}), 16):
-            action, goes_on = batch.actions["action"][:, 3::4], ~batch.first[1:-1, 3::4]
+            action, goes_on = batch.actions["action"][:, 3::4], ~batch.is_first[1:-1, 3::4]
             found.append(torch.stack((action[:-1][goes_on], action[1:][goes_on])))
         pairs = torch.cat(found, 1)
         assert least < correlation(pairs[0], pairs[1]) < most
 
 
-def test_it_is_a_correlation() -> None:
+def test_a_noise_correlation_above_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--noise-correlation 1\.5: must be at least 0"):
         AppoConfig(noise_correlation=1.5)

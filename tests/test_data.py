@@ -14,13 +14,13 @@ from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters
-from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.rings import IndexRings, check_store_order
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.spec import EnvSpec, action_specs, observation_specs
+from sampleforge.spec import Autoreset, EnvSpec, action_specs, observation_specs
 
 
-def some_spec(autoreset: str = "next_step") -> EnvSpec:
+def some_spec(autoreset: Autoreset = "next_step") -> EnvSpec:
     obs = gym.spaces.Dict(
         {"image": gym.spaces.Box(0, 255, (8, 8, 1), np.uint8), "x": gym.spaces.Box(-1, 1, (3,))}
     )
@@ -56,7 +56,7 @@ def test_numpy_and_torch_views_are_the_same_memory() -> None:
     assert slots.columns()["reward"][3, 4, 1] == 2.5
 
 
-def test_debug_refuses_a_hand_over_by_someone_who_does_not_own_the_slot() -> None:
+def test_debug_refuses_a_hand_over_by_a_worker_that_does_not_own_the_slot() -> None:
     slots = some_slots(debug=True)
     slots.move(0, Owner.FREE, Owner.WRITING)
     with pytest.raises(AssertionError, match="WRITING, expected READY"):
@@ -107,18 +107,23 @@ def test_a_ring_between_two_threads_loses_and_repeats_nothing() -> None:
     assert popped == list(range(count))
 
 
+def some(slot: int | None) -> int:
+    assert slot is not None
+    return slot
+
+
 def test_every_slot_circulates_and_stays_with_its_actor() -> None:
     slots = some_slots(6, debug=True)
     exchange = SlotExchange(slots, [Wakeup(), Wakeup()], Wakeup())
     for _ in range(5):
-        taken = {actor: [exchange.take_free(actor) for _ in range(3)] for actor in (0, 1)}
+        taken = {actor: [some(exchange.take_free(actor)) for _ in range(3)] for actor in (0, 1)}
         assert sorted(taken[0] + taken[1]) == list(range(6))
         assert exchange.take_free(0) is None
         for actor, mine in taken.items():
             for slot in mine:
                 assert slot % 2 == actor
                 exchange.hand_over(actor, slot)
-        ready = [exchange.take_ready() for _ in range(6)]
+        ready = [some(exchange.take_ready()) for _ in range(6)]
         assert [slot % 2 for slot in ready] == [ready[0] % 2, 1 - ready[0] % 2] * 3  # in turn
         assert exchange.take_ready() is None
         for slot in ready:
@@ -170,7 +175,7 @@ def test_a_reader_that_is_overtaken_never_sees_torn_weights() -> None:
     writer = threading.Thread(target=publish)
     writer.start()
     into = {"a": torch.empty(size), "b": torch.empty(size)}
-    seen = set()
+    seen: set[int] = set()
     try:
         while len(seen) < wanted:
             _, version = weights.read(into)
@@ -220,7 +225,7 @@ def test_a_batch_holds_each_slot_beside_the_others() -> None:
             rows = slice(2 * place, 2 * place + 2)
             assert (batch.obs["image"][:, rows].numpy() == slots.obs["image"][slot]).all()
             assert (batch.actions["action"][:, rows].numpy() == slots.actions["action"][slot]).all()
-            assert (batch.first[:, rows].numpy() == slots.first[slot]).all()
+            assert (batch.is_first[:, rows].numpy() == slots.first[slot]).all()
             assert (batch.state[rows].numpy() == slots.state[slot]).all()
         chosen = [1, 1, 2]
 
@@ -232,3 +237,15 @@ def test_counters_add_up_over_workers() -> None:
     assert counters.total("b") == 3
     assert counters.column("b").tolist() == [0, 1, 2]
     assert counters.total("a") == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "warns"), [("x86_64", False), ("AMD64", False), ("arm64", True)]
+)
+def test_machines_that_may_reorder_stores_cause_a_warning(
+    monkeypatch: pytest.MonkeyPatch, machine: str, warns: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    warning = check_store_order()
+    assert (warning is not None) == warns
+    assert warning is None or machine in warning

@@ -300,7 +300,7 @@ def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
     _, shown = run.communicate(timeout=20)
     assert run.returncode == 143
     assert f"rank {victim} was ended by signal SIGKILL" in shown
-    assert "it is replaced (1 of 3 times)" in shown
+    assert "it is restarted (1 of 3 times)" in shown
     assert summary_of(tmp_path)["restarts"] == 1
 
 

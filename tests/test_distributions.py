@@ -17,7 +17,9 @@ from sampleforge.spec import ActionSpec, action_specs
 DISCRETE = action_specs(spaces.Discrete(4))
 UNEVEN = action_specs(
     spaces.Dict(
-        a=spaces.MultiDiscrete([[2, 5], [3, 1]]), b=spaces.MultiBinary(3), c=spaces.Discrete(4)
+        a=spaces.MultiDiscrete(np.array([[2, 5], [3, 1]])),
+        b=spaces.MultiBinary(3),
+        c=spaces.Discrete(4),
     )
 )
 BOX = action_specs(spaces.Box(np.array([-2.0, 0.0], "f"), np.array([2.0, 0.5], "f")))
@@ -264,7 +266,7 @@ def test_bfloat16_parameters_are_computed_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_what_was_built_while_acting_works_in_training(name: str) -> None:
+def test_tensors_cached_in_inference_mode_work_in_training(name: str) -> None:
     """Cached index tensors must not be inference tensors, which autograd cannot save."""
     actions = {f"{k}{name}": v for k, v in SPACES[name].items()}
     with torch.inference_mode():

@@ -25,7 +25,7 @@ def test_a_missing_package_is_bad_and_says_how_to_install_it(capsys, monkeypatch
 def test_little_shared_memory(monkeypatch):
     for free, state in ((8 << 20, "bad"), (64 << 20, "lacks"), (4 << 30, "ok")):
         usage = SimpleNamespace(free=free, total=8 << 30)
-        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _, usage=usage: usage)
+        monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
         finding = doctor._shared_memory()
         assert finding.state == state
         assert ("--shm-size" in finding.text) == (state != "ok")

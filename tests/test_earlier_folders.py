@@ -61,7 +61,10 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
         assert isinstance(config, AppoConfig | DdppoConfig)
         new = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False, **whole}
         assert learning(flat_fields(config)) == {**learning(stored), **new}
-        plan = (plan_ddppo if isinstance(config, DdppoConfig) else plan_appo)(config, spec, "cpu")  # type: ignore[operator]
+        if isinstance(config, DdppoConfig):
+            plan = plan_ddppo(config, spec, "cpu")
+        else:
+            plan = plan_appo(config, spec, "cpu")
         assert plan.batch_size == stored["batch_size"]
         folder.write_config(config, asked)
 

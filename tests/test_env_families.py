@@ -36,7 +36,7 @@ def test_cartpole_is_gymnasiums_to_the_bit() -> None:
     env = CartPoleVectorEnv(rows, max_episode_steps=40)
     env.reset(seed=0)
     env.np_random = np.random.default_rng(list(range(rows)))  # ours is seeded by all rows' seeds
-    env.state = env.np_random.uniform(-0.05, 0.05, (4, rows))
+    env.state = env.np_random.uniform(-0.05, 0.05, (4, rows))  # type: ignore[assignment]
     for ours, action in zip(rollout(vector, actions)[1:], actions, strict=True):
         obs, reward, terminated, truncated, _ = env.step(action)
         assert np.array_equal(ours.obs["obs"], obs)
@@ -66,7 +66,7 @@ def test_minatar_is_the_original() -> None:
         rng = np.random.default_rng(1)
         for _ in range(500):
             assert np.array_equal(obs, original.state())
-            action = int(rng.integers(env.action_space.n))
+            action = int(rng.integers(env.action_space.n))  # type: ignore[attr-defined]
             reward, ended = original.act(original.minimal_action_set()[action])
             obs, r, terminated, _, _ = env.step(action)
             assert (r, terminated) == (reward, ended)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -25,7 +26,7 @@ def registered() -> Iterator[Register]:
     """Registers ids with gymnasium for the length of a test."""
     names: list[str] = []
 
-    def register(name: str, entry_point: Callable[..., object]) -> None:
+    def register(name: str, entry_point: Callable[..., Any]) -> None:
         names.append(name)
         gym.register(name, entry_point)
 

@@ -15,7 +15,7 @@ from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.reporting.display import LineDisplay
 from sampleforge.reporting.env_restarts import EnvironmentFails, EnvRestarts
-from sampleforge.reporting.live_panel import panel
+from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.progress import Goal
 from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
 from tests.conftest import RunCli, StartCli
@@ -68,7 +68,7 @@ def test_an_environment_whose_every_second_episode_crashes_ends_the_run(
 
 @pytest.mark.multiprocess(timeout=150)
 @pytest.mark.parametrize("kind", ["appo", "serial"])
-def test_one_that_seldom_crashes_is_shown_and_counted_and_the_run_goes_on(
+def test_a_rare_crash_of_an_environment_is_shown_and_counted_and_the_run_goes_on(
     run_cli: RunCli, tmp_path: Path, kind: str
 ) -> None:
     done = run_cli(*command(kind, every=1500), "--train-for-env-steps", "6000", timeout=120)
@@ -83,7 +83,7 @@ def test_one_that_seldom_crashes_is_shown_and_counted_and_the_run_goes_on(
 
 
 @pytest.mark.multiprocess(timeout=150)
-def test_an_actor_that_is_replaced_counts_on(start_cli: StartCli, tmp_path: Path) -> None:
+def test_a_restarted_actor_continues_its_counters(start_cli: StartCli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_cli(*command("appo", every=400), "--quiet")
 
@@ -121,7 +121,7 @@ def test_rows_keep_the_first_traceback(threaded: bool, monkeypatch: pytest.Monke
     assert envs.fault.endswith(f"({FLAKY}, row 0)")
 
 
-def test_the_earliest_text_is_the_first_and_a_long_one_keeps_its_end() -> None:
+def test_first_fault_returns_the_earliest_text_and_the_end_of_a_long_one() -> None:
     faults = FirstFault(3)
     assert faults.get() is None
     faults.put(2, "later", 20.0)
@@ -182,7 +182,7 @@ def test_the_counter_is_on_the_screen() -> None:
     console = Console(file=written, width=100)
     goal = Goal(None, None)
     goal.observe(values)
-    console.print(panel("a run", values, goal))
+    console.print(Panel("a run", values, goal))
     assert "env restarts 5: 5.0% of the episodes were lost" in written.getvalue()
     display = LineDisplay(console, console, goal)
     written.truncate(0)

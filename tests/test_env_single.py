@@ -78,7 +78,7 @@ def test_too_many_faults_in_a_row_raise_the_first() -> None:
 @pytest.mark.parametrize(
     ("wrong", "got"), [("dtype", "float64 of shape (4,)"), ("shape", "float32 of shape (3,)")]
 )
-def test_wrong_observations_are_refused_at_the_door(wrong: str, got: str) -> None:
+def test_the_adapter_refuses_wrong_observations(wrong: str, got: str) -> None:
     vector = make("WrongDtypeEnv", wrong=wrong, after=3, length=9)
     message = f"{FAKES}:WrongDtypeEnv, row 0: .* must be float32 of shape (4,), .* gave {got}"
     with pytest.raises(ConfigError, match=re.escape(message).replace(r"\.\*", ".*")):
@@ -86,7 +86,7 @@ def test_wrong_observations_are_refused_at_the_door(wrong: str, got: str) -> Non
 
 
 @pytest.mark.parametrize("where", ["info", "obs"])
-def test_action_masks_become_a_leaf_and_hold_for_the_next_action(where: str) -> None:
+def test_action_masks_become_an_observation_leaf_for_the_next_action(where: str) -> None:
     vector = make("MaskedEnv", where=where)
     assert vector.spec.observations[ACTION_MASK].shape == (5,)
     assert vector.spec.observations[ACTION_MASK].dtype == "bool"
@@ -135,7 +135,7 @@ def test_box_actions_are_clipped_to_their_bounds_and_not_in_place() -> None:
     assert given["move"].tolist() == [-1, 1]
 
 
-def test_same_seeds_same_experience_other_seeds_other() -> None:
+def test_experience_is_the_same_for_the_same_seeds_and_differs_for_others() -> None:
     def observations(seeds: list[int]) -> Any:
         config = EnvConfig(env="CartPole-v1", env_backend="single", decorrelate=False)
         vector = make_vector(config, 2, seeds)

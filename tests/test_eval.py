@@ -121,7 +121,7 @@ def test_twenty_where_an_episode_takes_minutes(trained: Path) -> None:
     for tick in (0.1, 100.0):
         time = itertools.count(0.0, tick)
         said[tick] = Said()
-        found = evaluate(trained, seed=3, display=said[tick], clock=lambda t=time: next(t))
+        found = evaluate(trained, seed=3, display=said[tick], clock=lambda t=time: next(t))  # type: ignore[misc]
         assert found["episodes"] == (100 if tick == 0.1 else 20)
     ((_, text),) = said[100.0].messages
     assert text.startswith("20 episodes of CartPole-v1 rather than 100, because one takes minutes")

@@ -69,7 +69,7 @@ class Bench:
         self.model = OneWeight()
         self.weights = SharedWeights(self.model.state_dict())
         self.results = Evaluations()
-        self.counters = Counters(COUNTERS, 1)
+        self.counters = Counters(COUNTERS, 2)  # of what trains, and of the evaluator
         progress = Progress(self.counters, 0.0, base_env_steps=earlier_steps)
         self.worker = EvaluatorWorker(
             lambda: evaluation_envs(CODE, episodes, seed=3),
@@ -78,7 +78,7 @@ class Bench:
             progress,
             self.results,
             Wakeup(),
-            Counters(COUNTERS, 1),
+            counter_row=1,
             interval=interval,
             episodes=episodes,
             stochastic=False,
@@ -131,7 +131,7 @@ def test_the_weights_of_an_evaluation_are_frozen(bench: Bench) -> None:
     assert again[2:] == found[2:], "the same episodes, by a policy that does the same"
 
 
-def test_evaluations_are_due_at_multiples_of_the_interval(bench: Bench) -> None:
+def test_evaluations_begin_at_multiples_of_the_interval(bench: Bench) -> None:
     assert not bench.begins(), "not at the start"
     bench.train(999)
     assert not bench.begins()
@@ -276,7 +276,7 @@ def test_trained_weights_are_evaluated_by_a_process_of_its_own(tmp_path: Path, a
 
 
 @pytest.mark.multiprocess(timeout=90)
-def test_a_killed_evaluator_is_replaced_so_often(tmp_path: Path) -> None:
+def test_a_killed_evaluator_is_replaced_up_to_the_limit(tmp_path: Path) -> None:
     config = CONFIGS["appo"](run_dir=str(tmp_path / "run"), max_worker_restarts=1)
     with (
         pytest.raises(WorkerDied, match="evaluator was ended by signal SIGKILL"),
@@ -351,7 +351,9 @@ def test_a_rank_of_torchrun_has_an_evaluator_beside_it(tmp_path: Path, start_cli
         ("apex", {"sampler_only": True}, "--evaluate-interval 500 --sampler-only: nothing"),
     ],
 )
-def test_what_does_not_fit_is_refused(algo: str, kwargs: dict[str, Any], answer: str) -> None:
+def test_invalid_evaluation_settings_are_refused(
+    algo: str, kwargs: dict[str, Any], answer: str
+) -> None:
     with pytest.raises(ConfigError, match=answer):
         CONFIGS[algo](**kwargs)
 

@@ -130,7 +130,7 @@ def test_first_priorities_are_those_of_a_learner(
     monkeypatch.setattr(Divergence, "look", lambda *_, **__: None)  # it takes no step on purpose
     make_normal(learner.model)
     graph.group.weights.publish(learner.model.state_dict(), 1)
-    worker: Any = with_learner(graph, lambda: learner).learner.worker
+    worker: Any = with_learner(graph, lambda: learner).group.learner.worker
     pairs = []
     for _ in serial_rounds(graph, 60):
         if worker._ready:

@@ -103,7 +103,7 @@ def test_rmsprop_takes_no_longer_steps_than_the_papers() -> None:
     assert learner._optimiser.defaults["eps"] == 3.9e-4
 
 
-FORMER = {
+FORMER: dict[str, tuple[AnyConfig, dict[str, float | None]]] = {
     "apex": (
         ApexConfig(env="E"),
         {"reward_clip": None, "head_size": 0, "priority_alpha": 0.6, "priority_beta": 0.4},
@@ -116,7 +116,6 @@ FORMER = {
 def test_the_same_command_resumes_a_run_from_before_with_what_it_had(
     algo: str, tmp_path: Path
 ) -> None:
-    asked: AnyConfig
     asked, had = FORMER[algo]
     folder = RunFolder(tmp_path / "run")
     folder.create()

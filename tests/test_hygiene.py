@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -86,7 +87,8 @@ def test_it():
         with_pid.touch()
         files.append(held.open("w"))
 
-    stop, files = threading.Event(), []
+    stop = threading.Event()
+    files: list[IO[str]] = []
     thread = threading.Thread(target=other_program)
     thread.start()
     try:

@@ -91,7 +91,7 @@ def test_other_schedules_take_no_additional_pass(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_of_a_large_batch_a_sample_is_enough(core: Any) -> None:
+def test_the_kl_of_a_sample_of_a_large_batch_is_accurate(core: Any) -> None:
     chosen = adaptive(num_envs_per_worker=256, batch_size=2048, model=ModelConfig(core=core))
     learner, batch = learner_of(chosen), one_batch(chosen)
     assert batch.valid.numel() > 1.5 * KL_STEPS
@@ -111,7 +111,7 @@ def whole_kl(chosen: AppoConfig, batch: Batch) -> float:
 
     def distribution() -> ActionDistribution:
         with torch.no_grad():
-            output = learner.model(batch.obs, batch.state, batch.first)
+            output = learner.model(batch.obs, batch.state, batch.is_first)
         return learner.model.distribution(output.parameters, batch.obs)
 
     before = distribution()
@@ -123,12 +123,12 @@ def whole_kl(chosen: AppoConfig, batch: Batch) -> float:
         found.append(float(kl[batch.valid].mean()))
         statistics(*args)
 
-    learner._update_statistics = measured  # type: ignore[method-assign]
+    learner._update_statistics = measured  # type: ignore[method-assign,assignment]
     learner.update(batch, 0.0)
     return found[0]
 
 
-def test_without_a_valid_step_there_is_no_kl() -> None:
+def test_the_kl_is_nan_without_a_valid_step() -> None:
     chosen = adaptive()
     learner, batch = learner_of(chosen), one_batch(chosen)
     nothing = dataclasses.replace(batch, valid=torch.zeros_like(batch.valid))

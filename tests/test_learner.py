@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def learner_of(config: AppoConfig) -> Learner:
     ],
 )
 def test_the_first_ratio_on_fresh_experience_is_one(
-    env: str, kwargs: dict[str, str], core: str, advantage: str
+    env: str, kwargs: dict[str, str], core: Any, advantage: str
 ) -> None:
     """Acting and learning see the same distribution, update after update, with masks, cores, mixed
     actions, and with running observation statistics that move in between."""
@@ -143,7 +144,7 @@ def test_termination_does_not_bootstrap() -> None:
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_same_step_environments_have_their_final_observations_valued(
-    inference: str, core: str
+    inference: str, core: Any
 ) -> None:
     """The value is of the final observation, which only the side storage holds, and with the
     recurrent state of its episode."""
@@ -163,7 +164,7 @@ def test_same_step_environments_have_their_final_observations_valued(
             for t in range(rollout):
                 obs = {"obs": batch.obs["obs"][t, row : row + 1]}
                 with torch.no_grad():
-                    state = model.step(obs, state, batch.first[t, row : row + 1]).state
+                    state = model.step(obs, state, batch.is_first[t, row : row + 1]).state
                 if not batch.truncated[t, row]:
                     continue
                 env, episode, step, _ = obs["obs"][0].tolist()
@@ -171,7 +172,7 @@ def test_same_step_environments_have_their_final_observations_valued(
                 with torch.no_grad():
                     value = model.step({"obs": final}, state, torch.tensor([False])).values[0]
                 torch.testing.assert_close(batch.final_value[t, row], value, atol=1e-4, rtol=1e-4)
-                assert batch.first[t + 1, row]
+                assert batch.is_first[t + 1, row]
                 found += 1
     assert found > 10
 
@@ -301,14 +302,14 @@ def test_normalised_returns_keep_predictions_when_the_scale_moves() -> None:
     chosen = config(normalise_returns=True, learning_rate=1e-12)
     learner, batch = learner_of(chosen), one_batch(chosen)
     with torch.no_grad():
-        before = learner.model(batch.obs, batch.state, batch.first).values
+        before = learner.model(batch.obs, batch.state, batch.is_first).values
     learner.update(batch, 0.0)
     model = learner.model
     assert model.value_scale != 1
     assert model.normaliser is not None
     model.normaliser.load_state_dict(model_of(chosen).normaliser.state_dict())  # type: ignore[union-attr]
     with torch.no_grad():
-        after = model(batch.obs, batch.state, batch.first).values
+        after = model(batch.obs, batch.state, batch.is_first).values
     torch.testing.assert_close(before, after, atol=1e-4, rtol=1e-4)
 
 

@@ -281,7 +281,7 @@ NESTED = spaces.Dict(
     [
         ("z", spaces.Box(np.array([-np.inf, 0.0], "f"), np.array([1.0, np.inf], "f"))),
         ("a", spaces.Tuple((spaces.Discrete(3, start=-4), spaces.MultiBinary(2)))),
-        (7, spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32)),
+        (7, spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32)),  # type: ignore[list-item, arg-type]
         ("bits", spaces.Box(0, 1, (2, 2), np.bool_)),
         ("large", spaces.Box(-(2**62), 2**62, (1,), np.int64)),
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.reporting.tags import GROUPS, OTHERS, group_of, tag
-from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
 from tests.apex_harness import apex_config
 from tests.litter import REPO
 
@@ -22,7 +22,7 @@ SHORT: dict[str, Any] = {
     **{"evaluate_interval": 500, "evaluate_episodes": 2},
 }
 SEEDED: dict[str, Any] = {**SHORT, "env": "CartPole-v1", "seed": 1}
-RUNS = {
+RUNS: dict[str, AnyConfig] = {
     "appo": AppoConfig(**SEEDED),
     "appo-async": AppoConfig(**SEEDED, async_rl=True, lr_schedule="kl_adaptive"),
     "apex": apex_config(**SHORT, num_replay_shards=2),

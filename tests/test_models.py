@@ -24,7 +24,7 @@ from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, obse
 
 VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 IMAGE = spaces.Box(0, 255, (3, 36, 40), np.uint8)
-MINATAR = spaces.Box(0, 1, (10, 10, 10), np.bool_)
+MINATAR = spaces.Box(0, 1, (10, 10, 10), np.bool_)  # type: ignore[arg-type]
 NESTED = spaces.Dict(
     image=spaces.Box(0, 255, (16, 16, 3), np.uint8),
     arm=spaces.Dict(position=spaces.Box(-1.0, 1.0, (2, 2), np.float64), grip=spaces.Discrete(3)),
@@ -36,7 +36,12 @@ ACTIONS = spaces.Dict(
     a=spaces.Discrete(4),
     b=spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1.0, 2.0, (2,), np.float32))),
 )
-OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "minatar": MINATAR, "nested": NESTED}
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "vector": VECTOR,
+    "image": IMAGE,
+    "minatar": MINATAR,
+    "nested": NESTED,
+}
 
 
 def observed(space: spaces.Space[Any], *batch: int, seed: int = 0) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def literal_window(row: dict[str, np.ndarray], t: int, n: int, drop_truncated: b
     return total, GAMMA**steps if steps else 0.0, steps
 
 
-def random_rollout(seed: int, length: int = 20, rows: int = 6) -> dict[str, np.ndarray]:
+def random_rollout(seed: int, length: int = 20, rows: int = 6) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     ends = rng.random((length, rows)) < 0.2
     valid = np.ones((length, rows), np.bool_)
@@ -152,7 +153,7 @@ def test_value_rescaling_keeps_all_digits_in_float32() -> None:
     where the textbook forms lose theirs (h(0.001) came back as 0.00105)."""
     sizes = torch.logspace(-8, 8, 321)
     x = torch.cat((-sizes, torch.zeros(1), sizes))
-    close = {"rtol": 3 * 2.0**-23, "atol": 0.0}
+    close: dict[str, Any] = {"rtol": 3 * 2.0**-23, "atol": 0.0}
     torch.testing.assert_close(unrescale(rescale(x)), x, **close)
     exact = x.double()
     sign, size = exact.sign(), exact.abs()

@@ -69,7 +69,7 @@ def test_a_noisy_layer_is_the_literal_one(per_row: bool) -> None:
     torch.testing.assert_close(layer.weight_sigma.grad, sigma.grad)
 
 
-def test_it_begins_as_in_the_paper() -> None:
+def test_a_noisy_layer_is_initialised_as_in_the_paper() -> None:
     torch.manual_seed(0)
     layer = NoisyLinear(64, 50, sigma=0.5)
     assert torch.equal(layer.weight_sigma, torch.full((50, 64), 0.5 / 8))
@@ -79,7 +79,7 @@ def test_it_begins_as_in_the_paper() -> None:
     assert layer.weight.std().item() == pytest.approx(2 / 8 / math.sqrt(12), rel=0.05)
 
 
-def test_the_noise_has_the_mean_and_the_variance_that_it_should() -> None:
+def test_the_noise_has_the_expected_mean_and_variance() -> None:
     """Var y_j = E f^2 (E f^2 sum_i (sigma_ij x_i)^2 + sigma_b,j^2)."""
     torch.manual_seed(0)
     layer, x = NoisyLinear(4, 3, sigma=0.5), torch.randn(4)

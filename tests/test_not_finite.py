@@ -94,7 +94,7 @@ def play(vector: EnvVector, steps: int = STEPS) -> Played:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["obs", "reward", "final", "final_reward", "first"])
-def test_one_value_costs_its_row_a_step_or_an_episode_and_nobody_else_anything(
+def test_a_value_that_is_not_finite_costs_only_its_row_a_step_or_an_episode(
     backend: str, value: float, where: str
 ) -> None:
     after = 1 if where == "first" else 3
@@ -119,7 +119,7 @@ def test_one_value_costs_its_row_a_step_or_an_episode_and_nobody_else_anything(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_final_observation_of_a_terminated_episode_is_zeroed_and_costs_nothing(
+def test_a_bad_final_observation_of_a_terminated_episode_is_zeroed_and_no_step_is_dropped(
     backend: str,
 ) -> None:
     played = play(make(backend, where="final", every=1, after=1, ending="terminate"), 300)
@@ -132,7 +132,7 @@ def test_the_final_observation_of_a_terminated_episode_is_zeroed_and_costs_nothi
 @pytest.mark.parametrize(
     ("where", "what"), [("reward", "the reward is inf"), ("obs", "leaf 'obs' holds inf at [2]")]
 )
-def test_values_without_end_are_an_error_that_names_env_row_and_value(
+def test_too_many_bad_values_raise_an_error_with_env_row_and_value(
     backend: str, where: str, what: str
 ) -> None:
     vector = make(backend, where=where, value=np.inf, every=1)
@@ -142,20 +142,20 @@ def test_values_without_end_are_an_error_that_names_env_row_and_value(
     vector.close()
 
 
-def test_a_first_observation_that_is_never_finite_is_an_error() -> None:
+def test_a_first_observation_that_is_never_finite_raises_an_error() -> None:
     vector = make("single", where="first", after=1, every=1)
     with pytest.raises(NotFiniteError, match=r"row 0: observation leaf 'obs' holds nan at \[0\]"):
         play(vector)
     vector.close()
 
 
-def test_episodes_that_count_end_a_series() -> None:
+def test_an_episode_that_counts_resets_the_number_of_events() -> None:
     """At least one episode of 8 steps between any two; without, the 10th would be an error."""
     played = play(make("single", where="obs", every=20), 1000)
     assert played.vector.not_finite.dropped_steps >= 2 * 40
 
 
-def test_good_steps_end_a_series_where_no_episode_ever_ends() -> None:
+def test_good_steps_reset_the_number_of_events_if_episodes_never_end() -> None:
     vector = make("single", where="reward", every=150, length=10**6)
     out = own_outputs(vector.spec, ROWS)
     vector.reset(out.obs)
@@ -221,7 +221,7 @@ def config(topology: str, tmp_path: Path, **more: Any) -> AnyConfig:
         *(("appo", "final"), ("apex", "final"), ("r2d2", "final")),
     ],
 )
-def test_a_run_goes_on_and_neither_weights_nor_statistics_ever_see_it(
+def test_a_run_with_bad_values_goes_on_and_neither_weights_nor_statistics_use_them(
     topology: str, where: str, tmp_path: Path
 ) -> None:
     """In serial mode: one process, with the workers of every topology."""
@@ -319,7 +319,7 @@ def overflowing(**kwargs: Any) -> AppoConfig:
 
 
 @LARGE
-def test_what_a_policy_says_that_is_not_finite_is_masked_out() -> None:
+def test_policy_outputs_that_are_not_finite_are_masked_out() -> None:
     dropped = 0
     for batch in rollouts(overflowing(after=20, every=60), 60):
         columns = (batch.log_prob, batch.value, batch.state, *batch.obs.values())
@@ -329,7 +329,7 @@ def test_what_a_policy_says_that_is_not_finite_is_masked_out() -> None:
 
 
 @LARGE
-def test_a_policy_that_never_says_what_is_finite_is_an_error() -> None:
+def test_a_policy_whose_outputs_are_never_finite_raises_an_error() -> None:
     message = r"actor 0, split 0, .*the policy's \w+ is not finite .* 10 rollouts in a row"
     with pytest.raises(NotFiniteError, match=message):
         for _ in rollouts(overflowing(after=1, every=1), 60):
@@ -337,7 +337,7 @@ def test_a_policy_that_never_says_what_is_finite_is_an_error() -> None:
 
 
 @LARGE
-def test_a_training_that_has_diverged_ends_with_what_to_do(tmp_path: Path) -> None:
+def test_a_diverged_training_ends_with_the_remedies(tmp_path: Path) -> None:
     """Rewards are finite, their squares are not."""
     kwargs = {"where": "reward", "value": 1e30, "after": 1, "every": 1}
     more = {"env_kwargs": kwargs, "normalise_returns": False, "learning_rate": 0.123}

@@ -44,7 +44,10 @@ def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
     new = with_folder_and_seed(asked)
     assert new.run_dir and new.seed is not None
     short = AppoConfig(
-        **{"env": "CartPole-v1", "serial": True, "quiet": True, "run_dir": str(tmp_path / "run")},
+        env="CartPole-v1",
+        serial=True,
+        quiet=True,
+        run_dir=str(tmp_path / "run"),
         train_for_env_steps=100,
     )
     train(dataclasses.replace(short, seed=11))

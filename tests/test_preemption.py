@@ -10,6 +10,7 @@ from sampleforge.api import train
 from sampleforge.distributed.progress_board import RolloutBoard
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import length
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
@@ -45,7 +46,7 @@ def test_preemption_waits_for_enough_ranks_and_enough_steps() -> None:
     assert not last.finish()
 
 
-def test_an_early_rank_goes_on_until_enough_are_there() -> None:
+def test_an_early_rank_keeps_sampling_until_enough_ranks_have_their_steps() -> None:
     """... and is not said to have been cut short. Until then it may be the one that is missed."""
     board = RolloutBoard(3)
     early, other, late = (Preemption(board, rank, 3, 16, 0.6, 0.25) for rank in range(3))
@@ -56,7 +57,7 @@ def test_an_early_rank_goes_on_until_enough_are_there() -> None:
     assert late.missing() == []
 
 
-def test_an_early_rank_begins_no_step_while_enough_others_are_in_their_last() -> None:
+def test_an_early_rank_begins_no_step_while_enough_ranks_are_in_their_last_one() -> None:
     """They would wait for it. But none is cut short by those who are not there yet."""
     board = RolloutBoard(3)
     early, other, late = (Preemption(board, rank, 3, 16, 0.6, 0.25) for rank in range(3))
@@ -70,7 +71,7 @@ def test_an_early_rank_begins_no_step_while_enough_others_are_in_their_last() ->
     assert not other.ends(36) and early.ends(43) and other.ends(40)
 
 
-def test_nobody_goes_on_in_rounds_that_are_over_before_others_are_heard_of() -> None:
+def test_a_rank_does_not_keep_sampling_in_rounds_shorter_than_the_boards_latency() -> None:
     """Of a board that hangs in a store; what is late is cut short all the same."""
     board = RolloutBoard(2)
     here, there = (Preemption(board, rank, 2, 16, 0.5, 0.25) for rank in range(2))
@@ -83,7 +84,7 @@ def test_nobody_goes_on_in_rounds_that_are_over_before_others_are_heard_of() -> 
     assert not there.ends(15) and here.ends(16) and there.ends(15) and there.finish()
 
 
-def test_rollouts_that_begin_anew_after_a_loss_are_not_taken_for_complete() -> None:
+def test_rollouts_that_restart_after_a_lost_rank_do_not_count_as_complete() -> None:
     """Whoever had its steps, and whoever is replaced, samples again."""
     board = RolloutBoard(2)
     here, lost = (Preemption(board, rank, 2, 16, 1.0, 0.25) for rank in range(2))
@@ -111,15 +112,17 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
         asked.append(t)
         return t >= 5
 
+    exchange = graph.group.exchange
+    assert isinstance(exchange, SlotExchange)
     actor._ends_early = ends
     actor.start()
     lengths: list[int] = []
     try:
         while len(lengths) < 4 * splits:
             actor.step()
-            while (slot := graph.group.exchange.take_ready()) is not None:
+            while (slot := exchange.take_ready()) is not None:
                 lengths.append(length(slots, slot))
-                graph.group.exchange.give_back(slot)
+                exchange.give_back(slot)
     finally:
         actor.close()
     assert lengths == [5] * 4 * splits
@@ -128,7 +131,7 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
 
 @pytest.mark.multiprocess(timeout=180)
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_nobody_waits_for_a_rank_that_is_somewhat_slower(tmp_path: Path, core: str) -> None:
+def test_ranks_do_not_wait_for_a_slightly_slower_rank(tmp_path: Path, core: str) -> None:
     """Two ranks, both of which must finish: the faster one gives more than --rollout steps."""
     model = ModelConfig(hidden_sizes=(8,), core=core, core_size=8)  # type: ignore[arg-type]
     chosen = DdppoConfig(
@@ -157,7 +160,7 @@ def test_nobody_waits_for_a_rank_that_is_somewhat_slower(tmp_path: Path, core: s
 
 
 @pytest.mark.multiprocess(timeout=180)
-def test_a_slow_rank_is_cut_short_and_the_others_wait_less(tmp_path: Path) -> None:
+def test_a_slow_rank_ends_its_rollouts_early_and_the_other_ranks_wait_less(tmp_path: Path) -> None:
     """Rank 0 needs 8 times as long for a step. Without pre-emption all others wait for it."""
     last = {}
     for fraction in (1.0, 0.6):

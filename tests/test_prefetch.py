@@ -75,7 +75,7 @@ class BenchmarkContext:
 @pytest.fixture
 def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkContext]:
     """The thread looks for slots only when it is woken: a wake-up that were lost would show."""
-    monkeypatch.setattr("sampleforge.rollouts.batch_source.LOOK_AGAIN", 10**6)
+    monkeypatch.setattr("sampleforge.rollouts.batch_source.POLL_INTERVAL", 10**6)
     made = BenchmarkContext()
     yield made
     made.wakeup.close()
@@ -157,7 +157,9 @@ class Failing(BatchBuilder):
         raise ValueError(f"deliberate: slot {slot} cannot be read")
 
 
-def test_what_the_thread_dies_of_reaches_the_learner(setting: BenchmarkContext) -> None:
+def test_take_raises_the_exception_that_ended_the_gathering_thread(
+    setting: BenchmarkContext,
+) -> None:
     with closing(setting.ahead([Failing(setting.slots, PER_BATCH)])) as batch_source:
         setting.write()
         until(lambda: batch_source.wakeup.wait(1.0) and batch_source._error)
@@ -177,7 +179,7 @@ def test_a_wake_up_that_may_be_meant_for_the_learner_is_passed_on(
 
 
 @pytest.mark.parametrize("rollouts", [0, 1, SLOTS])
-def test_it_ends_when_it_is_closed_whatever_it_waits_for(
+def test_close_ends_the_gathering_thread_in_any_state(
     setting: BenchmarkContext, rollouts: int
 ) -> None:
     batch_source = setting.ahead()
@@ -247,7 +249,7 @@ def test_on_a_gpu_copies_and_kernels_keep_their_order(
     assert device.log == [*made, *copied, *learned, *copied, *learned, copied[0]]
 
 
-def test_it_is_for_a_gpu_and_only_where_there_is_a_next_batch() -> None:
+def test_prefetching_is_only_for_a_gpu_and_asynchronous_mode() -> None:
     config = AppoConfig(env="CartPole-v1", num_workers=2, num_envs_per_worker=4, async_rl=True)
     _, plan = build(config)
     gpu = dataclasses.replace(plan, device="cuda:0")
@@ -291,7 +293,7 @@ def small_run(folder: Path, env_steps: int) -> Session:
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_run_trains_saves_and_goes_on_with_it(
+def test_a_run_with_prefetching_trains_saves_and_resumes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(appo, "gathers_ahead", lambda plan, serial: True)

@@ -49,7 +49,7 @@ def sequences(model: QNetwork, ends: tuple[int, ...] = (8,)) -> tuple[Sequences,
     windows = n_step_windows(reward, terminated, never, valid, N, GAMMA)
     found = Sequences(
         obs={"obs": torch.randn(LENGTH + 1, BATCH, 2)},
-        first=torch.from_numpy(first),
+        is_first=torch.from_numpy(first),
         state=torch.randn(BATCH, model.state_size).tanh(),
         action=torch.randint(0, ACTIONS, (LENGTH, BATCH)),
         returns=torch.from_numpy(windows.returns),
@@ -65,7 +65,7 @@ def by_steps(model: QNetwork, batch: Sequences) -> torch.Tensor:
     """Q-values [L+1, B, A] as an actor gets them, one step at a time."""
     state, found = batch.state, []
     for t in range(LENGTH + 1):
-        output = model.step({"obs": batch.obs["obs"][t]}, state, batch.first[t])
+        output = model.step({"obs": batch.obs["obs"][t]}, state, batch.is_first[t])
         state = output.state
         found.append(output.parameters)
     return torch.stack(found)
@@ -75,7 +75,7 @@ def by_steps(model: QNetwork, batch: Sequences) -> torch.Tensor:
 def test_the_unroll_from_the_stored_state_is_what_the_actor_saw(core: str) -> None:
     model = network(1, core)
     batch, _ = sequences(model)
-    found, _ = model.unroll(batch.obs, batch.state, batch.first)
+    found, _ = model.unroll(batch.obs, batch.state, batch.is_first)
     torch.testing.assert_close(found, by_steps(model, batch), atol=1e-5, rtol=0)
 
 
@@ -184,7 +184,7 @@ def maze(batch: int, state_size: int) -> tuple[Sequences, torch.Tensor, torch.Te
     windows = n_step_windows(reward.numpy(), terminated, never, always, N, GAMMA)
     found = Sequences(
         obs={"obs": torch.stack((first * (2.0 * cues - 1), junction.float()), -1)},
-        first=first,
+        is_first=first,
         state=torch.zeros(batch, state_size),
         action=action,
         returns=torch.from_numpy(windows.returns),
@@ -210,6 +210,6 @@ def test_a_core_learns_to_remember(core: str) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     batch, junction, cues = maze(500, online.state_size)
-    q, _ = online.unroll(batch.obs, batch.state, batch.first)
+    q, _ = online.unroll(batch.obs, batch.state, batch.is_first)
     right = (q.argmax(-1) == cues)[junction].float().mean().item()
     assert abs(right - 0.5) < 0.1 if core == "none" else right > 0.95, f"{right:.0%} right"

@@ -46,7 +46,8 @@ def until_learned(process: subprocess.Popen[str], run: Path, wanted: float) -> d
     """The first report with a mean return of ``wanted``, once there is a checkpoint as well."""
 
     def learned() -> bool:
-        if not (run / "metrics.jsonl").exists() or not checkpoints(run):
+        metrics = run / "metrics.jsonl"
+        if not metrics.exists() or "\n" not in metrics.read_text() or not checkpoints(run):
             return False
         return float(last_report(run).get("return_mean", 0)) > wanted
 
@@ -56,7 +57,7 @@ def until_learned(process: subprocess.Popen[str], run: Path, wanted: float) -> d
 
 @pytest.mark.multiprocess(timeout=150)
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_when_all_ranks_die_at_once_their_successors_go_on_from_what_was_learned(
+def test_new_ranks_resume_from_the_snapshot_if_all_ranks_die_at_once(
     start_cli: StartCli, tmp_path: Path, ranks: int
 ) -> None:
     run = tmp_path / "run"
@@ -89,7 +90,7 @@ def test_when_all_ranks_die_at_once_their_successors_go_on_from_what_was_learned
     assert versions == sorted(versions) and versions[0] > 0
 
 
-def test_a_state_comes_back_as_it_was_and_half_a_publication_is_not_there() -> None:
+def test_a_snapshot_returns_the_published_state_and_never_an_incomplete_one() -> None:
     learner = learner_of(learner_config())
     snapshot = StateSnapshot(learner.model)
     assert snapshot.version == -1

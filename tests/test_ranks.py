@@ -29,13 +29,13 @@ def tensor_of(rank: int, round: int, numel: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_rank_gets_what_all_have(ranks: int, way: str) -> None:
+def test_all_reduce_all_gather_and_broadcast_give_every_rank_the_same(ranks: int, way: str) -> None:
     def work(group: RankGroup) -> None:
         for round in range(8):
             sums = [tensor_of(group.rank, 10 * round + i, 1 + 7 * i) for i in range(3)]
-            waits = [group.add(tensor) for tensor in sums]
+            waits = [group.all_reduce(tensor) for tensor in sums]
             numbers = torch.tensor([group.rank, round, 0.1])
-            found = group.gather(numbers)  # while the sums are under way
+            found = group.all_gather(numbers)  # while the sums are under way
             for wait in waits:
                 wait()
             expected = [[rank, round, float(numbers[2])] for rank in range(ranks)]
@@ -51,10 +51,10 @@ def test_every_rank_gets_what_all_have(ranks: int, way: str) -> None:
     on_ranks(ranks, work, way)
 
 
-def test_sums_are_the_same_bits_on_all_ranks() -> None:
+def test_all_reduce_gives_the_same_bits_on_all_ranks() -> None:
     def work(group: RankGroup) -> torch.Tensor:
         own = tensor_of(group.rank, 0, 1000).reshape(10, 100) * 10.0**group.rank
-        group.add(own)()
+        group.all_reduce(own)()
         return own
 
     first, *others = on_ranks(4, work)
@@ -67,7 +67,7 @@ def test_more_ranks_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> No
 
     def work(group: RankGroup) -> float:
         for round in range(50):
-            assert group.gather(torch.tensor([float(round)]))[:, 0].tolist() == [round] * 6
+            assert group.all_gather(torch.tensor([float(round)]))[:, 0].tolist() == [round] * 6
         return group.waited
 
     assert min(on_ranks(6, work)) > 0
@@ -79,7 +79,7 @@ def collect(rendezvous: MemoryRendezvous, rounds: int, pipe: Connection) -> None
     sizes = np.random.default_rng(0).integers(1, LEAST_ROOM // 16, rounds)  # the same on all
     for round, numel in enumerate(map(int, sizes)):
         own, few = tensor_of(group.rank, round, numel), torch.tensor([1.0, float(group.rank)])
-        waits = group.add(few), group.add(own)
+        waits = group.all_reduce(few), group.all_reduce(own)
         if round % 7 == group.rank:
             time.sleep(0.002)  # whoever is late changes
         for wait in waits:
@@ -95,7 +95,7 @@ def collect(rendezvous: MemoryRendezvous, rounds: int, pipe: Connection) -> None
     pipe.send(None)
     while pipe.recv() == "once more":
         try:
-            group.add(torch.ones(1))()
+            group.all_reduce(torch.ones(1))()
         except RankLost as error:
             pipe.send(str(error))
     group.close()
@@ -107,7 +107,7 @@ def processes_of(memory: RankMemory, rounds: int) -> tuple[list[Any], list[Conne
     for rank in range(memory.ranks):
         ours, theirs = context.Pipe()
         args = (memory.rendezvous(rank, 60, "cpu"), rounds, theirs)
-        started.append(context.Process(target=collect, args=args, daemon=True))
+        started.append(context.Process(target=collect, args=args, daemon=True))  # type: ignore[attr-defined]
         started[-1].start()
         theirs.close()
         pipes.append(ours)
@@ -115,7 +115,7 @@ def processes_of(memory: RankMemory, rounds: int) -> tuple[list[Any], list[Conne
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_processes_add_exactly() -> None:
+def test_all_reduce_between_processes_is_exact() -> None:
     memory = RankMemory(3, LEAST_ROOM)
     started, pipes = processes_of(memory, ROUNDS)
     assert [pipe.recv() for pipe in pipes] == [None] * 3
@@ -126,7 +126,7 @@ def test_processes_add_exactly() -> None:
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_killed_process_is_noticed_at_once_and_the_others_can_meet_again() -> None:
+def test_a_killed_rank_is_noticed_at_once_and_the_other_ranks_can_form_a_new_group() -> None:
     memory = RankMemory(3, LEAST_ROOM)
     started, pipes = processes_of(memory, 1)
     assert [pipe.recv() for pipe in pipes] == [None] * 3
@@ -141,7 +141,8 @@ def test_a_killed_process_is_noticed_at_once_and_the_others_can_meet_again() -> 
         process.join()
     with ThreadPoolExecutor(3) as threads:
         joined = list(threads.map(lambda r: MemoryGroup(memory, r, 1, timeout=20), range(3)))
-        found = list(threads.map(lambda group: float(group.gather(torch.ones(1)).sum()), joined))
+        ones = torch.ones(1)
+        found = list(threads.map(lambda group: float(group.all_gather(ones).sum()), joined))
     assert found == [3.0] * 3
 
 
@@ -151,7 +152,7 @@ def test_a_silent_rank_is_named_after_the_timeout() -> None:
             time.sleep(1.0)
             return "silent"
         with pytest.raises(RankLost) as error:
-            group.gather(torch.ones(1))
+            group.all_gather(torch.ones(1))
         return str(error.value)
 
     found = on_ranks(2, work, timeout=0.3)
@@ -161,29 +162,29 @@ def test_a_silent_rank_is_named_after_the_timeout() -> None:
     )
 
 
-def test_who_does_not_come_is_named() -> None:
+def test_a_missing_rank_is_named() -> None:
     memory = RankMemory(2, LEAST_ROOM)
     with pytest.raises(RankLost, match="rank 1 of 2 lost rank 0 while finding each other"):
         memory.rendezvous(1, 0.2, "cpu").join(0)
 
 
-def test_a_rank_that_has_left_is_not_waited_for() -> None:
+def test_ranks_do_not_wait_for_a_rank_that_has_left() -> None:
     def work(group: RankGroup) -> str:
         if group.rank == 1:
             return "left"
         with pytest.raises(RankLost) as error:
-            group.gather(torch.ones(1))
+            group.all_gather(torch.ones(1))
         return str(error.value)
 
     assert on_ranks(2, work)[0].endswith("lost rank 1 while gathering statistics: it has left")
 
 
-def test_a_rank_of_a_later_generation_is_no_answer() -> None:
+def test_waiting_for_a_replaced_rank_raises_rank_lost() -> None:
     """Two ranks wait for each other; one is replaced, and the replacement counts from elsewhere."""
     memory = RankMemory(2, LEAST_ROOM)
     with ThreadPoolExecutor(2) as threads:
         groups = list(threads.map(lambda rank: MemoryGroup(memory, rank, 0, timeout=20), range(2)))
-        waiting = threads.submit(groups[0].gather, torch.ones(1))
+        waiting = threads.submit(groups[0].all_gather, torch.ones(1))
         replacement = threads.submit(MemoryGroup, memory, 1, 1, timeout=20)
         with pytest.raises(RankLost, match=r"lost rank 1 while gathering .*: it was replaced"):
             waiting.result()
@@ -191,7 +192,7 @@ def test_a_rank_of_a_later_generation_is_no_answer() -> None:
         replacement.result()
 
 
-def test_the_memory_is_what_it_says() -> None:
+def test_nbytes_of_the_rank_memory_is_its_size() -> None:
     """Two halves of every rank's part, and four lines each."""
     memory = RankMemory(2, 100_000)
     assert memory.room >= 100_000

@@ -111,7 +111,7 @@ def instants(make: Callable[[], object], killer: Killer) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("make", [of_appo, of_apex])
-def test_wherever_an_actor_is_killed_its_successor_has_all_slots(
+def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(
     make: Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -134,7 +134,7 @@ def test_wherever_an_actor_is_killed_its_successor_has_all_slots(
 
 
 @pytest.mark.parametrize("make", [of_appo, of_apex])
-def test_complete_rollouts_arrive_once_and_half_written_ones_never(
+def test_complete_rollouts_arrive_once_and_incomplete_ones_never_after_a_kill(
     make: Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -156,7 +156,7 @@ def test_complete_rollouts_arrive_once_and_half_written_ones_never(
                 assert slots.generation[slot] == before[slot] + 1
 
 
-def test_an_episode_that_is_half_sent_is_not_there_and_blocks_nobody() -> None:
+def test_an_incomplete_episode_record_is_not_read_and_does_not_block_the_queue() -> None:
     episodes = EpisodeQueue(2, capacity=2)
     episodes.put(1, 0, [EpisodeRecord(1, 0, 3, 7.5, 9)])
     arrays = episodes.__getstate__()
@@ -167,7 +167,7 @@ def test_an_episode_that_is_half_sent_is_not_there_and_blocks_nobody() -> None:
     assert episodes.take() == [EpisodeRecord(1, 1, 2, -1.0, 4)]
 
 
-def test_another_life_plays_other_episodes_and_the_first_the_same_as_ever() -> None:
+def test_a_restarted_actor_plays_other_episodes_and_the_first_life_the_same_ones() -> None:
     assert row_seeds(3, 1, 0, 4) == row_seeds(3, 1, 0, 4, life=0)
     lives = [tuple(row_seeds(3, 1, 0, 4, life=life)) for life in range(3)]
     assert len({seed for seeds in lives for seed in seeds}) == 12
@@ -177,7 +177,7 @@ def test_another_life_plays_other_episodes_and_the_first_the_same_as_ever() -> N
 @pytest.mark.multiprocess(timeout=90)
 @pytest.mark.parametrize("algo", ["appo", "apex"])
 @pytest.mark.parametrize("inference", ["inline", "worker"])
-def test_a_killed_actor_is_replaced_until_that_is_too_often(
+def test_a_killed_actor_is_replaced_until_the_restart_budget_is_used_up(
     start_cli: StartCli, tmp_path: Path, algo: str, inference: str
 ) -> None:
     run = tmp_path / "run"
@@ -194,8 +194,8 @@ def test_a_killed_actor_is_replaced_until_that_is_too_often(
     worker(process, "sampleforge: actor 0").kill()
     _, stderr = process.communicate(timeout=10)
     assert process.returncode == 1
-    assert "it is replaced (1 of 1 times)" in stderr
+    assert "it is restarted (1 of 1 times)" in stderr
     assert "actor 0 was ended by signal SIGKILL" in stderr.rstrip().splitlines()[-1]
-    assert "it is replaced (1 of 1 times)" in (run / "log.txt").read_text()
+    assert "it is restarted (1 of 1 times)" in (run / "log.txt").read_text()
     written = summary(run)
     assert written["status"] == "failed" and written["restarts"] == 1

@@ -145,7 +145,7 @@ def test_importance_weights_make_the_mean_unbiased() -> None:
     assert abs(np.mean(means) - truth) < 4 * error
 
 
-def test_the_capacity_is_what_was_asked_for_and_the_oldest_go_first() -> None:
+def test_the_shard_keeps_to_its_capacity_and_evicts_the_oldest_first() -> None:
     replay = Replay(capacity=4)
     inserted: deque[int] = deque(maxlen=4)
     for _ in range(30):
@@ -169,9 +169,9 @@ def test_late_priorities_of_evicted_items_have_no_effect(inserts: int) -> None:
     stale = 0
     for drawn in outstanding:
         shard.update(drawn.items, drawn.generations, np.full(32, 123.0, np.float32))
-        held = replay.slots.generation[drawn.items // STEPS] == drawn.generations
-        stale += np.count_nonzero(~held)
-        leaves[drawn.items[held]] = replay.priority(np.array([123.0], np.float32))[0]
+        still_valid = replay.slots.generation[drawn.items // STEPS] == drawn.generations
+        stale += int(np.count_nonzero(~still_valid))
+        leaves[drawn.items[still_valid]] = replay.priority(np.array([123.0], np.float32))[0]
     assert (shard._tree.leaves == leaves).all()  # type: ignore[union-attr]
     assert replay.replay_counters.stale_updates[0] == stale
     assert (stale == 16 * 32) == (inserts >= 4)
@@ -191,7 +191,7 @@ def test_bad_errors_are_refused_and_change_nothing(bad: float) -> None:
     assert (shard._tree.leaves == before).all()  # type: ignore[union-attr]
 
 
-def test_one_large_priority_does_not_rule_for_ever() -> None:
+def test_a_large_priority_does_not_outlive_its_item() -> None:
     """There is no all-time maximum: what replaces an item brings its own priority."""
     replay = Replay(capacity=2)
     replay.insert(errors=np.full((ROLLOUT, ROWS), 1e9))
@@ -207,8 +207,8 @@ def test_transitions_are_read_as_they_were_written() -> None:
         replay.insert()
     reader, slots = TransitionReader(replay.slots), replay.slots
     drawn = replay.shards[0].draw(200)
-    found, held = reader.read(*drawn)
-    assert held.all()
+    found, still_valid = reader.read(*drawn)
+    assert still_valid.all()
     for i, item in enumerate(drawn.items):
         slot, step = divmod(int(item), STEPS)
         t, row = divmod(step, ROWS)
@@ -221,19 +221,19 @@ def test_transitions_are_read_as_they_were_written() -> None:
         assert found.action[i] == life % 4 and found.discount[i] == 0.5
 
 
-def test_what_was_evicted_before_it_was_read_is_left_out() -> None:
+def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     replay = Replay(capacity=3)
     for _ in range(3):
         replay.insert()
     drawn = replay.shards[0].draw(64)
     replay.insert()  # evicts the first slot: debug mode has overwritten it
-    found, held = TransitionReader(replay.slots).read(*drawn)
-    assert 0 < held.sum() < 64
-    assert len(found.action) == len(found.scaled_probability) == held.sum()
+    found, still_valid = TransitionReader(replay.slots).read(*drawn)
+    assert 0 < still_valid.sum() < 64
+    assert len(found.action) == len(found.scaled_probability) == still_valid.sum()
     assert (found.obs["obs"][:, 0] > 1).all() and (found.next_obs["obs"][:, 0] > 1).all()
     for _ in range(3):
         replay.insert()
-    assert not TransitionReader(replay.slots).read(*drawn).held.any()
+    assert not TransitionReader(replay.slots).read(*drawn).still_valid.any()
 
 
 # ---- the limit on samples per insert ----
@@ -286,7 +286,7 @@ def test_without_a_ratio_both_run_freely_from_learning_starts_on() -> None:
     assert limiter.may_sample(10**9) and limiter.may_lease(0, 10**9)
 
 
-def test_actors_do_not_run_away_from_a_learner_that_starts_late() -> None:
+def test_inserts_are_limited_before_a_late_learner_starts() -> None:
     replay_counters = ReplayCounters(2)
     limiter = RateLimiter(replay_counters, 4.0, tolerance=800.0, learning_starts=100)
     for shard in (0, 1):
@@ -300,7 +300,7 @@ def test_actors_do_not_run_away_from_a_learner_that_starts_late() -> None:
 
 
 @pytest.mark.parametrize("owed", [-1000.0, 1000.0])
-def test_a_resumed_run_begins_to_learn_whatever_was_owed(owed: float) -> None:
+def test_a_resumed_run_begins_to_learn_at_any_saved_balance(owed: float) -> None:
     replay_counters = ReplayCounters(2)
     limiter = RateLimiter(replay_counters, 4.0, tolerance=1000.0, learning_starts=5)
     limiter.load({"balance": owed})
@@ -322,7 +322,7 @@ def test_full_shards_are_enough_to_learn() -> None:
     assert limiter.begin_learning()
 
 
-def test_a_resumed_limiter_owes_what_it_owed() -> None:
+def test_a_resumed_limiter_restores_its_balance() -> None:
     replay_counters = ReplayCounters(1)
     limiter = RateLimiter(replay_counters, 2.0, 100.0, learning_starts=10)
     replay_counters.inserted[0] = replay_counters.stored[0] = 10

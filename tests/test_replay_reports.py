@@ -49,13 +49,13 @@ def test_counts_are_those_of_numpy(scale: float) -> None:
     assert found.counts.tolist() == expected.tolist()
 
 
-def test_what_is_beyond_the_ends_counts_as_the_ends() -> None:
+def test_values_beyond_the_range_count_in_the_first_or_last_bin() -> None:
     counts = count_positive(np.array([0.0, -1.0, 5e-324, 1e-30, 1e30]))
     assert (counts[0], counts[BINS - 1], counts.sum()) == (2, 1, 3)
     assert histogram(count_positive(np.zeros(3))) is None
 
 
-def test_a_large_tree_is_looked_at_everywhere() -> None:
+def test_the_sample_of_a_large_tree_covers_every_row_and_step() -> None:
     """Rows differ in epsilon, and so in their priorities: no stride may miss any."""
     rows, rollout = 16, 50
     leaves = np.arange(2_000_000.0)
@@ -67,7 +67,7 @@ def test_a_large_tree_is_looked_at_everywhere() -> None:
 
 
 @pytest.mark.parametrize("items", [1, 6])
-def test_without_a_tree_there_is_nothing_to_count(items: int) -> None:
+def test_priority_counts_are_empty_without_a_tree(items: int) -> None:
     assert not count_positive(evenly(np.empty(0), items)).any()
 
 
@@ -112,7 +112,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
     for _ in serial_rounds(graph, 150):
         graph.group.histograms.read()
     found = graph.group.histograms.read()
-    shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]
+    shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]  # type: ignore[attr-defined]
     sample_requests = graph.group.learner.worker._sample_requests  # type: ignore[attr-defined]
     errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:

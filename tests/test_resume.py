@@ -163,7 +163,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:
 
 def test_an_env_that_raises_now_and_then_is_rebuilt_and_counted(tmp_path: Path) -> None:
     """Also over a resume."""
-    raising = {"where": "step", "every": 90}
+    raising: dict[str, str | int | float | bool] = {"where": "step", "every": 90}
     counts = []
     for env_steps in (3000, 6000):
         chosen = dataclasses.replace(

@@ -29,7 +29,7 @@ def rollout(steps: int, rows: int, seed: int) -> dict[str, Tensor]:
         "values": values,
         "next_values": torch.where(truncated | terminated, final_values, following),
         "terminated": terminated,
-        "cut": terminated | truncated | other,
+        "trace_cut": terminated | truncated | other,
     }
 
 
@@ -50,7 +50,7 @@ def literal_gae(d: dict[str, Tensor]) -> Tensor:
         for t in range(steps):
             for k in range(t, steps):
                 out[t, b] += (GAMMA * LAM) ** (k - t) * delta_at(d, k, b)
-                if d["cut"][k, b]:
+                if d["trace_cut"][k, b]:
                     break
     return out
 
@@ -67,13 +67,13 @@ def literal_vtrace(
             for t in range(s, steps):
                 weight = min(rho, ratios[t, b].item())
                 targets[s, b] += GAMMA ** (t - s) * product * weight * delta_at(d, t, b)
-                if d["cut"][t, b]:
+                if d["trace_cut"][t, b]:
                     break
                 product *= lam * min(c, ratios[t, b].item())
     advantages = torch.zeros_like(targets)
     for b in range(rows):
         for t in range(steps):
-            last = d["cut"][t, b] or t == steps - 1
+            last = d["trace_cut"][t, b] or t == steps - 1
             following = d["next_values"][t, b] if last else targets[t + 1, b]
             q = d["rewards"][t, b] + (0.0 if d["terminated"][t, b] else GAMMA * following)
             advantages[t, b] = min(rho, ratios[t, b].item()) * (q - d["values"][t, b])
@@ -116,7 +116,7 @@ def both(d: dict[str, Tensor], logs: Tensor) -> Tensor:
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_an_episode_boundary_equals_two_separate_episodes(end: str) -> None:
     d, logs = rollout(12, 4, 5), log_ratios(12, 4, 5)
-    d["cut"][4] = True
+    d["trace_cut"][4] = True
     d["terminated"][4] = end == "terminated"
     first = both({k: x[:5] for k, x in d.items()}, logs[:5])
     second = both({k: x[5:] for k, x in d.items()}, logs[5:])
@@ -125,9 +125,9 @@ def test_an_episode_boundary_equals_two_separate_episodes(end: str) -> None:
 
 def uncut(steps: int) -> dict[str, Tensor]:
     d = rollout(steps, 4, 9)
-    none = torch.zeros_like(d["cut"])
+    none = torch.zeros_like(d["trace_cut"])
     following = torch.cat((d["values"][1:], d["next_values"][-1:]))
-    return {**d, "terminated": none, "cut": none, "next_values": following}
+    return {**d, "terminated": none, "trace_cut": none, "next_values": following}
 
 
 def discounted_returns(d: dict[str, Tensor]) -> Tensor:
@@ -166,8 +166,8 @@ def test_the_tail_bootstraps_with_the_value_of_the_last_observation() -> None:
 
 def test_truncation_bootstraps_and_termination_does_not() -> None:
     d = uncut(4)
-    d["cut"] = torch.ones_like(d["cut"])
-    d["terminated"] = torch.zeros_like(d["cut"])
+    d["trace_cut"] = torch.ones_like(d["trace_cut"])
+    d["terminated"] = torch.zeros_like(d["trace_cut"])
     d["terminated"][:, :2] = True
     bootstrap = GAMMA * d["next_values"] * torch.tensor([0.0, 0.0, 1.0, 1.0])
     found = gae(**d, gamma=GAMMA, lam=LAM)
@@ -181,7 +181,7 @@ def test_targets_carry_no_gradient() -> None:
     assert not v.targets.requires_grad and not v.advantages.requires_grad
 
 
-@pytest.mark.parametrize("change", [{"rewards": torch.zeros(4)}, {"cut": torch.zeros(4, 1)}])
+@pytest.mark.parametrize("change", [{"rewards": torch.zeros(4)}, {"trace_cut": torch.zeros(4, 1)}])
 def test_other_shapes_and_dtypes_are_refused(change: dict[str, Any]) -> None:
     d: dict[str, Any] = {**rollout(4, 2, 0), **change}
     with pytest.raises(AssertionError):

@@ -228,7 +228,7 @@ def one_step_episodes(rewards: torch.Tensor) -> Any:
     yes, no = torch.ones_like(rewards).bool(), torch.zeros_like(rewards).bool()
     return Experience(
         obs={},
-        first=yes,
+        is_first=yes,
         state=torch.zeros(rewards.shape[1], 0),
         actions={},
         log_prob=torch.zeros_like(rewards),
@@ -236,7 +236,7 @@ def one_step_episodes(rewards: torch.Tensor) -> Any:
         reward=rewards,
         terminated=yes,
         truncated=no,
-        cut=yes,
-        taken=yes,
+        trace_cut=yes,
+        step_mask=yes,
         mask=yes,
     )

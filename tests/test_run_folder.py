@@ -193,8 +193,13 @@ def test_no_commit_outside_a_checkout(tmp_path):
 
 def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(tmp_path):
     asked = AppoConfig(
-        **{"env": "CartPole-v1", "seed": 1, "quiet": True, "serial": True},
-        **{"async_rl": True, "run_dir": str(tmp_path / "run"), "train_for_env_steps": 2000},
+        env="CartPole-v1",
+        seed=1,
+        quiet=True,
+        serial=True,
+        async_rl=True,
+        run_dir=str(tmp_path / "run"),
+        train_for_env_steps=2000,
     )
     train(asked)
     file = tmp_path / "run" / "config.yaml"

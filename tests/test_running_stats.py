@@ -32,7 +32,7 @@ def test_masked_rows_are_not_counted_even_if_they_hold_nan() -> None:
     assert (found.mean.item(), found.var.item(), found.count.item()) == (2.0, 1.0, 2.0)
 
 
-def test_nothing_seen_has_no_effect() -> None:
+def test_merging_moments_without_observations_has_no_effect() -> None:
     empty = moments(torch.zeros(4, 2), torch.zeros(4, dtype=torch.bool))
     assert empty.count == 0 and merge(empty, empty).mean.tolist() == [0.0, 0.0]
     some = moments(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))

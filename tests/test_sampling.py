@@ -47,7 +47,7 @@ def histories(batches: list[Batch]) -> dict[int, dict[str, np.ndarray]]:
         for row, env in enumerate(ids):
             found[env]["obs"].append(obs[:-1, row])
             found[env]["after"].append(obs[1:, row])
-            found[env]["first"].append(batch.first[:-1, row].numpy())
+            found[env]["first"].append(batch.is_first[:-1, row].numpy())
             found[env]["action"].append(batch.actions["action"][:, row].numpy())
             for name in ("reward", "terminated", "truncated", "valid"):
                 found[env][name].append(getattr(batch, name)[:, row].numpy())
@@ -60,7 +60,7 @@ def histories(batches: list[Batch]) -> dict[int, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("policy_workers", [1, 2])
-def test_every_row_comes_from_its_place_exactly_once(
+def test_every_batch_row_is_sampled_exactly_once_from_its_env_and_step(
     inference: str, splits: int, policy_workers: int
 ) -> None:
     sampled = list(
@@ -109,7 +109,7 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
     for batch in rollouts(chosen, 12):
         rollout, _ = batch.steps
         with torch.no_grad():
-            output = model(batch.obs, batch.state, batch.first)
+            output = model(batch.obs, batch.state, batch.is_first)
             obs = {n: leaf[:rollout] for n, leaf in batch.obs.items()}
             expected = model.distribution(output.parameters[:rollout], obs).log_prob(batch.actions)
         torch.testing.assert_close(batch.log_prob, expected, atol=1e-5, rtol=0)
@@ -118,7 +118,7 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
 
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 @pytest.mark.parametrize("inference", ["inline", "worker"])
-def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: str, inference: str) -> None:
+def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, inference: str) -> None:
     """One pass over the stored rollout, from its stored state, gives what was acted on."""
     import torch
 
@@ -138,7 +138,7 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: str, infer
     for batch in rollouts(chosen, 24):
         rollout, _ = batch.steps
         with torch.no_grad():
-            output = model(batch.obs, batch.state, batch.first)
+            output = model(batch.obs, batch.state, batch.is_first)
         torch.testing.assert_close(batch.value, output.values[:rollout], atol=1e-4, rtol=1e-4)
 
 
@@ -153,7 +153,7 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: str, infer
         (True, 2, {"num_splits": 3, "num_envs_per_worker": 6}, 3),
     ],
 )
-def test_splits_are_there_where_something_can_overlap(
+def test_actors_have_two_splits_only_if_their_work_can_overlap(
     monkeypatch: pytest.MonkeyPatch,
     steps_by_itself: bool,
     cores: int,

@@ -101,7 +101,7 @@ def test_the_next_thousand_draws_are_the_same(
     )
 
 
-def test_it_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_restored_shard_continues_exactly_as_the_saved_one(tmp_path: Path) -> None:
     """Inserts evict the oldest first, ages count on, proportions hold."""
     before = used(0.6, 1, 40)
     reference, _ = saved(before, tmp_path)
@@ -121,7 +121,7 @@ def test_it_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     assert tree is not None and tree.total == pytest.approx(tree.leaves.sum(), rel=1e-12)
 
 
-def test_handles_of_before_mean_nothing_to_a_restored_replay(tmp_path: Path) -> None:
+def test_items_sampled_before_a_restore_are_stale_afterwards(tmp_path: Path) -> None:
     before = used(0.6, 1, 40)
     outstanding = [before.shards[0].draw(32) for _ in range(16)]
     reference, _ = saved(before, tmp_path)
@@ -135,7 +135,7 @@ def test_handles_of_before_mean_nothing_to_a_restored_replay(tmp_path: Path) -> 
     assert after.replay_counters.stale_updates[0] == stale + 16 * 32
 
 
-def test_fewer_actors_have_fewer_slots_and_the_replay_fits_all_the_same(tmp_path: Path) -> None:
+def test_a_saved_replay_fits_a_run_with_fewer_actors_and_slots(tmp_path: Path) -> None:
     before = Replay(leases=5)
     for _ in range(30):
         before.insert()
@@ -152,7 +152,7 @@ def test_fewer_actors_have_fewer_slots_and_the_replay_fits_all_the_same(tmp_path
         after.insert()
 
 
-def test_compressed_frames_come_back_byte_for_byte(tmp_path: Path) -> None:
+def test_saved_compressed_frames_are_restored_byte_for_byte(tmp_path: Path) -> None:
     if importlib.util.find_spec("lz4") is None:
         pytest.skip("lz4 is not installed")
     from tests.test_compressed import Replay as CompressedReplay
@@ -164,7 +164,7 @@ def test_compressed_frames_come_back_byte_for_byte(tmp_path: Path) -> None:
     before.shards, before.priority = [before.shard], before.shard._priority
     reference, _ = saved(before, tmp_path)
     after: Any = CompressedReplay(capacity=6, ratio=3.0, noise=256)
-    for slot in after.held:  # as if nobody had one
+    for slot in after.leased:  # as if nobody had one
         after.store._places.append(int(after.slots.place[slot]))
     after.replay_counters.leased[0] = 0
     after.shards, after.priority, after.naive = [after.shard], after.shard._priority, before.naive
@@ -178,7 +178,7 @@ def test_compressed_frames_come_back_byte_for_byte(tmp_path: Path) -> None:
         own, other = after.shard.draw(16), before.shard.draw(16)
         assert (own.items == other.items).all()
         assert after.check(own) == 16
-    after.held = deque_of(after.shard, 2)
+    after.leased = deque_of(after.shard, 2)
     for _ in range(20):
         after.insert()
         assert after.check(after.shard.draw(32)) == 32
@@ -235,7 +235,7 @@ def damage_the_manifest(folder: Path) -> None:
         (damage_the_manifest, "checksum of its replay.json is wrong"),
     ],
 )
-def test_what_is_damaged_is_refused(
+def test_damaged_replay_files_are_refused(
     damage: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     reference, _ = saved(used(0.6, 1, 9), tmp_path)
@@ -255,7 +255,7 @@ def nothing_said(text: str) -> None:
     """Not of interest."""
 
 
-def test_a_full_disk_leaves_the_replay_before_whole(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_previously_saved_replay_intact(tmp_path: Path) -> None:
     replay = used(0.6, 2, 30)
     reference, _ = saved(replay, tmp_path)
     replay.insert()
@@ -277,7 +277,7 @@ def test_a_full_disk_leaves_the_replay_before_whole(tmp_path: Path) -> None:
     assert replays.find(reference, pytest.fail).saved is not None
 
 
-def test_one_replay_is_kept_and_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+def test_only_the_latest_replay_is_kept_and_leftovers_of_a_kill_are_removed(tmp_path: Path) -> None:
     replays = Replays(tmp_path, never)
     first, _ = saved(used(0.6, 1, 9), tmp_path)
     second, _ = saved(used(0.6, 1, 10), tmp_path)

@@ -110,7 +110,7 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     assert any("resumed with the replay of 5 env steps" in note for note in again.notes)
     (tmp_path / "again").mkdir()
     with running(with_learner(again, maker), tmp_path / "again") as runner:
-        replay_counters = again.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = again.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         while again.counters.total("trained_steps") < 1000:
             runner.poll(0.02)
             assert monotonic() < deadline
@@ -225,12 +225,11 @@ def test_a_full_disk_loses_nothing_but_the_newest_replay(tmp_path: Path) -> None
 def test_no_room_for_two_replays_is_refused_before_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sampleforge.topologies.apex import saving
 
     class Usage:
         free = 100_000
 
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
     with pytest.raises(ConfigError, match=r"and as much again.*only 97.66 KiB are free"):
         train(config(tmp_path / "run", 1500))
     chosen = dataclasses.replace(config(tmp_path / "other", 300), save_replay=False)

@@ -82,7 +82,7 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
             assert newest == episode_length(*env, LONGEST) + last - 1, "and none left out"
 
 
-def test_moments_travel_whole_and_leave_nothing_behind() -> None:
+def test_take_returns_all_moments_and_empties_the_statistics() -> None:
     observations = {"a": ArraySpec((2, 3), "float32"), "b.c": ArraySpec((), "float32")}
     spec = EnvSpec("fake", observations, {"action": DISCRETE})
     slots = TrajectorySlots(2, SlotShape(5, 4, spec, 0))
@@ -132,7 +132,7 @@ def test_zeroed_observations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     """Rows that cannot be reset alone go on with zeros in the place of what is not finite, here the
     number of the step."""
     counted: list[Any] = []
-    taken = observation_stats.moments
+    taken = observation_stats.moments  # type: ignore[attr-defined]
 
     def watch(x: torch.Tensor) -> Moments:
         counted.extend(x.numpy().astype(int))

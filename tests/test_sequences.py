@@ -69,10 +69,10 @@ class CheckingReader(SequenceReader):
         start, row = np.divmod(within, slots.shape.rows)
         t = start * sequences.stride + np.arange(sequences.length)[:, None]
         saw = {n: slots.extras[n][slot, t, row] for n in ("value", "taken")}
-        still = found.held & (slots.generation[slot] == generations)
+        still = found.still_valid & (slots.generation[slot] == generations)
         if still.any():
-            batch = found.sequences.pick(torch.from_numpy(still[found.held]))
-            q = self.network.unroll(batch.obs, batch.state, batch.first)[0][:-1]
+            batch = found.sequences.pick(torch.from_numpy(still[found.still_valid]))
+            q = self.network.unroll(batch.obs, batch.state, batch.is_first)[0][:-1]
             taken = q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
             for name, now in (("value", q.amax(-1)), ("taken", taken)):
                 np.testing.assert_allclose(now, saw[name][:, still], rtol=1e-4, atol=1e-4)
@@ -87,8 +87,8 @@ def check_sequence(batch: Sequences, b: int, config: ApexConfig) -> None:
     for t, steps in enumerate(batch.steps[:, b].tolist()):
         now, then = obs[t], obs[t + 1]
         assert now[0] == obs[0, 0], "one env row"
-        assert bool(batch.first[t, b]) == (now[2] == 0)
-        begins = bool(batch.first[t + 1, b])
+        assert bool(batch.is_first[t, b]) == (now[2] == 0)
+        begins = bool(batch.is_first[t + 1, b])
         if begins:
             assert then[1] == now[1] + 1 and then[2] == 0
         else:
@@ -103,7 +103,7 @@ def check_sequence(batch: Sequences, b: int, config: ApexConfig) -> None:
             after = np.array([*now[:2], now[2] + steps, action], np.float32)
         check_transition(now, int(action), returns, discount, after, config)
         full = steps == config.n_step or t + steps == len(batch.action)
-        assert full or bool(batch.first[t + steps : t + steps + 2, b].any()), "as long as can be"
+        assert full or bool(batch.is_first[t + steps : t + steps + 2, b].any()), "as long as can be"
 
 
 class CheckingSequences(CheckingLearner):
@@ -164,7 +164,9 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
         ("gru", {"env": STACKED, "replay_compression": "lz4", "replay_compression_ratio": 1.0}),
     ],
 )
-def test_every_sequence_comes_from_its_place(core: str, change: dict[str, Any]) -> None:
+def test_every_sequence_is_read_from_its_slot_step_and_row(
+    core: str, change: dict[str, Any]
+) -> None:
     """Through many turns of a small replay: obs, first, action, windows and the very state."""
     if "replay_compression" in change:
         pytest.importorskip("lz4")
@@ -245,10 +247,10 @@ def test_first_priorities_are_those_of_the_steps_that_are_learned_from() -> None
     assert not slots.sequence_usable[1, 0, 0] and slots.sequence_usable[1, 1, 0]
 
 
-def test_masks_and_normalisation_hold_in_sequences_too() -> None:
+def test_action_masks_and_normalisation_work_with_sequences() -> None:
     """MaskedEnv itself asserts that no masked action is taken."""
     model = ModelConfig(hidden_sizes=(8,), core="gru", core_size=6, normalise_observations=True)
-    masked = {"env": "tests.fakes.envs:MaskedEnv", "env_kwargs": {"where": "obs"}}
+    masked: dict[str, Any] = {"env": "tests.fakes.envs:MaskedEnv", "env_kwargs": {"where": "obs"}}
     graph, plan = build_apex(sequence_config(model=model, **masked))
     for _ in serial_rounds(graph, 200):
         pass
@@ -280,7 +282,7 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
     assert replay_counters.inserted.sum() * plan.item_steps.inserted > 5 * plan.capacity
 
 
-def test_what_was_evicted_before_it_was_read_is_left_out() -> None:
+def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     graph, _ = build_apex(sequence_config(replay_capacity=36 * 8, learning_starts=100))
     worker: Any = graph.group.learner.worker
     for _ in serial_rounds(graph, 150):
@@ -293,11 +295,11 @@ def test_what_was_evicted_before_it_was_read_is_left_out() -> None:
     items, scaled_probability = np.arange(12), np.arange(12.0)
     generations = slots.generation[items // slots.shape.items].copy()
     whole = reader.read(items, generations, scaled_probability)
-    assert whole.held.all() and whole.trained > 0 and len(sample_requests.items)
+    assert whole.still_valid.all() and whole.trained > 0 and len(sample_requests.items)
     gone = items // slots.shape.items == 1
     generations[gone] -= 1
     part = reader.read(items, generations, scaled_probability)
-    assert 0 < gone.sum() < 12 and (part.held == ~gone).all()
+    assert 0 < gone.sum() < 12 and (part.still_valid == ~gone).all()
     assert part.sequences.scaled_probability.tolist() == scaled_probability[~gone].tolist()
     left = torch.from_numpy(~gone)
     assert torch.equal(part.sequences.state, whole.sequences.state[left])

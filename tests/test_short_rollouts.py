@@ -4,6 +4,7 @@ they are."""
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, end_rollout
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import seeded_model
@@ -66,15 +68,17 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
     assert isinstance(actor, ActorWorker)
     actor._ends_early = Endings()
     actor.start()
-    builder, found = BatchBuilder(graph.group.exchange.slots, 1), []
+    exchange = graph.group.exchange
+    assert isinstance(exchange, SlotExchange)
+    builder, found = BatchBuilder(exchange.slots, 1), list[Batch]()
     try:
         while len(found) < count:
             actor.step()
-            while (slot := graph.group.exchange.take_ready()) is not None:
+            while (slot := exchange.take_ready()) is not None:
                 builder.add(slot)
                 builder._longest = ROLLOUT
                 found.append(_copy(builder.take()))
-                graph.group.exchange.give_back(slot)
+                exchange.give_back(slot)
     finally:
         actor.close()
     return found
@@ -120,10 +124,10 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
     for slot in (0, 1):
         cut.add(slot)
     batch = cut.take()
-    assert batch.steps == (5, 6) and len(batch.obs["obs"]) == len(batch.first) == 6
+    assert batch.steps == (5, 6) and len(batch.obs["obs"]) == len(batch.is_first) == 6
     taken = (batch.version != NOT_TAKEN)[:, [0, 3]].sum(0)
     assert taken.tolist() == [3, 5]
-    for field in ("log_prob", "version", "first"):
+    for field in ("log_prob", "version", "is_first"):
         ours, theirs = getattr(batch, field), getattr(complete, field)
         assert torch.equal(ours[:3], theirs[:3]) and torch.equal(ours[:5, 3:], theirs[:5, 3:])
     assert torch.equal(batch.obs["obs"][:6, 3:], complete.obs["obs"][:6, 3:])
@@ -136,7 +140,9 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
 
 @pytest.mark.parametrize("whole_rows", [False, True])
 @pytest.mark.parametrize("steps", [1, 3, 6, ROLLOUT])
-def test_minibatches_are_as_many_as_are_due(steps: int, whole_rows: bool) -> None:
+def test_short_batches_have_as_many_minibatches_as_nominal_ones(
+    steps: int, whole_rows: bool
+) -> None:
     """Of a batch that was to have 6 steps: every step is in one of the three, none is empty, and
     the generator has moved as far as any other rank's. (Of too few, some twice.)"""
     chosen = config()
@@ -157,10 +163,10 @@ def test_minibatches_are_as_many_as_are_due(steps: int, whole_rows: bool) -> Non
 
 def shortened(batch: Batch, steps: int) -> Batch:
     """A batch of the steps that were taken, and nothing else."""
-    columns = {}
+    columns: dict[str, Any] = {}
     for field in dataclasses.fields(batch):
         column = getattr(batch, field.name)
-        stop = steps + 1 if field.name in ("obs", "first") else steps
+        stop = steps + 1 if field.name in ("obs", "is_first") else steps
         if isinstance(column, dict):
             columns[field.name] = {name: leaf[:stop] for name, leaf in column.items()}
         else:
@@ -171,7 +177,7 @@ def shortened(batch: Batch, steps: int) -> Batch:
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
-def test_a_short_rollout_is_worth_what_its_steps_are_worth(advantage: str, core: str) -> None:
+def test_a_short_rollout_has_the_gradient_of_its_steps_alone(advantage: str, core: str) -> None:
     """The loss, its gradient and the advantages are those of a batch that is only so long."""
     # Sampled values are 0 before the first update if returns are normalised, and this model's not.
     # CodeEnv's rewards are codes, whose squares would leave single precision no digits.
@@ -243,7 +249,7 @@ def test_ranks_with_rollouts_of_other_lengths_learn_what_one_with_all_of_them_le
         for flags in (batch.valid, batch.terminated, batch.truncated):
             flags[steps:, :4] = False
         batch.obs["obs"][steps + 1 :, :4] = batch.obs["obs"][steps, :4]
-        batch.first[steps + 1 :, :4] = batch.first[steps, :4]
+        batch.is_first[steps + 1 :, :4] = batch.is_first[steps, :4]
         batch.reward[steps:, :4] = 0.0
         whole.append(batch)
         part = averaging.rows(batch, 0, 4)

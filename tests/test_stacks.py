@@ -84,7 +84,7 @@ class Recorder:
 @pytest.mark.parametrize("padding", ["zero", "reset"])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("rollout", [1, 2, 3, 9])
-def test_stacks_are_naive_storage_byte_for_byte(
+def test_rebuilt_stacks_equal_whole_storage_byte_for_byte(
     padding: StackPadding, depth: int, rollout: int
 ) -> None:
     """Episodes of any length, also of one step, that begin anywhere in rollouts of any length."""
@@ -119,7 +119,7 @@ def played(vector: EnvVector, slots: TrajectorySlots) -> Recorder:
 
 @pytest.mark.parametrize("backend", ["vector", "single"])
 @pytest.mark.parametrize("game", ["Breakout", "Pong"])
-def test_atari_stacks_come_back_byte_for_byte(game: str, backend: Any) -> None:
+def test_rebuilt_atari_stacks_equal_the_environments_byte_for_byte(game: str, backend: Any) -> None:
     pytest.importorskip("ale_py")
     if backend == "single":
         pytest.importorskip("cv2")
@@ -153,8 +153,8 @@ def test_single_frames_take_a_quarter_of_the_memory() -> None:
 class StackCheckingLearner(CheckingLearner):
     """Checks all frames of every stack, then the transitions by their newest frames."""
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:
-        newest = {}
+    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
+        newest: dict[str, Any] = {}
         for which in ("obs", "next_obs"):
             stacks = getattr(batch, which)["obs"].numpy()
             for i, stack in enumerate(stacks):
@@ -204,7 +204,7 @@ STACKED = "tests.fakes.stacked:stacked"
         ("inline", 1, 2, {"depth": 1}),
     ],
 )
-def test_every_frame_of_every_stack_comes_from_its_place(
+def test_every_frame_of_every_stack_is_read_from_its_slot_step_and_row(
     inference: str, shards: int, rollout: int, kwargs: dict[str, Any]
 ) -> None:
     """Through many turns of a small replay, with episodes of 1 to 9 steps. In debug mode, what
@@ -291,7 +291,7 @@ def test_no_wrong_frame_with_real_processes(tmp_path: Path) -> None:
 # ---- what an environment says of itself ----
 
 
-def test_a_wrong_word_about_stacks_is_found_out() -> None:
+def test_wrong_metadata_about_stacks_raises_an_error() -> None:
     config = apex_config(env=STACKED, env_kwargs={"says": "reset"}, debug=False)
     graph, _ = build_apex(config)
     with pytest.raises(ConfigError, match=r"'obs' is a stack of 4 frames .* 'reset' before"):
@@ -313,7 +313,7 @@ def test_appo_stores_stacks_as_they_are() -> None:
         ({"n": "zero"}, "shape \\(\\) of categories; leave it out"),
     ],
 )
-def test_metadata_that_make_no_sense_are_refused(said: dict[str, str], message: str) -> None:
+def test_invalid_stack_metadata_is_refused(said: dict[str, str], message: str) -> None:
     specs = {"obs": ArraySpec((4, 2), "float32"), "n": ArraySpec((), "int64", (3,))}
     with pytest.raises(ConfigError, match=message):
         with_stacks("fake", specs, {"frame_stack": said})

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (4, 8, 8)])
-def test_blocks_go_and_come_back_the_same_both_ways(shape: tuple[int, ...]) -> None:
+def test_host_and_device_staging_give_the_same_blocks(shape: tuple[int, ...]) -> None:
     arrays = SharedArrays({"x": ((6, 7, 3, *shape), "float32")})
     arrays["x"][:] = np.random.default_rng(0).normal(size=arrays["x"].shape)
     at = np.array([5, 0, 2]), np.array([6, 0, 3])
@@ -34,7 +34,7 @@ def test_blocks_go_and_come_back_the_same_both_ways(shape: tuple[int, ...]) -> N
         assert np.array_equal(back[0], batch.numpy()) and back[1].tolist() == small.tolist()
 
 
-def test_what_was_gathered_for_a_device_does_not_change_with_the_slot() -> None:
+def test_a_batch_gathered_for_a_device_does_not_change_with_the_slot() -> None:
     """On a CPU it is a copy too: an actor may write the slot's next step meanwhile."""
     arrays = SharedArrays({"x": ((2, 2, 3), "float32")})
     at = np.array([1]), np.array([0])
@@ -70,7 +70,7 @@ def test_page_locks_end_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert not runtime.locked
 
 
-def test_a_policy_worker_samples_the_same_either_way(
+def test_a_policy_worker_samples_the_same_with_host_and_device_staging(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     def weights(name: str) -> dict[str, torch.Tensor]:

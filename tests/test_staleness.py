@@ -145,7 +145,7 @@ def test_a_batch_without_valid_rows_ends_an_iteration_of_the_ranks(tmp_path: Pat
     assert summary["checksums_compared"] == 99
 
 
-def test_the_lag_is_also_told_in_updates_of_a_batch() -> None:
+def test_the_policy_lag_is_also_reported_in_batches() -> None:
     learner, batch = moving_learner(num_epochs=5)
     version = torch.full_like(batch.version, NEW - 10)
     version[:4] = NEW - 5
@@ -175,7 +175,7 @@ def test_a_reports_means_are_weighted_by_rows_and_its_maxima_are_maxima() -> Non
     assert report.take() == {}
 
 
-def test_what_nothing_was_learned_from_has_no_loss() -> None:
+def test_a_report_without_valid_rows_has_no_loss() -> None:
     report = ReportMetrics()
     report.add(said(0, 100, loss=0.0, learning_rate=0.1, policy_lag_max=7.0))
     found = report.take()
@@ -183,7 +183,7 @@ def test_what_nothing_was_learned_from_has_no_loss() -> None:
     assert found["learning_rate"] == 0.1 and found["policy_lag_max"] == 7.0
 
 
-def test_a_replays_metrics_count_alike_but_for_maxima() -> None:
+def test_metrics_of_replay_updates_have_equal_weight_except_maxima() -> None:
     report = ReportMetrics()
     report.add({"loss": 1.0, "td_error_max": 4.0})
     report.add({"loss": 2.0, "td_error_max": 3.0})
@@ -272,7 +272,7 @@ def test_steps_that_go_on_through_a_ranks_update_are_expected_to_be_one_update_o
 STALE = {"stale_fraction": 0.61, "policy_lag_mean": 240.0, "policy_lag_batches_mean": 3.0}
 
 
-def test_more_than_half_stale_rows_is_said_once() -> None:
+def test_more_than_half_stale_rows_cause_one_warning() -> None:
     graph, _ = build(config(max_policy_lag=100))
     said: list[str] = []
     session: Any = SimpleNamespace(message=lambda text, level: said.append(text))

@@ -141,12 +141,12 @@ def test_every_round_has_its_own_token_whatever_the_store_holds(port: int) -> No
     assert len(tokens) == 3
 
 
-def test_all_are_told_what_is_wrong_with_one(port: int) -> None:
+def test_all_ranks_receive_the_mismatch_of_one_rank(port: int) -> None:
     with pytest.raises(ConfigError, match=r"rank 2 .h. has nccl"):
         meet(port, lambda rank: about(backend="nccl" if rank == 2 else "gloo"))
 
 
-def test_who_does_not_come_is_named(port: int) -> None:
+def test_a_missing_rank_is_named(port: int) -> None:
     alone = StartupRendezvous(world(0, 3, port, has_store=True), patience=0.3)
     with pytest.raises(RankLost, match="of 3 ranks, rank 1, 2 did not come"):
         alone.lead({}, about())
@@ -274,7 +274,7 @@ def test_the_board_in_the_store_says_how_far_everybody_is(port: int) -> None:
             board.close()
 
 
-def test_a_board_whose_store_has_gone_holds_nobody_up() -> None:
+def test_a_board_without_its_store_does_not_hold_up_a_rank() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     board = StoreBoard(TCPStore("127.0.0.1", server.port, is_master=False), 0, 1)
     try:

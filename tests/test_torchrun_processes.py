@@ -186,7 +186,7 @@ def test_two_hosts_notice_a_cut_cable_and_go_on_when_it_is_whole(tmp_path: Path)
         until(lambda: nodes[0].steps() > 1000, *nodes)
         assert not ip("-n", hosts[0], "link", "set", "cable", "down")
         cut = time.monotonic()
-        lost = re.compile(r"rank \d of 2 lost another one while .*\(one that is silent")
+        lost = re.compile(r"rank \d of 2 lost another rank while .*\(a rank that is silent")
         until(lambda: all(lost.search(node.output) for node in nodes), *nodes)
         assert time.monotonic() - cut < 40, "a few seconds, but for a machine under load"
         before = nodes[0].steps()

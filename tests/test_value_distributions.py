@@ -40,8 +40,8 @@ def network(config: DqnConfig, seed: int, masked: bool = False) -> QNetwork:
         MASKED if masked else OBSERVATIONS,
         DISCRETE,
         dueling=config.dueling,
-        head_size=config.head_size,
-        value_distribution=value_distribution(config, config.value_rescaling),
+        head_size=config.head_size or 0,
+        value_distribution=value_distribution(config, bool(config.value_rescaling)),
     )
 
 
@@ -264,7 +264,9 @@ def test_the_best_action_is_that_of_the_best_mean_return_though_values_are_squas
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_settings_of_value_distributions_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         apex_config(**change)
 

@@ -17,7 +17,7 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import experience_of, minibatches
-from sampleforge.algos.minibatches import env_share, parts
+from sampleforge.algos.minibatches import env_share, minibatch_indices
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
@@ -44,7 +44,7 @@ ROWS, ROLLOUT = 5, 8
 MODEL = ModelConfig(hidden_sizes=(8,), core_size=8, separate_critic=False)
 
 
-def config(core: str = "none", **kwargs: Any) -> DdppoConfig:
+def config(core: Any = "none", **kwargs: Any) -> DdppoConfig:
     defaults: dict[str, Any] = {
         "env": "tests.fakes.envs:UnevenEnv",
         "device": "cpu",
@@ -163,7 +163,7 @@ def test_every_step_is_there_once_and_from_its_own_env(splits: int | None) -> No
     assert carried > 10, "steps that went on through an update count in the next round"
 
 
-def test_a_row_that_gave_much_has_part_in_short_rounds_too() -> None:
+def test_a_fast_row_also_samples_in_short_rounds() -> None:
     """None waits for others at the beginning of a round, which is over with its first step."""
 
     def count_backwards(graph: Graph) -> None:
@@ -184,7 +184,7 @@ def log_probs(state: dict[str, torch.Tensor], core: str, batch: Batch) -> torch.
     model.load_state_dict(state)
     model.eval()
     with torch.no_grad():
-        output = model(batch.obs, batch.state, batch.first)
+        output = model(batch.obs, batch.state, batch.is_first)
         parameters = output.parameters[: batch.steps[0]]
         return model.distribution(parameters, batch.obs).log_prob(batch.actions)
 
@@ -265,11 +265,12 @@ def test_an_env_counts_for_at_most_an_equal_share() -> None:
     assert torch.equal(share > 0, steps)
     assert share[0].tolist() == pytest.approx([8 / 18, 8 / 18, 1.0, 0.0])
     assert share.sum(0).tolist() == pytest.approx([4 * 8 / 18, 2 * 8 / 18, 2.0, 0.0])
-    positions = torch.cat(parts(share > 0, 3, whole_rows=False, generator=torch.Generator()))
+    generator = torch.Generator()
+    positions = torch.cat(minibatch_indices(share > 0, 3, whole_rows=False, generator=generator))
     assert sorted(positions.tolist()) == steps.flatten().nonzero().flatten().tolist()
     complete = env_share(torch.ones(4, 3).bool(), torch.tensor([0, 0, 2]))  # row 1 gave none
     assert complete[0].tolist() == pytest.approx([4 / 8, 4 / 8, 1.0])
-    few = parts(share[:1, 3:] > 0, 3, whole_rows=False, generator=torch.Generator())
+    few = minibatch_indices(share[:1, 3:] > 0, 3, whole_rows=False, generator=torch.Generator())
     assert len(few) == 3 and all(len(part) <= 1 for part in few)
 
 
@@ -295,7 +296,7 @@ def emptied(batch: Batch, column: int) -> Batch:
 
 
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
-def test_what_an_env_gave_twice_counts_as_once(advantage: str) -> None:
+def test_duplicated_steps_of_an_env_count_as_much_as_single_ones(advantage: str) -> None:
     """Loss, gradient and metrics, with normalised advantages. A third env gave nothing."""
     chosen = config(advantage=advantage)
     batches = ((batch, (taken(batch) == ROLLOUT).nonzero()) for batch in rounds(chosen, 50))
@@ -315,7 +316,10 @@ def test_what_an_env_gave_twice_counts_as_once(advantage: str) -> None:
 
 @pytest.mark.parametrize(("advantage", "core"), [("gae", "none"), ("vtrace", "gru")])
 def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str, core: str) -> None:
-    whole = {"normalise_returns": True, "minibatch_size": None}  # whatever number of steps it has
+    whole: dict[str, Any] = {
+        "normalise_returns": True,
+        "minibatch_size": None,
+    }  # whatever number of steps it has
     chosen = dataclasses.replace(config(core, advantage=advantage, learning_rate=1e-3), **whole)
     batches = list(rounds(chosen, 6))
     alone = learner_of(chosen)  # type: ignore[arg-type]
@@ -340,7 +344,7 @@ def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str,
             torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_settings_of_variable_experience_are_refused() -> None:
     with pytest.raises(ConfigError, match="variable_experience the steps come in the order"):
         config(serial=True)
     with pytest.raises(ConfigError, match=r"7 does not divide the batch of 40 .* nearest: 8"):
@@ -381,7 +385,7 @@ def test_a_killed_rank_is_replaced(start_cli: Any, tmp_path: Path) -> None:
     wait_for_updates(run, tmp_path, 10)
     run.terminate()
     _, shown = run.communicate(timeout=20)
-    assert run.returncode == 143 and "it is replaced (1 of 3 times)" in shown
+    assert run.returncode == 143 and "it is restarted (1 of 3 times)" in shown
 
 
 @pytest.mark.multiprocess(timeout=120)

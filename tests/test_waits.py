@@ -61,7 +61,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> list[str
 
 
 @pytest.mark.parametrize("ask", ["a number", "a decision", "rows", "places"])
-def test_what_asks_is_noticed(monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+def test_the_watcher_reports_operations_that_wait_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, ask: str
+) -> None:
     class Asking:
         def go(self) -> None:
             x = torch.arange(3.0)
@@ -88,7 +90,7 @@ def test_what_asks_is_noticed(monkeypatch: pytest.MonkeyPatch, ask: str) -> None
     ],
     ids=["vtrace", "gae", "masked actions", "mixed actions", "correlated noise"],
 )
-def test_an_update_and_acting_ask_for_nothing(
+def test_updates_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
     learning = watch(monkeypatch, Learner, "update")
@@ -102,7 +104,7 @@ def test_an_update_and_acting_ask_for_nothing(
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("optimiser", ["adam", "rmsprop"])
-def test_q_learning_and_acting_ask_for_nothing(
+def test_q_learning_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, optimiser: Any, masked: bool
 ) -> None:
     learning = watch(monkeypatch, DqnLearner, "update")

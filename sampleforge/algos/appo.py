@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
+from sampleforge.algos.hyperparameters import OF_APPO_LOSS, changed, values
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import gae, vtrace
@@ -24,11 +27,12 @@ from sampleforge.ops.surrogate import (
 
 @dataclass(frozen=True)
 class LossOutput:
-    """A scalar to differentiate, and scalars to report (detached, on the device).
+    """The loss of a minibatch: a scalar to differentiate, and scalars to report (detached, on the
+    device).
 
-    Where several ranks share a minibatch, all of these are means over this rank's rows alone, and
-    ``weight`` (0 to 1) is the part of the minibatch's valid rows that they are, or of what these
-    count for. ``rows``: all of these, over the ranks; 0 where there is nothing to learn from.
+    If several ranks share a minibatch, ``loss`` and ``metrics`` are means over this rank's rows
+    alone. ``weight`` (0 to 1) is this rank's fraction of the valid rows of all ranks, by count or
+    by weight; ``rows`` is their total over all ranks, 0 if there is nothing to learn from.
     """
 
     loss: torch.Tensor
@@ -38,11 +42,11 @@ class LossOutput:
 
 
 class AppoLoss:
-    """Clipped surrogate on the ratio to the behaviour policy, clipped value loss, exploration
-    bonus.
+    """The loss: clipped surrogate on the ratio to the behaviour policy, clipped value loss,
+    exploration bonus.
 
-    Values, targets and advantages are divided by the model's ``value_scale``: what they add to the
-    loss is independent of the rewards' unit where that scale follows the returns.
+    Values, targets and advantages are divided by the model's ``value_scale``. If that scale follows
+    the returns, the loss is independent of the rewards' unit.
 
     With V-trace, advantages and value targets are recomputed for every minibatch from the newest
     values and ratios; with GAE, `prepare` computes them once per batch from the values at sampling.
@@ -53,8 +57,17 @@ class AppoLoss:
     ) -> None:
         self._config = config
         self._gamma = gamma
-        # In units of the returns' deviation, which without normalisation nothing is known of.
+        # In units of the returns' standard deviation, which is unknown without normalisation.
         self._least_std = config.advantage_floor if normalises_returns else 0.0
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_APPO_LOSS)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Take those of the new hyperparameters that are the loss's."""
+        self._config = changed(self._config, OF_APPO_LOSS, new)
+        self._gamma = new.get("gamma", self._gamma)
 
     @property
     def looks_along_time(self) -> bool:
@@ -63,17 +76,18 @@ class AppoLoss:
 
     @torch.no_grad()
     def prepare(self, model: ActorCritic, experience: Experience) -> Experience:
-        """Add what is computed once per batch; drop what only that needed."""
+        """Return the experience with the columns that are computed once per batch (GAE: advantages
+        and targets), without those that only this computation needs."""
         if self._config.advantage == "vtrace":
             return experience
-        after = _values_after(model, experience)
-        values = torch.cat([experience.value, after.unsqueeze(0)])
+        last_values = _last_values(model, experience)
+        values = torch.cat([experience.value, last_values.unsqueeze(0)])
         advantages = gae(
             experience.reward,
             experience.value,
             experience.next_values(values),
             experience.terminated,
-            experience.cut,
+            experience.trace_cut,
             self._gamma,
             self._config.gae_lambda,
         )
@@ -81,7 +95,7 @@ class AppoLoss:
         return replace(
             experience,
             obs={name: leaf[:rollout] for name, leaf in experience.obs.items()},
-            first=experience.first[:rollout],
+            is_first=experience.is_first[:rollout],
             advantages=advantages,
             targets=advantages + experience.value,
         )
@@ -89,21 +103,21 @@ class AppoLoss:
     def __call__(
         self, model: ActorCritic, experience: Experience, gather: Gather = alone
     ) -> LossOutput:
-        """The loss of a minibatch, or of this rank's part of one: then ``gather`` tells what the
-        advantages of all parts together are like."""
+        """Return the loss of a minibatch, or of this rank's part of one. ``gather`` collects the
+        moments of the advantages of all ranks' parts, by which they are normalised."""
         config, counts = self._config, experience.counts
         assert config.exploration_coeff is not None
         rollout = experience.reward.shape[0]
-        output = model(experience.obs, experience.state, experience.first)
+        output = model(experience.obs, experience.state, experience.is_first)
         distribution = model.distribution(
             output.parameters[:rollout], {n: leaf[:rollout] for n, leaf in experience.obs.items()}
         )
         log_ratio = distribution.log_prob(experience.actions) - experience.log_prob
-        # An ignored action may be as unlikely as it likes: it must not reach an exponential.
+        # The log-ratio of an ignored action may be of any size: it must not reach an exponential.
         log_ratio = torch.where(experience.mask, log_ratio, 0.0)
         values = output.values[:rollout]
         targets, advantages = self._targets(experience, output.values, log_ratio)
-        # Until the first reward the scale is 0, as are all of these.
+        # Until the first reward the scale is 0, and so are values, targets and advantages.
         scale = torch.where(model.value_scale > 0, model.value_scale, 1.0)
         advantages = advantages / scale
         own = scalar_moments(advantages, counts)
@@ -147,7 +161,7 @@ class AppoLoss:
     def _targets(
         self, experience: Experience, values: torch.Tensor, log_ratio: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Value targets and advantages, both [T, B] and without gradient."""
+        """Return value targets and advantages, both [T, B] and without gradient."""
         if experience.targets is not None and experience.advantages is not None:
             return experience.targets, experience.advantages
         values = values.detach()
@@ -157,7 +171,7 @@ class AppoLoss:
             values[:-1],
             experience.next_values(values),
             experience.terminated,
-            experience.cut,
+            experience.trace_cut,
             self._gamma,
             self._config.gae_lambda,
             self._config.vtrace_rho,
@@ -166,10 +180,10 @@ class AppoLoss:
         return traced.targets, traced.advantages
 
 
-def _values_after(model: ActorCritic, experience: Experience) -> torch.Tensor:
-    """Values [B] of the observation after the last step, by the newest weights."""
+def _last_values(model: ActorCritic, experience: Experience) -> torch.Tensor:
+    """Return the values [B] of the observation after the last step, by the newest weights."""
     if model.state_size == 0:
         last = {name: leaf[-1] for name, leaf in experience.obs.items()}
-        return model.step(last, experience.state, experience.first[-1]).values
-    output: ModelOutput = model(experience.obs, experience.state, experience.first)
+        return model.step(last, experience.state, experience.is_first[-1]).values
+    output: ModelOutput = model(experience.obs, experience.state, experience.is_first)
     return output.values[-1]

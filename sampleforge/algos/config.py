@@ -1,4 +1,5 @@
-"""How the learner learns: optimiser and batch (LearnerConfig), the APPO loss (AppoLossConfig)."""
+"""The configuration of learning: optimiser and batch (LearnerConfig), the loss of APPO
+(AppoLossConfig), Q-learning (DqnConfig)."""
 
 from __future__ import annotations
 
@@ -125,7 +126,8 @@ class AppoLossConfig(Checked):
 
 @dataclass(frozen=True)
 class DqnConfig(QHeadsConfig):
-    """What is left open is fitted to the observations: `sampleforge.topologies.apex.plan.fit`."""
+    """Q-learning, with or without a recurrent core. The defaults of options that are None depend on
+    the observations; see `sampleforge.topologies.apex`."""
 
     batch_size: int | None = None
     """Transitions per gradient step (default: 512 for images, else 256), or with a recurrent core
@@ -139,7 +141,7 @@ class DqnConfig(QHeadsConfig):
     """First env steps of each sequence: they bring the recurrent state up to date and are not
     learned from."""
     double: bool = True
-    """The online network chooses the action that the target network values."""
+    """Double Q-learning: the online network chooses the action that the target network values."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages."""
     head_size: int | None = None
@@ -205,7 +207,7 @@ class DqnConfig(QHeadsConfig):
 
     @property
     def base_epsilon(self) -> float:
-        """``epsilon_base``, or what stands for none."""
+        """``epsilon_base``, or its default."""
         if self.epsilon_base is not None:
             return self.epsilon_base
         return 0.0 if self.noisy_nets else 0.4

@@ -1,4 +1,4 @@
-"""Q-learning of whole distributions of returns: C51 and QR-DQN, in the place of `dqn.dqn_loss`."""
+"""The losses of distributional Q-learning, C51 and QR-DQN, used in the place of `dqn.dqn_loss`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sampleforge.replay.transitions import Transitions
 
 
 class Losses(NamedTuple):
-    """Per transition: what to differentiate, and, detached, what priorities are made of."""
+    """Per transition: the loss to differentiate, and, detached, the errors that become
+    priorities."""
 
     each: Tensor  # [B]
     errors: Tensor  # [B], not negative
@@ -26,69 +27,72 @@ class Losses(NamedTuple):
 def distributional_loss(
     online: QNetwork, target: QNetwork, batch: Transitions, beta: float, config: DqnConfig
 ) -> DqnOutput:
-    """Importance-weighted loss of the taken actions' distributions, in the mean."""
-    following = following_outputs(online, target, batch, double=config.double)
-    outputs = online.outputs(batch.obs)
-    taken = _of(outputs, batch.action)
+    """Return the importance-weighted mean loss of the distributions of the actions taken."""
+    next_outputs = target_outputs(online, target, batch, double=config.double)
+    predicted = _of(online.outputs(batch.obs), batch.action)
     distribution = online.value_distribution
     if isinstance(distribution, Categorical):
-        found = categorical_losses(distribution, taken, following, batch)
+        losses = categorical_losses(distribution, predicted, next_outputs, batch)
     else:
         assert isinstance(distribution, Quantiles)
-        found = quantile_losses(distribution, taken, following, batch, config.huber_delta)
+        losses = quantile_losses(distribution, predicted, next_outputs, batch, config.huber_delta)
     weights = importance_weights(batch.scaled_probability, beta)
-    loss = (weights * found.each).mean()
+    loss = (weights * losses.each).mean()
     metrics = {
         "loss": loss.detach(),
-        "td_error_max": found.errors.max(),
-        "q_mean": distribution.mean(taken.detach()).mean(),
+        "td_error_max": losses.errors.max(),
+        "q_mean": distribution.mean(predicted.detach()).mean(),
         "importance_weight_mean": weights.mean(),
-        **found.metrics,
+        **losses.metrics,
     }
-    return DqnOutput(loss, found.errors, metrics)
+    return DqnOutput(loss, losses.errors, metrics)
 
 
 @torch.no_grad()
-def following_outputs(
+def target_outputs(
     online: QNetwork, target: QNetwork, batch: Transitions, *, double: bool
 ) -> Tensor:
-    """[B, K]: the target network's outputs for next_obs and argmax_a Q(next_obs, a), where Q is the
-    online network's (double) or the target's own."""
+    """Return the target network's outputs [B, K] for next_obs and argmax_a Q(next_obs, a), where Q
+    is that of the online network (``double``) or of the target network."""
     outputs = target.outputs(batch.next_obs)
     chooser = online.q_values(batch.next_obs) if double else target.mean(outputs)
     return _of(outputs, online.distribution(chooser, batch.next_obs).best.actions)
 
 
 def categorical_losses(
-    support: Categorical, logits: Tensor, following: Tensor, batch: Transitions
+    support: Categorical, logits: Tensor, next_logits: Tensor, batch: Transitions
 ) -> Losses:
-    """Cross-entropy of the target distribution, projected onto the atoms, and the predicted one
-    (Bellemare et al. 2017, arXiv 1707.06887, algorithm 1), logits [B, K] both. Priorities are its
-    divergence KL(target | predicted), which is what can be learned of it (Hessel et al. 2018,
-    Rainbow, arXiv 1710.02298)."""
+    """Return C51's cross-entropy of the target distribution, projected onto the atoms, and the
+    predicted one (Bellemare et al. 2017, arXiv 1707.06887, algorithm 1).
+
+    ``logits`` [B, K] are those of the prediction, ``next_logits`` [B, K] the target network's for
+    the next observation. Priorities are KL(target | predicted), the part of the loss that learning
+    can reduce (Hessel et al. 2018, Rainbow, arXiv 1710.02298)."""
     atoms = support.atoms
     with torch.no_grad():
         positions = support.moved(atoms, batch.returns, batch.discount)
-        following = following.softmax(-1)
-        goal = project(positions, following, atoms)
-        entropy = -torch.xlogy(goal, goal).sum(-1)
-        outside = ((positions < atoms[0]) | (positions > atoms[-1])) * following
-    each = -(goal * logits.log_softmax(-1)).sum(-1)
+        next_probabilities = next_logits.softmax(-1)
+        target = project(positions, next_probabilities, atoms)
+        entropy = -torch.xlogy(target, target).sum(-1)
+        outside = ((positions < atoms[0]) | (positions > atoms[-1])) * next_probabilities
+    each = -(target * logits.log_softmax(-1)).sum(-1)
     errors = (each.detach() - entropy).clamp(min=0)  # rounding
     return Losses(each, errors, {"outside_support": outside.sum(-1).mean()})
 
 
 def quantile_losses(
-    support: Quantiles, quantiles: Tensor, following: Tensor, batch: Transitions, kappa: float
+    support: Quantiles, quantiles: Tensor, next_quantiles: Tensor, batch: Transitions, kappa: float
 ) -> Losses:
-    """Quantile Huber loss [B] of the predicted quantiles [B, K] for the target's, moved. Priorities
-    are its mean over the quantiles, which is independent of their number."""
-    targets = support.moved(following, batch.returns, batch.discount)
+    """Return QR-DQN's quantile Huber loss between ``quantiles`` [B, K], the prediction, and the
+    targets: returns + discount * ``next_quantiles`` [B, K], those of the target network.
+
+    Priorities are the mean over the quantiles, which is independent of their number."""
+    targets = support.moved(next_quantiles, batch.returns, batch.discount)
     each = quantile_huber_loss(quantiles, targets, kappa)
     return Losses(each, each.detach() / support.size, {})
 
 
 def _of(outputs: Tensor, actions: Tensor) -> Tensor:
-    """[B, K]: the actions' own of [B, A, K]."""
+    """Return the outputs [B, K] of ``actions`` [B] out of ``outputs`` [B, A, K]."""
     index = actions.view(-1, 1, 1).expand(-1, 1, outputs.shape[-1])
     return outputs.gather(1, index).squeeze(1)

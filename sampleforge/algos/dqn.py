@@ -1,4 +1,5 @@
-"""Deep Q-learning as in Ape-X (Horgan et al. 2018, arXiv 1803.00933): loss, and what actors add."""
+"""Deep Q-learning as in Ape-X (Horgan et al. 2018, arXiv 1803.00933): the loss, and the n-step
+windows and first priorities that actors add to a rollout."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from sampleforge.shared.weights import SharedWeights
 
 @dataclass(frozen=True)
 class DqnOutput:
-    """A scalar to differentiate, what priorities are made of [B] (absolute TD errors, or losses of
-    distributions), and scalars to report; the last two detached, on the device."""
+    """The loss of a batch: a scalar to differentiate; the errors [B] that become priorities
+    (absolute TD errors, or losses of distributions); scalars to report. ``errors`` and ``metrics``
+    are detached, on the device."""
 
     loss: torch.Tensor
     errors: torch.Tensor
@@ -43,38 +45,39 @@ def importance_weights(scaled_probability: torch.Tensor, beta: float) -> torch.T
 def q_targets(
     online: QNetwork, target: QNetwork, batch: Transitions, *, double: bool, rescaled: bool
 ) -> torch.Tensor:
-    """[B]: returns + discount * Q_target(next_obs, argmax_a Q(next_obs, a)), where Q in the argmax
-    is the online network's (double; van Hasselt et al. 2016, arXiv 1509.06461) or the target's own.
-    ``rescaled``: h(returns + discount * h^-1(...))."""
+    """Return the targets [B]: returns + discount * Q_target(next_obs, argmax_a Q(next_obs, a)).
+
+    Q in the argmax is that of the online network (``double``; van Hasselt et al. 2016, arXiv
+    1509.06461) or of the target network. ``rescaled``: h(returns + discount * h^-1(...))."""
     q = target.q_values(batch.next_obs)
     chooser = online.q_values(batch.next_obs) if double else q
     best = online.distribution(chooser, batch.next_obs).best.actions
-    following = q.gather(1, best.unsqueeze(1)).squeeze(1)
+    next_values = q.gather(1, best.unsqueeze(1)).squeeze(1)
     if rescaled:
-        return rescale(batch.returns + batch.discount * unrescale(following))
-    return batch.returns + batch.discount * following
+        return rescale(batch.returns + batch.discount * unrescale(next_values))
+    return batch.returns + batch.discount * next_values
 
 
 def dqn_loss(
     online: QNetwork, target: QNetwork, batch: Transitions, beta: float, config: DqnConfig
 ) -> DqnOutput:
-    """Importance-weighted Huber loss of the TD errors, in the mean."""
+    """Return the importance-weighted mean Huber loss of the TD errors."""
     targets = q_targets(
         online, target, batch, double=config.double, rescaled=bool(config.value_rescaling)
     )
     q = online.q_values(batch.obs)
-    taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
-    errors = (targets - taken).detach().abs()
+    q_taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    errors = (targets - q_taken).detach().abs()
     if config.huber_delta:
-        each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
+        each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)
     else:
-        each = 0.5 * F.mse_loss(taken, targets, reduction="none")
+        each = 0.5 * F.mse_loss(q_taken, targets, reduction="none")
     weights = importance_weights(batch.scaled_probability, beta)
     loss = (weights * each).mean()
     metrics = {
         "loss": loss.detach(),
         "td_error_max": errors.max(),
-        "q_mean": taken.detach().mean(),
+        "q_mean": q_taken.detach().mean(),
         "importance_weight_mean": weights.mean(),
     }
     return DqnOutput(loss, errors, metrics)
@@ -82,12 +85,12 @@ def dqn_loss(
 
 @dataclass(frozen=True)
 class FinishRollout:
-    """What an actor adds to a complete rollout: n-step windows and first priorities, from what it
-    acted on; of sequences only the priorities."""
+    """Adds n-step windows and first priorities to an actor's complete rollout, from the values that
+    it acted on. For sequences only the priorities are added."""
 
     config: DqnConfig
     weights: SharedWeights | None = None
-    """The newest, whose ``value_scale`` is needed where returns are normalised."""
+    """The newest weights: their ``value_scale`` is needed if returns are normalised."""
 
     def __call__(self, slots: TrajectorySlots, slot: int) -> None:
         make = MakeWindows(self.config, slots.shape.drops_truncated)
@@ -112,8 +115,8 @@ class FinishRollout:
         extras["td_error"][slot] = errors
 
     def _unit(self, rewards: Floats) -> np.float32:
-        """What returns are learned in units of; before the learner knows it, as these rewards
-        are."""
+        """Return the unit that returns are learned in: the learner's ``value_scale``, or, before
+        the learner knows it, the typical size of these rewards."""
         if not self.config.normalise_returns:
             return np.float32(1.0)
         assert self.weights is not None
@@ -124,7 +127,8 @@ class FinishRollout:
 
 
 def _final(slots: TrajectorySlots, slot: int) -> FinalValues | None:
-    """The values of a rollout's final observations, where ``obs`` does not have these."""
+    """Return the values of a rollout's final observations if these are stored apart from ``obs``,
+    otherwise None."""
     if not slots.final_obs:
         return None
     assert slots.final_value is not None

@@ -1,4 +1,5 @@
-"""Gradient steps of a Q-network. An object without a process: `update(batch)` in, errors out."""
+"""The learner of a Q-network, as an object without a process: a batch in, metrics and errors
+out."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_loss
+from sampleforge.algos.hyperparameters import OF_DQN, changed, check_names, values
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
@@ -26,22 +28,24 @@ from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
 
 SCALE_INTERVAL = 16
-"""Learner steps between looks at the scale of the rewards, which is known by then."""
+"""Learner steps between updates of the rewards' scale, once it is known."""
 
 
 class Learned(NamedTuple):
+    """The result of an update."""
+
     metrics: dict[str, float]
     errors: npt.NDArray[np.float32] | None
-    """`DqnOutput.errors` [B], the new priorities, in units of the network's ``value_scale``; None
-    where the step was skipped."""
+    """`DqnOutput.errors` [B], from which the new priorities are made, in units of the network's
+    ``value_scale``; None if the step was skipped."""
 
 
 class DqnLearner:
-    """Online network (``model``), target network, optimiser.
+    """Online network (``model``), target network and optimiser.
 
-    ``version`` counts gradient steps, also skipped ones; it is the policy version and what the
-    target network is updated by. Noisy layers of both networks draw anew for each forward pass,
-    from ``noise_seed`` on.
+    ``version`` counts gradient steps, skipped ones included. It is the policy version, and it
+    determines when the target network is updated. Noisy layers of both networks draw new noise for
+    each forward pass, from a generator with ``noise_seed``.
     """
 
     def __init__(
@@ -71,8 +75,11 @@ class DqnLearner:
         self._scale_is_known = False
 
     def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
-        """Learn from one batch; ``progress`` (0 to 1, how much of the training is done) moves the
-        linear schedule. A step whose gradient is not finite is skipped and counted."""
+        """Learn from one batch.
+
+        ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
+        the training that is done; it drives the linear schedule. A step whose gradient is not
+        finite is skipped and counted."""
         config = self._config
         batch = self._in_units(batch.to(self._device))
         with autocast(self._device, self._precision):
@@ -103,7 +110,7 @@ class DqnLearner:
         return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
-        """Take the moments of new observations into the statistics that normalise them."""
+        """Merge the moments of new observations into the statistics that normalise observations."""
         if self.model.normaliser is not None:
             self.model.normaliser.merge(
                 {
@@ -113,14 +120,14 @@ class DqnLearner:
             )
 
     def _in_units(self, batch: Transitions | Sequences) -> Transitions | Sequences:
-        """The batch with returns in units of the networks' ``value_scale``, which follows the
-        rewards. All that the loss compares them with, and the priorities, then are so as well."""
+        """Return the batch with returns in units of the networks' ``value_scale``, which follows
+        the rewards. Values, targets and priorities are in the same unit."""
         if self._reward_scale is None:
             return batch
         if not self._scale_is_known or self.version % SCALE_INTERVAL == 0:
             assert batch.reward is not None
             clip = self._config.reward_clip
-            assert clip != "auto", "the topology's fit comes first"
+            assert clip != "auto", "resolve the topology's defaults first"
             reward = batch.reward * self._config.reward_scale
             reward = reward if clip is None else reward.clamp(-clip, clip)
             self._set_scale(self._reward_scale.update(reward))
@@ -130,8 +137,8 @@ class DqnLearner:
         return replace(batch, returns=batch.returns / unit)
 
     def _set_scale(self, scale: torch.Tensor) -> None:
-        # Squashed values cannot be kept by scaling the heads: they have to be learned anew, as far
-        # as the scale still moves.
+        # Scaling the heads cannot keep squashed values: they have to be learned again after each
+        # move of the scale.
         keep = not self._config.value_rescaling
         for network in (self.model, self.target):
             network.rescale_values(scale, keep=keep)
@@ -145,22 +152,33 @@ class DqnLearner:
             return distributional_loss(self.model, self.target, batch, beta, self._config)
         return dqn_loss(self.model, self.target, batch, beta, self._config)
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_DQN)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        check_names(self.hyperparameters(), new)
+        self._config = changed(self._config, OF_DQN, new)
+        self._learning_rate = new.get("learning_rate", self._learning_rate)
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"target/{n}": t for n, t in self.target.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
         if self._reward_scale is not None:
             tensors["reward_scale"] = self._reward_scale.state()
-        plain = {"version": self.version}
+        plain = {"version": self.version, "hyperparameters": self.hyperparameters()}
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
-        """Go on from a `state`. Raises ValueError if it is of another model."""
+        """Restore a `state`. Raises ValueError if it is of another model."""
         for prefix, network in (("model/", self.model), ("target/", self.target)):
-            found = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             try:
-                network.load_state_dict(found)
+                network.load_state_dict(own)
             except RuntimeError as error:
                 raise ValueError(f"the checkpoint is of another model: {error}") from error
         load_optimiser(self._optimiser, tensors)
@@ -168,16 +186,17 @@ class DqnLearner:
             self._set_scale(torch.ones((), device=self._device))
         elif "reward_scale" in tensors:
             self._reward_scale.load(tensors["reward_scale"])
-        else:  # the run did not normalise until now
+        else:  # the run did not normalise before
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
         self.version = plain["version"]
+        self.change(plain.get("hyperparameters", {}))
 
 
 def _fetch(
     metrics: dict[str, torch.Tensor], errors: torch.Tensor
 ) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
-    """Scalars and errors [B] to the CPU, in one copy: the device is waited for once."""
+    """Copy scalars and errors [B] to the CPU in one copy, which waits for the device once."""
     scalars = torch.stack([m.detach().double() for m in metrics.values()])
     both = torch.cat((scalars, errors.double())).cpu().numpy()
     floats = dict(zip(metrics, both[: len(metrics)].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""From a batch as it was sampled to what a loss is computed on."""
+"""Experience: a sampled batch with shaped rewards and masks, and its division into minibatches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sampleforge.algos.config import LearnerConfig
-from sampleforge.algos.minibatches import env_share, parts
+from sampleforge.algos.minibatches import env_share, minibatch_indices
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.slots import NOT_TAKEN
@@ -19,13 +19,13 @@ from sampleforge.rollouts.slots import NOT_TAKEN
 class Experience:
     """A batch, or some of its rows, or some of its single steps (then T is 1), ready for a loss.
 
-    ``obs`` and ``first`` have T+1 rows of time where the loss needs the values after the last step,
-    else T. ``advantages`` and ``targets`` are there if they were computed for the whole batch, and
-    ``share`` where envs have given different numbers of steps: see `sampleforge.algos.minibatches`.
+    ``obs`` and ``is_first`` have T+1 time steps if the loss needs the values after the last step,
+    otherwise T. ``advantages`` and ``targets`` are set if they were computed for the whole batch.
+    ``share`` is set if envs gave different numbers of steps: see `sampleforge.algos.minibatches`.
     """
 
     obs: dict[str, torch.Tensor]  # [T or T+1, B, ...]
-    first: torch.Tensor  # bool [T or T+1, B]
+    is_first: torch.Tensor  # bool [T or T+1, B]
     state: torch.Tensor  # float32 [B, S]
     actions: dict[str, torch.Tensor]  # [T, B, ...]
     log_prob: torch.Tensor  # [T, B]
@@ -33,25 +33,26 @@ class Experience:
     reward: torch.Tensor  # [T, B], scaled and clipped
     terminated: torch.Tensor  # bool [T, B]
     truncated: torch.Tensor  # bool [T, B]
-    cut: torch.Tensor  # bool [T, B]: nothing flows from t+1 back to t
-    taken: torch.Tensor  # bool [T, B]: rollouts may be shorter than T
-    mask: torch.Tensor  # bool [T, B]: of these, what counts in the loss
+    trace_cut: torch.Tensor  # bool [T, B]: step t+1 does not continue step t
+    step_mask: torch.Tensor  # bool [T, B]: steps that were taken; rollouts may be shorter than T
+    mask: torch.Tensor  # bool [T, B]: steps that count in the loss
     final_value: torch.Tensor | None = None  # [T, B]
     advantages: torch.Tensor | None = None  # [T, B]
     targets: torch.Tensor | None = None  # [T, B]
-    share: torch.Tensor | None = None  # [T, B]: how much a step counts; 0 where none was taken
+    share: torch.Tensor | None = None  # [T, B]: weight of each step; 0 where none was taken
 
     @property
     def counts(self) -> torch.Tensor:
-        """[T, B]: the mask, or how much the steps that it leaves count."""
+        """The weight of each step in the loss [T, B]: the mask (bool), or the masked ``share``."""
         return self.mask if self.share is None else torch.where(self.mask, self.share, 0.0)
 
     def rows(self, index: torch.Tensor) -> Experience:
-        """The rows ``index`` over all time."""
+        """Return the rows ``index`` (int64 [n]) with all of their steps."""
         return self._select(lambda x: x[:, index], self.state[index])
 
     def steps(self, index: torch.Tensor) -> Experience:
-        """Single steps: positions ``index`` of the flattened [T * B], as T = 1."""
+        """Return single steps, as T = 1: the positions ``index`` (int64 [n]) of the flattened
+        [T * B]."""
         rollout = self.reward.shape[0]
         empty = self.state.new_zeros(len(index), self.state.shape[1])
         return self._select(lambda x: x[:rollout].flatten(0, 1)[index].unsqueeze(0), empty)
@@ -72,10 +73,11 @@ class Experience:
         )
 
     def next_values(self, values: torch.Tensor) -> torch.Tensor:
-        """Values [T, B] of the state after each step, from those of obs[0..T] [T+1, B].
+        """Return the values [T, B] of the state after each step, given ``values`` [T+1, B] of
+        obs[0..T].
 
-        After a truncation that is the final observation's: obs[t+1] itself under next-step
-        autoreset; under same-step autoreset the value the sampler gave it.
+        After a truncation it is the value of the final observation: of obs[t+1] under next-step
+        autoreset; under same-step autoreset the value that was computed at sampling.
         """
         if self.final_value is None:
             return values[1:]
@@ -83,14 +85,14 @@ class Experience:
 
 
 _COLUMNS = (
-    "first",
+    "is_first",
     "log_prob",
     "value",
     "reward",
     "terminated",
     "truncated",
-    "cut",
-    "taken",
+    "trace_cut",
+    "step_mask",
     "mask",
     "final_value",
     "advantages",
@@ -102,12 +104,12 @@ _COLUMNS = (
 def experience_of(
     batch: Batch, config: LearnerConfig, version: int, gather: Gather = alone
 ) -> Experience:
-    """Mark what counts and shape the rewards.
+    """Return the experience of a batch, with the mask of the loss and with shaped rewards.
 
-    Masked: rows whose action the environment ignored, and rows whose policy is more than
-    ``max_policy_lag`` versions older than ``version`` (None: rows may be of any age). A row that is
-    not valid also cuts the trace of the step before it. Where envs give different numbers of steps,
-    ``gather`` tells what an equal share over all ranks would be.
+    The mask leaves out steps whose action the environment ignored, and steps whose policy is more
+    than ``max_policy_lag`` versions older than ``version`` (None: steps may be of any age). A step
+    that is not valid also cuts the trace of the step before it. If envs give different numbers of
+    steps, ``gather`` collects those of all ranks, for the equal share.
     """
     reward = batch.reward * config.reward_scale
     if config.reward_clip is not None:
@@ -115,13 +117,13 @@ def experience_of(
     valid_next = torch.ones_like(batch.valid)
     valid_next[:-1] = batch.valid[1:]
     own = batch.env_row
-    taken = batch.version != NOT_TAKEN
+    step_mask = batch.version != NOT_TAKEN
     mask, limit = batch.valid, config.max_policy_lag
     if limit is not None:
         mask = mask & (version - batch.version <= limit)
     return Experience(
         obs=batch.obs,
-        first=batch.first,
+        is_first=batch.is_first,
         state=batch.state,
         actions=batch.actions,
         log_prob=batch.log_prob,
@@ -129,11 +131,11 @@ def experience_of(
         reward=reward,
         terminated=batch.terminated,
         truncated=batch.truncated,
-        cut=batch.terminated | batch.truncated | ~valid_next,
-        taken=taken,
+        trace_cut=batch.terminated | batch.truncated | ~valid_next,
+        step_mask=step_mask,
         mask=mask,
         final_value=batch.final_value,
-        share=None if own is None else env_share(taken, own, gather),
+        share=None if own is None else env_share(step_mask, own, gather),
     )
 
 
@@ -145,12 +147,12 @@ def minibatches(
     generator: torch.Generator,
     due: int | None = None,
 ) -> Iterator[Experience]:
-    """One pass over the experience in random minibatches of ``size`` env steps.
+    """Yield one pass over the experience in random minibatches of ``size`` env steps.
 
-    With ``whole_rows`` each minibatch holds rows over all of their time (for losses and cores that
-    look along time), else single steps. A single minibatch is the experience itself. Where batches
-    have more or fewer env steps than they are ``due`` to have, the minibatches are of another size,
-    but as many.
+    With ``whole_rows`` each minibatch holds rows with all of their steps (for losses and cores that
+    look along time), otherwise single steps. If one minibatch covers the batch, it is the
+    experience itself. ``due`` is the nominal number of env steps of a batch whose size varies: such
+    a batch is divided into as many minibatches as a nominal one, of another size.
     """
     rollout, rows = experience.reward.shape
     if size >= (due or rollout * rows) and whole_rows:
@@ -158,12 +160,13 @@ def minibatches(
         return
     if due is not None:
         count = max(1, due // size)
-        for index in parts(experience.taken, count, whole_rows=whole_rows, generator=generator):
+        mask = experience.step_mask
+        for index in minibatch_indices(mask, count, whole_rows=whole_rows, generator=generator):
             yield experience.rows(index) if whole_rows else experience.steps(index)
         return
     device = experience.reward.device
     count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
-    # From page-locked memory the copy waits for nobody.
+    # From page-locked memory the copy does not block.
     on_host = torch.randperm(count, generator=generator, pin_memory=device.type == "cuda")
     order = on_host.to(device, non_blocking=True)
     for index in torch.split(order, per):

@@ -1,10 +1,11 @@
-"""First priorities: what an actor can say of its own rollout before a learner has seen it.
+"""First priorities: an actor's estimate of the learner's priorities for its own rollout.
 
-They must be of the learner's kind, or new experience would be drawn far too often or never. The
-learner's are absolute TD errors, and actors know the Q-values for these. With distributions of
-returns, they are losses: of these, an actor keeps mean and standard deviation only, of the action
-it took and of the best, and computes the loss of normal distributions that have them. (Whole ones
-would be kept as long as the experience is: 102 numbers of 51 atoms, where these are 4.)
+They must be of the same kind and size as the learner's, otherwise new experience would be drawn far
+too often or never. The learner's priorities are absolute TD errors, and actors know the Q-values
+for these. With distributions of returns they are losses. For these an actor keeps only the mean and
+the standard deviation of two distributions, that of the action taken and that of the best action,
+and computes the loss of normal distributions with these moments. (Whole distributions would be kept
+as long as the experience: 102 numbers for 51 atoms, instead of 4.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sampleforge.ops.value_rescaling import rescale, slope, unrescale
 
 Floats = npt.NDArray[np.float32]
 NORMAL_QUANTILES = 9
-"""Of each normal distribution, for the loss of quantiles."""
+"""Number of quantiles by which `normal_quantile_loss` represents a normal distribution."""
 
 
 def first_errors(
@@ -33,37 +34,41 @@ def first_errors(
     windows: Windows,
     reward: Floats,
     gamma: float,
-    acted: Mapping[str, npt.NDArray[Any]],
+    extras: Mapping[str, npt.NDArray[Any]],
     final: FinalValues | None = None,
 ) -> Floats:
-    """[T, rows], as `DqnOutput.errors`, by the behaviour network itself instead of the target
-    network. ``acted``: columns [T, rows] of `data.replay.EXTRAS`, and of `SPREADS` if there are
-    distributions. ``final``: see `sampleforge.ops.n_step.known_windows`; the spread of a final
-    observation's value is taken to be that of the one before."""
-    values, taken, rescaled = acted["value"], acted["taken"], bool(config.value_rescaling)
+    """Return the first errors [T, rows], as `DqnOutput.errors`, with the behaviour network in the
+    place of the target network.
+
+    ``extras`` are the columns [T, rows] of `sampleforge.replay.shard.EXTRAS`, and of `SPREADS` if
+    there are distributions. ``final``: see `sampleforge.ops.n_step.known_windows`. The value of a
+    final observation is given the standard deviation of the observation before it."""
+    values, q_taken, rescaled = extras["value"], extras["taken"], bool(config.value_rescaling)
     if config.value_distribution == "none":
-        return initial_errors(windows, reward, values, taken, gamma, rescaled=rescaled, final=final)
+        return initial_errors(
+            windows, reward, values, q_taken, gamma, rescaled=rescaled, final=final
+        )
     known = known_windows(windows, reward, gamma, final)
     final_values = None if final is None else final.values
     mean, std = moved_moments(
         torch.from_numpy(known.returns),
         torch.from_numpy(known.discount),
         torch.from_numpy(known.bootstrap(values, final_values)),
-        torch.from_numpy(known.bootstrap(acted["value_std"], acted["value_std"])),
+        torch.from_numpy(known.bootstrap(extras["value_std"], extras["value_std"])),
         rescaled=rescaled,
     )
-    ours = torch.from_numpy(taken), torch.from_numpy(acted["taken_std"])
+    predicted = torch.from_numpy(q_taken), torch.from_numpy(extras["taken_std"])
     if config.value_distribution == "c51":
         low, high = atom_ends(config)
         least = (high - low) / (config.num_atoms - 1) / 2
-        errors = normal_divergence(mean.clamp(low, high), std, *ours, least=least)
+        errors = normal_divergence(mean.clamp(low, high), std, *predicted, least=least)
     else:
-        errors = normal_quantile_loss(*ours, mean, std, config.huber_delta)
+        errors = normal_quantile_loss(*predicted, mean, std, config.huber_delta)
     return known.completed(errors.numpy())
 
 
 def atom_ends(config: DqnConfig) -> tuple[float, float]:
-    """The first and the last atom of a fitted config."""
+    """Return the first and the last atom of a config with resolved defaults."""
     assert config.v_min is not None and config.v_max is not None
     ends = torch.tensor([config.v_min, config.v_max])
     low, high = (rescale(ends) if config.value_rescaling else ends).tolist()
@@ -73,20 +78,21 @@ def atom_ends(config: DqnConfig) -> tuple[float, float]:
 def moved_moments(
     returns: Tensor, discount: Tensor, mean: Tensor, std: Tensor, *, rescaled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation, [...] each, of returns + discount * Z for Z with ``mean`` and
-    ``std``; of h(returns + discount * h^-1(Z)) if rescaled, to first order."""
+    """Return mean and standard deviation [...] of returns + discount * Z, for a random Z with
+    ``mean`` and ``std``; if ``rescaled``, of h(returns + discount * h^-1(Z)), to first order."""
     if not rescaled:
         return returns + discount * mean, discount * std
-    following = unrescale(mean)
-    target = returns + discount * following
-    return rescale(target), discount * std * slope(target) / slope(following)
+    next_mean = unrescale(mean)
+    target = returns + discount * next_mean
+    return rescale(target), discount * std * slope(target) / slope(next_mean)
 
 
 def normal_divergence(
     mean: Tensor, std: Tensor, of_mean: Tensor, of_std: Tensor, *, least: float
 ) -> Tensor:
-    """[...]: KL(N(mean, std) | N(of_mean, of_std)), no standard deviation less than ``least``: half
-    the distance of two atoms, which a projection onto them blurs everything by."""
+    """Return KL(N(mean, std) | N(of_mean, of_std)) [...], with standard deviations clamped to
+    ``least`` at the lower end. The caller gives half the distance of two atoms, because the
+    projection onto atoms blurs every distribution by that much."""
     std, of_std = std.clamp(min=least), of_std.clamp(min=least)
     ratio, shift = std / of_std, (mean - of_mean) / of_std
     return (ratio.square() + shift.square() - 1) / 2 - ratio.log()
@@ -95,10 +101,11 @@ def normal_divergence(
 def normal_quantile_loss(
     mean: Tensor, std: Tensor, target_mean: Tensor, target_std: Tensor, kappa: float
 ) -> Tensor:
-    """[...]: `quantile_huber_loss` of a few quantiles of normal distributions, in the mean."""
+    """Return the `quantile_huber_loss` [...] between two normal distributions, from
+    `NORMAL_QUANTILES` quantiles of each, divided by their number."""
     count = NORMAL_QUANTILES
     points = torch.tensor([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])
     points /= points.std(unbiased=False)
-    ours = mean.unsqueeze(-1) + std.unsqueeze(-1) * points
-    theirs = target_mean.unsqueeze(-1) + target_std.unsqueeze(-1) * points
-    return quantile_huber_loss(ours, theirs, kappa) / count
+    quantiles = mean.unsqueeze(-1) + std.unsqueeze(-1) * points
+    targets = target_mean.unsqueeze(-1) + target_std.unsqueeze(-1) * points
+    return quantile_huber_loss(quantiles, targets, kappa) / count

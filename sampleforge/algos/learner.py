@@ -1,9 +1,10 @@
-"""Gradient steps for one policy. An object without a process: `update(batch)` in, metrics out."""
+"""The learner of an actor-critic policy, as an object without a process: a batch in, metrics
+out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import Experience, experience_of, minibatches
+from sampleforge.algos.hyperparameters import OF_LEARNER, changed, check_names, values
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.update_kl import UpdateKl
@@ -23,10 +25,14 @@ from sampleforge.rollouts.batch import Batch
 
 
 class Loss(Protocol):
-    """What turns experience into a loss; see `sampleforge.algos.appo.AppoLoss`."""
+    """A function from experience to a loss; see `sampleforge.algos.appo.AppoLoss`."""
 
     @property
     def looks_along_time(self) -> bool: ...
+
+    def hyperparameters(self) -> dict[str, Any]: ...
+
+    def change(self, new: Mapping[str, Any]) -> None: ...
 
     def prepare(self, model: ActorCritic, experience: Experience) -> Experience: ...
 
@@ -39,10 +45,11 @@ class Learner:
     """Model, optimiser, schedules and running statistics of one policy.
 
     ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
-    A minibatch without a valid row (on any rank) makes no step and no version.
-    ``averaging`` joins it with the learners of the same policy in other processes (none: alone).
-    They begin with one `state` and have one `state` after each update. ``batch_size``: the env
-    steps of a batch, where it may have more or fewer; gradient steps are as many as these make.
+    A minibatch without a valid row on any rank makes no step and no version. ``averaging`` joins
+    the learner with those of the same policy in other processes (None: there are no others). All of
+    them begin with the same `state` and have the same `state` after each update. ``batch_size`` is
+    the nominal number of env steps of a batch whose size varies; it determines the number of
+    gradient steps.
     """
 
     def __init__(
@@ -81,24 +88,24 @@ class Learner:
         self._return_scale = ReturnScale(config.gamma, device)
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
-        """Learn from one batch [T+1, B]; returns what to report. The device is waited for once, at
-        the end, for that: the weights are to be published then anyway. (And where a batch varies
-        in size, for how many steps it has.)
+        """Learn from one batch [T+1, B]; return the metrics. This waits for the device once, at the
+        end, when the weights are to be published anyway (and once more for the number of steps, if
+        the size of batches varies).
 
-        ``progress`` (0 to 1, how much of the training is done) moves the linear schedule. A
-        gradient step whose gradient is not finite is skipped and counted in ``skipped_steps``,
-        a minibatch without a valid row in ``empty_minibatches``. Means are weighted by valid rows,
-        and 0 if there is none. ``explained_variance`` is that of the values at sampling; it is left
-        out where the value targets do not vary.
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
+        schedule. A gradient step whose gradient is not finite is skipped and counted in
+        ``skipped_steps``; a minibatch without a valid row is counted in ``empty_minibatches``.
+        Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
+        the values at sampling; it is left out where the value targets do not vary.
         """
         if self._config.lr_schedule == "linear":
-            progress = float(self._averaging.gather(torch.tensor([progress])).max())
+            progress = float(self._averaging.all_gather(torch.tensor([progress])).max())
             self._learning_rate = linear(self._initial_rate, progress)
         batch = batch.to(self._device)
-        experience = experience_of(batch, self._config, self.version, self._averaging.gather)
+        experience = experience_of(batch, self._config, self.version, self._averaging.all_gather)
         counts = self._count(batch, experience)
         if self._config.normalise_returns:
-            gather = self._averaging.gather
+            gather = self._averaging.all_gather
             self.model.rescale_values(self._return_scale.update(experience, gather))
         counts["value_scale"] = self.model.value_scale
         self.model.train()
@@ -108,11 +115,12 @@ class Learner:
                 change = UpdateKl(self.model, experience, self._generator)
             experience = self._loss.prepare(self.model, experience)
         per_step = [self._step(mb) for mb in self._minibatches(experience)]
-        found = self._over_minibatches(per_step)
+        metrics_of_steps = self._over_minibatches(per_step)
         if change is not None:
             with autocast(self._device, self._precision):
-                found["update_kl"] = change.measure(self.model, self._averaging.gather)
-        metrics = to_floats({**found, **counts})
+                kl = change.measure(self.model, self._averaging.all_gather)
+            metrics_of_steps["update_kl"] = kl
+        metrics = to_floats({**metrics_of_steps, **counts})
         explained = explained_variance({name: metrics.pop(name) for name in MOMENTS})
         if explained is not None:
             metrics["explained_variance"] = explained
@@ -122,7 +130,7 @@ class Learner:
             in_batches = name.replace("lag", "lag_batches")
             metrics[in_batches] = metrics[name] / len(per_step)
         self._update_statistics(batch, metrics)
-        # Until the first reward there is nothing to learn: no KL, which says nothing of the rate.
+        # Before the first reward there is nothing to learn, and the KL says nothing about the rate.
         if adapts and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
             self._learning_rate = kl_adaptive(
                 self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
@@ -131,10 +139,11 @@ class Learner:
         return metrics
 
     def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """The metrics of all steps together: means are weighted by the minibatches' valid rows."""
+        """Return the metrics of all steps together; means are weighted by the minibatches' valid
+        rows."""
         columns = {name: torch.stack([m[name] for m in per_step]) for name in per_step[0]}
         rows, skipped = columns.pop("rows"), columns.pop("skipped_steps")
-        deviations = self._averaging.gather(columns["ratio_deviation"]).amax(0)
+        deviations = self._averaging.all_gather(columns["ratio_deviation"]).amax(0)
         columns["ratio_deviation"] = deviations
         weight = rows / torch.where(rows.sum() > 0, rows.sum(), 1.0)
         means = {n: torch.where(rows > 0, c * weight, 0.0).sum() for n, c in columns.items()}
@@ -146,8 +155,8 @@ class Learner:
         }
 
     def _count(self, batch: Batch, experience: Experience) -> dict[str, torch.Tensor]:
-        """Env steps that are valid, and stale, and their policy lag; over all ranks, but for
-        ``own_trained_steps``, which this rank learns from."""
+        """Return the numbers of valid and stale env steps and their policy lag, over all ranks;
+        ``own_trained_steps`` alone counts only the steps that this rank learns from."""
         valid, lag = batch.valid, self.version - batch.version.double()
         used = experience.mask.sum().double()
         own = (
@@ -157,7 +166,7 @@ class Learner:
             torch.where(valid, lag, -torch.inf).max(),
             torch.where(valid, lag, torch.inf).min(),
         )
-        gathered = self._averaging.gather(torch.stack(own))
+        gathered = self._averaging.all_gather(torch.stack(own))
         seen, learned, lags, highest, lowest = gathered.unbind(1)
         some = seen.sum() > 0
         return {
@@ -182,10 +191,11 @@ class Learner:
             )
 
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
-        """One gradient step, or none; the device is never waited for. The version counts it here,
-        and `update` takes that back where the device has found no valid row."""
+        """Take one gradient step, or none if there is no valid row, without waiting for the device.
+        The version counts the step in either case; `update` corrects it once the device has told
+        which minibatches were empty."""
         with autocast(self._device, self._precision):
-            output = self._loss(self.model, minibatch, self._averaging.gather)
+            output = self._loss(self.model, minibatch, self._averaging.all_gather)
         metrics = self._averaging.backward(output)
         limit = self._config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
@@ -198,35 +208,53 @@ class Learner:
             group["lr"] = self._learning_rate
         self._optimiser.step()
         self.version += 1
-        deviation = output.metrics["ratio_deviation"]  # a maximum, of which the mean says nothing
+        deviation = output.metrics["ratio_deviation"]  # a maximum: not weighted as means are
         extra = {"ratio_deviation": deviation, "grad_norm": norm.detach(), "skipped_steps": skip}
         return {**metrics, **extra, "rows": output.rows}
 
     @torch.no_grad()
     def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:
-        """Running statistics move only between batches: within one, behaviour and learner agree.
-        They do not take in a batch whose loss was not finite."""
+        """Update the running statistics of observations. They change only between batches, so that
+        behaviour and learner agree within one. A batch whose loss is not finite is left out."""
         if not math.isfinite(metrics["loss"]):
             return
         if self.model.normaliser is not None:
             # obs[T] is obs[0] of the row's next rollout: each observation is counted once.
             rollout, _ = batch.steps
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
-            # Not those of steps that are no experience: some are zeros (env.not_finite).
+            # Observations of invalid steps are left out: some are zeros (env.not_finite).
             valid = batch.valid.flatten()
-            self.model.normaliser.update(leaves, valid, self._averaging.gather)
+            self.model.normaliser.update(leaves, valid, self._averaging.all_gather)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, OF_LEARNER) | self._loss.hyperparameters()
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        check_names(self.hyperparameters(), new)
+        self._config = changed(self._config, OF_LEARNER, new)
+        self._loss.change(new)
+        self._return_scale.gamma = self._config.gamma
+        if "learning_rate" in new:
+            self._initial_rate = self._learning_rate = new["learning_rate"]
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Everything that learning goes on from: tensors (clones on the CPU) and plain values."""
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
         tensors |= optimiser_tensors(self._optimiser)
         tensors["rng/minibatches"] = self._generator.get_state()
         tensors["return_scale"] = self._return_scale.state()
-        plain = {"version": self.version, "learning_rate": self._learning_rate}
+        plain = {
+            "version": self.version,
+            "learning_rate": self._learning_rate,
+            "hyperparameters": self.hyperparameters(),
+        }
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
-        """Go on from a `state`. Raises ValueError if it is of another model."""
+        """Restore a `state`. Raises ValueError if it is of another model."""
         model = {n[len("model/") :]: t for n, t in tensors.items() if n.startswith("model/")}
         try:
             self.model.load_state_dict(model)
@@ -239,19 +267,20 @@ class Learner:
         else:
             self._return_scale.load_batch_moments(tensors["return_moments"])
         if not self._config.normalise_returns and not self.model.value_scale:
-            self.model.rescale_values(1.0)  # they were normalised, and no reward had come
+            self.model.rescale_values(1.0)  # returns were normalised, and no reward had come
         self.version = plain["version"]
+        self.change(plain.get("hyperparameters", {}))
         self._learning_rate = plain["learning_rate"]
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The state of each parameter, as ``optimiser/<its index>/<name>``."""
+    """Return the optimiser's state of each parameter, as ``optimiser/<its index>/<name>``."""
     state = optimiser.state_dict()["state"]
     return {f"optimiser/{i}/{n}": t for i, entry in state.items() for n, t in entry.items()}
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Take the state of each parameter from the tensors that `optimiser_tensors` named."""
+    """Restore the optimiser's state of each parameter from what `optimiser_tensors` returned."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimiser/"):
@@ -262,6 +291,6 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, torch.Te
 
 
 def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
-    """All metrics to the CPU in one copy."""
+    """Return all metrics as floats, copied to the CPU at once."""
     values = torch.stack([m.detach().double() for m in metrics.values()]).tolist()
     return dict(zip(metrics, values, strict=True))

@@ -1,4 +1,5 @@
-"""A model that acts: newest weights in, actions out."""
+"""Policies that act: a model that follows the newest weights and turns observations into
+actions."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Model = TypeVar("Model", ActorCritic, QNetwork)
 
 
 class PolicyOutput(NamedTuple):
-    """What the behaviour policy says of ``B`` rows."""
+    """The behaviour policy's output for ``B`` rows."""
 
     actions: dict[str, torch.Tensor]  # [B, ...]
     extras: dict[str, torch.Tensor]  # [B] each: the slot's columns of that name
@@ -29,7 +30,7 @@ class PolicyOutput(NamedTuple):
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
-    """The context of forward passes: bf16 autocast, or full precision."""
+    """Return the context of forward passes: bf16 autocast, or full precision ("fp32")."""
     if precision == "fp32":
         return nullcontext()  # a disabled autocast costs 5 us, as much as a layer of CartPole's MLP
     context: AbstractContextManager[None] = torch.autocast(device.type, dtype=torch.bfloat16)
@@ -68,7 +69,7 @@ class FrozenPolicy:
 
 
 class Policy(Protocol):
-    """What acts, in an actor or a policy worker: `SampledPolicy`, `EpsilonGreedyPolicy`.
+    """The policy that acts in an actor or a policy worker: `SampledPolicy`, `EpsilonGreedyPolicy`.
 
     ``version`` is the policy version of the weights in use.
     """
@@ -76,26 +77,27 @@ class Policy(Protocol):
     version: int
 
     def refresh(self) -> None:
-        """Take newer weights, if there are any and it is time to."""
+        """Copy newer weights, if there are any and a refresh is due."""
 
     def act(
         self,
         obs: dict[str, torch.Tensor],
         state: torch.Tensor,
-        first: torch.Tensor,
+        is_first: torch.Tensor,
         rows: torch.Tensor,
     ) -> PolicyOutput:
-        """Actions for obs leaves [B, ...], recurrent state [B, S], first bool [B]. ``rows`` int64
-        [B] says which of the run's env rows these are."""
+        """Return actions for observation leaves [B, ...], recurrent state [B, S] and ``is_first``
+        (bool [B]). ``rows`` (int64 [B]) are the numbers of the env rows in the run."""
 
     def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
-        """Values [B] of observations that continue an episode (final observations)."""
+        """Return the values [B] of observations that continue an episode (final observations)."""
 
 
 class FollowingModel(Generic[Model]):
-    """A model whose weights follow a `SharedWeights`, and a generator for what it draws.
+    """A model whose weights follow a `SharedWeights`, with a random generator.
 
-    Deterministic for a seed, given the same observations and publications.
+    It is deterministic for a seed, given the same observations and the same publications of
+    weights.
     """
 
     def __init__(
@@ -117,27 +119,28 @@ class FollowingModel(Generic[Model]):
         self.version = 0
 
     def refresh(self) -> None:
-        """Take the newest weights, if they moved."""
+        """Copy the newest weights, if there was a publication since the last copy."""
         if self._published != self._weights.published:
             with torch.no_grad():
                 self._published, self.version = self._weights.read(self._tensors)
 
     @torch.inference_mode()
     def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
-        """Values [B] of observations that continue an episode."""
-        first = torch.zeros(state.shape[0], dtype=torch.bool, device=self._device)
+        """Return the values [B] of observations that continue an episode."""
+        is_first = torch.zeros(state.shape[0], dtype=torch.bool, device=self._device)
         with autocast(self._device, self._precision):
-            return self._model.step(obs, state, first).values
+            return self._model.step(obs, state, is_first).values
 
 
 class CorrelatedNoise:
-    """Standard normal noise, which in every fourth env row resembles the noise of the step before:
-    z_t = c z_{t-1} + sqrt(1 - c^2) e_t with e_t ~ N(0, 1), begun anew with each episode.
+    """Standard normal noise, which is correlated with that of the step before in every fourth env
+    row: z_t = c z_{t-1} + sqrt(1 - c^2) e_t with e_t ~ N(0, 1), starting anew with each episode.
 
-    Each z_t alone is N(0, 1), so that the log-probability of an action given its observation is the
-    one of independent noise (as with the coloured noise of Hollenstein et al. 2024, arXiv
+    Each z_t alone is N(0, 1), so that the log-probability of an action given its observation is
+    that of independent noise (as with the coloured noise of Hollenstein et al. 2024, arXiv
     2312.11091). Independent noise cancels itself out over a few steps; correlated noise moves a
-    system that has inertia. Not in all rows: one that balances falls (measured: Hopper).
+    system that has inertia. The other rows keep independent noise, because with correlated noise a
+    system that balances falls (measured: Hopper).
     """
 
     EVERY = 4
@@ -145,32 +148,33 @@ class CorrelatedNoise:
     def __init__(
         self, correlation: float, rows: int, size: int, generator: torch.Generator
     ) -> None:
-        """``rows``: of the whole run; ``size``: numbers that each needs per step."""
+        """Make the source of noise for ``rows`` env rows (of the whole run), each with ``size``
+        numbers per step."""
         self._correlation = torch.zeros((rows, 1), device=generator.device)
         self._correlation[self.EVERY - 1 :: self.EVERY] = correlation
         self._fresh = (1.0 - self._correlation.square()).sqrt()
         self._generator = generator
         self._last = torch.full((rows, size), math.nan, device=generator.device)
 
-    def draw(self, rows: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    def draw(self, rows: torch.Tensor, is_first: torch.Tensor) -> torch.Tensor:
         """Return the noise [B, size] of the env rows ``rows`` (int64 [B]).
 
-        ``first`` (bool [B]) marks the beginning of an episode; a row that was never drawn for
-        begins as well (a policy worker may have replaced another)."""
+        ``is_first`` (bool [B]) marks the beginning of an episode. A row without earlier noise
+        begins as well, as after a restart of the policy worker."""
         last = self._last[rows]
         noise = torch.empty_like(last).normal_(generator=self._generator)
-        begins = first.unsqueeze(1) | last.isnan()
-        going_on = self._correlation[rows] * last + self._fresh[rows] * noise
-        noise = torch.where(begins, noise, going_on)
+        begins = is_first.unsqueeze(1) | last.isnan()
+        correlated = self._correlation[rows] * last + self._fresh[rows] * noise
+        noise = torch.where(begins, noise, correlated)
         self._last[rows] = noise
         return noise
 
 
 class SampledPolicy(FollowingModel[ActorCritic]):
-    """Samples its actions from the distribution of an actor-critic.
+    """The policy that samples actions from the distribution of an actor-critic.
 
-    ``noise_correlation``: of the noise of Box actions, see `CorrelatedNoise`; ``num_rows``: env
-    rows of the run, to keep it for.
+    ``noise_correlation``: correlation of the noise of Box actions, see `CorrelatedNoise`;
+    ``num_rows``: number of env rows of the run, for each of which it keeps the last noise.
     """
 
     def __init__(
@@ -191,10 +195,10 @@ class SampledPolicy(FollowingModel[ActorCritic]):
             self._noise = CorrelatedNoise(noise_correlation, num_rows, size, generator)
 
     def compile(self, observations: Mapping[str, ArraySpec], sizes: Sequence[int]) -> None:
-        """Compile the model's passes, now, for batches of ``sizes`` rows; from the second size on
-        they are for any. What will be drawn stays the same."""
+        """Compile the model's passes now, for batches of ``sizes`` rows. With more than one size
+        they work for batches of any size. The state of the generator stays the same."""
         compile_passes(self._model, self._device)
-        drawn = self._generator.get_state()
+        generator_state = self._generator.get_state()
         for rows in sizes:
             obs = {
                 name: torch.zeros(
@@ -203,22 +207,22 @@ class SampledPolicy(FollowingModel[ActorCritic]):
                 for name, leaf in observations.items()
             }
             state = torch.zeros((rows, self._model.state_size), device=self._device)
-            first = torch.ones(rows, dtype=torch.bool, device=self._device)
-            self.act(obs, state, first, torch.arange(rows, device=self._device))
-        self._generator.set_state(drawn)
+            is_first = torch.ones(rows, dtype=torch.bool, device=self._device)
+            self.act(obs, state, is_first, torch.arange(rows, device=self._device))
+        self._generator.set_state(generator_state)
 
     @torch.inference_mode()
     def act(
         self,
         obs: dict[str, torch.Tensor],
         state: torch.Tensor,
-        first: torch.Tensor,
+        is_first: torch.Tensor,
         rows: torch.Tensor,
     ) -> PolicyOutput:
         with autocast(self._device, self._precision):
-            output = self._model.step(obs, state, first)
+            output = self._model.step(obs, state, is_first)
         distribution = self._model.distribution(output.parameters, obs)
-        noise = None if self._noise is None else self._noise.draw(rows, first)
+        noise = None if self._noise is None else self._noise.draw(rows, is_first)
         actions = distribution.sample(self._generator, noise)
         extras = {"log_prob": distribution.log_prob(actions), "value": output.values}
         return PolicyOutput(actions, extras, output.state)

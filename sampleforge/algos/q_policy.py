@@ -1,4 +1,5 @@
-"""A Q-network that acts: every env row explores with an epsilon, and with noise, of its own."""
+"""The epsilon-greedy policy of a Q-network, with an epsilon and noise of its own for every env
+row."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from sampleforge.spec import ACTION
 
 
 class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
-    """``epsilons`` [rows of the run]; newer weights are taken once at least ``refresh_interval``
-    env steps were taken since the last time. Noisy layers draw anew for each row and step."""
+    """The policy that acts epsilon-greedily on a Q-network.
+
+    ``epsilons`` [env rows of the run]. Newer weights are copied after at least ``refresh_interval``
+    env steps of this policy. Noisy layers draw new noise for each row and step."""
 
     def __init__(
         self,
@@ -42,11 +45,11 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         self,
         obs: dict[str, torch.Tensor],
         state: torch.Tensor,
-        first: torch.Tensor,
+        is_first: torch.Tensor,
         rows: torch.Tensor,
     ) -> PolicyOutput:
         with autocast(self._device, self._precision):
-            choices, state = self._model.choices(obs, state, first)
+            choices, state = self._model.choices(obs, state, is_first)
         actions = choices.explore(self._epsilons[rows], self._generator)
         extras = {"value": choices.best.values, "taken": _of(choices.q, actions)}
         if choices.std is not None:
@@ -57,5 +60,5 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
 
 
 def _of(each: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-    """[B]: the actions' own of [B, A]."""
+    """Return the elements [B] of ``actions`` [B] out of ``each`` [B, A]."""
     return each.gather(-1, actions.unsqueeze(-1)).squeeze(-1)

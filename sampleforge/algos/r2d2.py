@@ -14,20 +14,22 @@ from sampleforge.replay.sequences import Sequences
 
 
 def burnt_in(model: QNetwork, batch: Sequences, burn_in: int) -> torch.Tensor:
-    """State [B, S] after the first ``burn_in`` steps, without gradient: from the stored state,
-    which is that of older weights, to one nearer to what these weights would have made."""
+    """Return the recurrent state [B, S] after the first ``burn_in`` steps, without gradient.
+
+    The stored state was computed by older weights; the burn-in brings it nearer to the state that
+    the present weights would have computed."""
     if not burn_in:
         return batch.state
     obs = {name: leaf[:burn_in] for name, leaf in batch.obs.items()}
     with torch.no_grad():
-        return model.unroll(obs, batch.state, batch.first[:burn_in])[1]
+        return model.unroll(obs, batch.state, batch.is_first[:burn_in])[1]
 
 
 def sequence_q_values(model: QNetwork, batch: Sequences, burn_in: int) -> torch.Tensor:
-    """Q-values [L+1 - burn_in, B, A] of what follows the burn-in."""
+    """Return the Q-values [L+1 - burn_in, B, A] of the observations after the burn-in."""
     state = burnt_in(model, batch, burn_in)
     obs = {name: leaf[burn_in:] for name, leaf in batch.obs.items()}
-    return model.unroll(obs, state, batch.first[burn_in:])[0]
+    return model.unroll(obs, state, batch.is_first[burn_in:])[0]
 
 
 @torch.no_grad()
@@ -41,19 +43,21 @@ def sequence_targets(
     double: bool,
     rescaled: bool,
 ) -> torch.Tensor:
-    """[L - burn_in, B]: h(returns + discount * h^-1(Q_target(s', a*))) with s' at the end of the
-    step's window and a* the best of the online network (``double``) or of the target's own; h is
-    the identity unless ``rescaled``. Where ``steps`` is 0 it means nothing."""
+    """Return the targets [L - burn_in, B]: h(returns + discount * h^-1(Q_target(s', a*))).
+
+    s' is the state at the end of the step's window, a* the best action by the online network
+    (``double``) or by the target network; h is the identity unless ``rescaled``. Targets of steps
+    without a window (``steps`` is 0) have no meaning."""
     later = {name: leaf[burn_in:] for name, leaf in batch.obs.items()}
     best = online.distribution(online_q if double else target_q, later).best.actions
     values = target_q.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     steps = batch.steps[burn_in:]
     at = torch.arange(len(steps), device=steps.device).unsqueeze(1) + steps
-    following = values.gather(0, at)
+    next_values = values.gather(0, at)
     returns, discount = batch.returns[burn_in:], batch.discount[burn_in:]
     if rescaled:
-        return rescale(returns + discount * unrescale(following))
-    return returns + discount * following
+        return rescale(returns + discount * unrescale(next_values))
+    return returns + discount * next_values
 
 
 def r2d2_loss(
@@ -64,9 +68,9 @@ def r2d2_loss(
     config: DqnConfig,
     burn_in: int,
 ) -> DqnOutput:
-    """Importance-weighted Huber loss, in the mean over the steps after the burn-in that have a
-    window. ``errors`` of the output are the sequences' priorities [B]. Raises ValueError if the
-    burn-in leaves nothing."""
+    """Return the importance-weighted Huber loss, the mean over the steps after the burn-in that
+    have a window. ``errors`` of the output are the sequences' priorities [B]. Raises ValueError if
+    no step is left after the burn-in."""
     length = len(batch.action)
     if not 0 <= burn_in < length:
         raise ValueError(
@@ -85,19 +89,19 @@ def r2d2_loss(
         double=config.double,
         rescaled=bool(config.value_rescaling),
     )
-    taken = online_q[:-1].gather(-1, batch.action[burn_in:].unsqueeze(-1)).squeeze(-1)
+    q_taken = online_q[:-1].gather(-1, batch.action[burn_in:].unsqueeze(-1)).squeeze(-1)
     counted = batch.steps[burn_in:] > 0
     if config.huber_delta:
-        each = F.huber_loss(taken, targets, reduction="none", delta=config.huber_delta)
+        each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)
     else:
-        each = 0.5 * F.mse_loss(taken, targets, reduction="none")
+        each = 0.5 * F.mse_loss(q_taken, targets, reduction="none")
     weights, count = importance_weights(batch.scaled_probability, beta), counted.sum().clamp(min=1)
     loss = (weights * each).masked_fill(~counted, 0.0).sum() / count
-    errors = (targets - taken).detach().masked_fill(~counted, 0.0)
+    errors = (targets - q_taken).detach().masked_fill(~counted, 0.0)
     metrics = {
         "loss": loss.detach(),
         "td_error_max": errors.abs().max(),
-        "q_mean": taken.detach().masked_fill(~counted, 0.0).sum() / count,
+        "q_mean": q_taken.detach().masked_fill(~counted, 0.0).sum() / count,
         "importance_weight_mean": weights.mean(),
     }
     return DqnOutput(loss, sequence_priority(errors, counted), metrics)

@@ -1,4 +1,4 @@
-"""The running scale that values are learned in units of: of returns (PPO), of rewards (DQN)."""
+"""The running scale of returns (PPO) or rewards (DQN), the unit in which values are learned."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from sampleforge.ops.returns import gae
 from sampleforge.ops.running_stats import Gather, Moments, alone, merge, over_ranks, scalar_moments
 
 HORIZON = 100
-"""Batches that the statistics reach back: older ones fade, so that returns which grow are followed.
-Until then all batches count alike."""
+"""Number of batches that the statistics cover. Older batches fade, so that the scale follows
+growing returns; before so many batches have come, all count alike."""
 REWARD_HORIZON = 100
 """The same for `RewardScale`, in batches that it counts."""
 LEAST_SPREAD = 0.1
-"""The scale is at least this part of the returns' root mean square: returns that are all alike have
-no deviation."""
+"""The scale is at least this fraction of the returns' root mean square, because returns that are
+all alike have no deviation."""
 
 
 class ReturnScale:
     """Standard deviation of the discounted returns of the experience so far.
 
-    A step's return is the sum of the rewards that follow it in its rollout, and at the rollout's
-    end the value that was predicted at sampling. Only batches with a reward that is not zero count:
-    without one, there are only the predictions to look at, and a long time without rewards must
-    neither shrink the scale nor make the next rewards look huge. With `ActorCritic.value_scale` at
-    0 until the first such batch, predictions are 0 as well, and the scale is proportional to the
-    rewards, however small or large these are.
+    A step's return is the discounted sum of the rewards that follow it in its rollout, plus the
+    discounted value that was predicted at sampling for the rollout's end. Only batches with a
+    nonzero reward count: other batches would contribute predictions alone, and a long time without
+    rewards must neither shrink the scale nor make the next rewards look huge.
+    `ActorCritic.value_scale` is 0 until the first such batch, so predictions are 0 as well, and the
+    scale is proportional to the rewards, however small or large they are.
     """
 
     def __init__(self, gamma: float, device: torch.device) -> None:
-        self._gamma = gamma
+        self.gamma = gamma
         self._moments = torch.zeros(3, dtype=torch.float64, device=device)  # steps, mean, variance
 
     @torch.no_grad()
     def update(self, experience: Experience, gather: Gather = alone) -> Tensor:
-        """Count a batch, with the other ranks' parts of it; return the new scale, float64 [], or 0
-        while all rewards have been 0. The device is not waited for.
+        """Count a batch, including the other ranks' parts of it; return the new scale, float64 [],
+        0 as long as all rewards were 0. Does not wait for the device.
 
-        Steps count as they do in the loss. A batch whose returns are not finite is left out.
+        Steps have the weights that they have in the loss. A batch with returns that are not finite
+        is left out.
         """
-        returns = sampled_returns(experience, self._gamma)
+        returns = sampled_returns(experience, self.gamma)
         rewarded = (experience.reward != 0).float()
         both = [scalar_moments(x, experience.counts) for x in (returns, rewarded)]
         mean, var = (torch.stack([getattr(m, name) for m in both]) for name in ("mean", "var"))
@@ -50,27 +51,27 @@ class ReturnScale:
         old = Moments(old_mean, old_var, steps.clamp(max=(HORIZON - 1) * new.count))
         total = merge(old, Moments(new.mean[0], new.var[0], new.count))
         counted = (new.mean[1] > 0) & torch.isfinite(new.mean[0] + new.var[0])
-        found = torch.stack((total.count, total.mean, total.var))
-        self._moments.copy_(torch.where(counted, found, self._moments))
+        updated = torch.stack((total.count, total.mean, total.var))
+        self._moments.copy_(torch.where(counted, updated, self._moments))
         return self.scale
 
     @property
     def scale(self) -> Tensor:
-        """float64 []: 0 while all rewards have been 0."""
+        """The scale, float64 []; 0 as long as all rewards were 0."""
         _, mean, var = self._moments.unbind()
         return torch.maximum(var, LEAST_SPREAD**2 * (var + mean.square())).sqrt()
 
     def state(self) -> Tensor:
-        """float64 [3], for `load`."""
+        """Return the state for `load`, float64 [3]."""
         return self._moments
 
     def load(self, state: Tensor) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self._moments.copy_(state)
 
     def load_batch_moments(self, old: Tensor) -> None:
-        """Go on from the statistics of versions before 0.2: batches, mean, mean of squares. How
-        many steps the batches had was not kept; they count as if the horizon were reached."""
+        """Restore the statistics of versions before 0.2: batches, mean, mean of squares. The number
+        of steps was not stored; the statistics count as if the horizon were reached."""
         batches, mean, mean_of_squares = old.tolist()
         if batches:
             var = max(mean_of_squares - mean**2, 0.0)
@@ -78,10 +79,10 @@ class ReturnScale:
 
 
 class RewardScale:
-    """Root mean square of the rewards that were learned from and are not zero.
+    """Root mean square of the nonzero rewards that were learned from.
 
-    How seldom there is a reward changes nothing, and rewards of +-1 have the scale 1 exactly.
-    Returns are some 1 / (1 - gamma) of it at most, where a reward comes at every step.
+    The frequency of rewards does not matter, and rewards of +-1 have the scale 1 exactly. Returns
+    are at most about scale / (1 - gamma), if a reward comes at every step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -89,54 +90,56 @@ class RewardScale:
 
     @torch.no_grad()
     def update(self, reward: Tensor) -> Tensor:
-        """Count a batch's rewards [...]; return the new scale, float64 [], or 0 while all rewards
-        have been 0. The device is not waited for. Rewards that are not finite are left out, and
-        those of their batch."""
+        """Count a batch's rewards [...]; return the new scale, float64 [], 0 as long as all rewards
+        were 0. Does not wait for the device. A batch with a reward that is not finite is left
+        out."""
         reward = reward.double()
         new = torch.stack(((reward != 0).sum(), reward.square().sum()))
         fading = ((REWARD_HORIZON - 1) * new[0] / self._sums[0]).clamp(max=1.0)  # inf at first
         counted = (new[0] > 0) & torch.isfinite(new[1])
-        found = torch.where(self._sums[0] > 0, self._sums * fading, 0.0) + new
-        self._sums.copy_(torch.where(counted, found, self._sums))
+        updated = torch.where(self._sums[0] > 0, self._sums * fading, 0.0) + new
+        self._sums.copy_(torch.where(counted, updated, self._sums))
         return self.scale
 
     @property
     def scale(self) -> Tensor:
-        """float64 []: 0 while all rewards have been 0."""
+        """The scale, float64 []; 0 as long as all rewards were 0."""
         count, squares = self._sums.unbind()
         return torch.where(count > 0, squares / count, 0.0).sqrt()
 
     def state(self) -> Tensor:
-        """float64 [2], for `load`."""
+        """Return the state for `load`, float64 [2]."""
         return self._sums
 
     def load(self, state: Tensor) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
         self._sums.copy_(state)
 
     def begin_at(self, scale: Tensor) -> None:
-        """Values are in units of ``scale`` already, but no reward was counted."""
+        """Begin with ``scale``, the unit that values are in already, as if hardly any reward had
+        been counted."""
         self._sums.copy_(1e-9 * torch.stack((torch.ones_like(scale), scale.square())))
 
 
 def typical_size(x: Tensor) -> Tensor:
-    """float64 []: the root mean square of the elements that are not zero; 1 if there are none."""
+    """Return the root mean square of the nonzero elements, float64 []; 1 if there are none."""
     x = x.double()
     count = (x != 0).sum()
     return torch.where(count > 0, x.square().sum() / count, 1.0).sqrt()
 
 
 def sampled_returns(experience: Experience, gamma: float) -> Tensor:
-    """[T, B]: discounted rewards up to the end of each rollout, and from there the value predicted
-    at sampling. That of the last observation was not recorded; the one before stands for it."""
+    """Return the discounted returns [T, B]: the rewards up to the end of each rollout, and from
+    there the value predicted at sampling. The value of the last observation was not recorded; that
+    of the observation before is used in its place."""
     values = torch.cat((experience.value, experience.value[-1:]))
-    following = experience.next_values(values)
+    next_values = experience.next_values(values)
     advantages = gae(
         experience.reward,
         experience.value,
-        following,
+        next_values,
         experience.terminated,
-        experience.cut,
+        experience.trace_cut,
         gamma,
         1.0,
     )

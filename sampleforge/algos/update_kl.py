@@ -1,4 +1,4 @@
-"""How far the update of a batch has moved the policy."""
+"""The KL divergence between the policies before and after the update of a batch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.surrogate import masked_mean
 
 KL_STEPS = 512
-"""Env steps of a larger batch that are looked at: the KL itself is exact at each of them."""
+"""Size of the sample that is taken of a larger batch, in env steps. The KL is exact at each."""
 
 
 class UpdateKl:
-    """KL(policy before the update, policy after it), the mean over a sample of the batch's valid
-    steps. Two forward passes without gradient; the device is not waited for.
+    """Measures KL(policy before the update, policy after it), the mean over a sample of the batch's
+    valid steps. It takes two forward passes without gradient and does not wait for the device.
 
-    It is not the KL to the behaviour policy, as `approx_kl` is: that is taken before each gradient
-    step, so with one step per batch it does not see the update at all, and in asynchronous runs it
-    is mostly the policy lag.
+    `approx_kl` is another quantity, the KL to the behaviour policy. It is measured before each
+    gradient step: with one step per batch it does not see the update at all, and in asynchronous
+    runs it is mostly the policy lag.
     """
 
     def __init__(
         self, model: ActorCritic, experience: Experience, generator: torch.Generator
     ) -> None:
-        """Before the update. ``generator``, on the host, chooses the sample. Ranks compare their
-        generators, so each call draws as much, whatever the size of the batch."""
+        """Record the policy before the update. ``generator``, on the host, chooses the sample.
+        Ranks compare their generators, so each call draws the same amount, whatever the size of the
+        batch."""
         draws = torch.rand(KL_STEPS, generator=generator)
         self._sample = _sample(experience, model.state_size > 0, draws)
         self._before = _parameters(model, self._sample)
 
     def measure(self, model: ActorCritic, gather: Gather) -> torch.Tensor:
-        """After the update: the KL over all ranks' samples, NaN where no step is valid."""
+        """Return the KL after the update, over all ranks' samples; NaN if no step is valid."""
         sample, after = self._sample, _parameters(model, self._sample)
         rollout = sample.reward.shape[0]
         obs = {name: leaf[:rollout] for name, leaf in sample.obs.items()}
@@ -41,11 +42,11 @@ class UpdateKl:
         own = torch.stack((masked_mean(moved, sample.counts) * total, total))
         sums, totals = gather(own).sum(0)
         kl: torch.Tensor = sums / totals
-        return kl.clamp(min=0.0)  # rounding takes a KL of nearly nothing below 0
+        return kl.clamp(min=0.0)  # rounding can make a KL near 0 negative
 
 
 def _sample(experience: Experience, whole_rows: bool, draws: torch.Tensor) -> Experience:
-    """All steps, or `KL_STEPS` random ones, or random rows with about as many."""
+    """Return all steps, or `KL_STEPS` random steps, or random rows with about so many steps."""
     rollout, rows = experience.reward.shape
     count, enough = rollout * rows, KL_STEPS
     if whole_rows:
@@ -61,7 +62,7 @@ def _sample(experience: Experience, whole_rows: bool, draws: torch.Tensor) -> Ex
 
 @torch.no_grad()
 def _parameters(model: ActorCritic, sample: Experience) -> torch.Tensor:
-    """Of the action distribution, [T, B, P]; a copy, because compiled passes use their memory
-    again."""
-    output: ModelOutput = model(sample.obs, sample.state, sample.first)
+    """Return the parameters of the action distribution, [T, B, P], as a copy, because compiled
+    passes reuse their memory."""
+    output: ModelOutput = model(sample.obs, sample.state, sample.is_first)
     return output.parameters[: sample.reward.shape[0]].clone()

@@ -1,4 +1,5 @@
-"""The n-step windows of what is learned from, and the first priorities of sequences."""
+"""The n-step windows of the rewards that are learned from, and the first priorities of
+sequences."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from sampleforge.rollouts.slots import TrajectorySlots
 
 @dataclass(frozen=True)
 class MakeWindows:
-    """n-step windows of the rewards that are learned from; everything is [T, rows]. ``config`` was
-    fitted; ``drop_truncated``: see `sampleforge.ops.n_step.n_step_windows`."""
+    """Makes the n-step windows of scaled and clipped rewards; all arrays are [T, rows].
+
+    ``config`` has its defaults resolved; ``drop_truncated``: see
+    `sampleforge.ops.n_step.n_step_windows`."""
 
     config: DqnConfig
     drop_truncated: bool
@@ -27,7 +30,7 @@ class MakeWindows:
         return self.config.gamma
 
     def rewards(self, reward: Floats) -> Floats:
-        """Scaled and clipped."""
+        """Return the rewards scaled and clipped, as they are learned from."""
         config = self.config
         assert config.reward_clip != "auto"
         scaled: Floats = reward * np.float32(config.reward_scale)
@@ -38,7 +41,7 @@ class MakeWindows:
     def __call__(
         self, reward: Floats, terminated: Flags, truncated: Flags, valid: Flags
     ) -> Windows:
-        """The windows of rewards as the environment gave them."""
+        """Return the windows of raw rewards, as the environment gave them."""
         config = self.config
         assert config.n_step is not None
         return n_step_windows(
@@ -53,15 +56,17 @@ class MakeWindows:
 
 
 def finish_sequences(slots: TrajectorySlots, slot: int, errors: Floats, counted: Flags) -> None:
-    """Each sequence's first priority, from the errors [T, rows] of its steps after the burn-in.
+    """Write each sequence's first priority into the slot, from the errors [T, rows] of its steps
+    after the burn-in.
 
-    Their windows may reach beyond the sequence, where those that are learned from end.
+    The windows of these errors may reach beyond the sequence; those that are learned from end with
+    it.
     """
     sequences = slots.shape.sequences
     assert sequences is not None
     for start in range(slots.shape.starts):
         begin = start * sequences.stride
         learned = slice(begin + sequences.burn_in, begin + sequences.length)
-        sizes, there = torch.from_numpy(errors[learned]), torch.from_numpy(counted[learned])
-        slots.sequence_error[slot, start] = sequence_priority(sizes, there).numpy()
+        of_steps, mask = torch.from_numpy(errors[learned]), torch.from_numpy(counted[learned])
+        slots.sequence_error[slot, start] = sequence_priority(of_steps, mask).numpy()
         slots.sequence_usable[slot, start] = counted[learned].any(0)

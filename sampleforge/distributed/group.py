@@ -1,9 +1,9 @@
-"""What ranks tell each other, whatever the way: `MemoryGroup` on one machine, `ProcessGroup`
-through a network or between GPUs.
+"""Collective operations of the ranks of a run: `MemoryGroup` does them through shared memory,
+`ProcessGroup` through a network or between GPUs.
 
-All ranks call the same methods in the same order; each call is complete on a rank when it returns,
-or, for `RankGroup.add`, when its wait returns. A group belongs to its owner alone, so it can be
-left, and another one joined, within the same process.
+All ranks call the same methods in the same order. A call is complete on a rank when it returns, or,
+for `RankGroup.all_reduce`, when its wait returns. A group is an object of its own, not a global one
+of the process, so a rank can leave it and join another one.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ import torch
 
 
 class RankLost(RuntimeError):
-    """A collective did not come about: a rank has died, stands still, or is cut off."""
+    """A collective failed: a rank has died, hangs, or cannot be reached."""
 
 
 class RankGroup(Protocol):
-    """Rank ``rank`` of ``size``. ``waited``: seconds spent waiting for other ranks since all have
-    come. All methods raise RankLost, with which rank it is where that can be known."""
+    """The group as rank ``rank`` of ``size`` sees it. ``waited``: seconds that this rank has waited
+    for other ranks since all have joined. All methods raise RankLost, which names the lost rank if
+    it is known."""
 
     rank: int
     size: int
     waited: float
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's ``values`` [k] as float64 [ranks, k], in rank order, on their device."""
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return every rank's ``values`` [k] as float64 [ranks, k], in rank order, on their
+        device."""
 
-    def add(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Begin to replace ``tensor`` by its sum over the ranks; call the result to wait for it.
-        All ranks get the same bits."""
+    def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Begin to replace ``tensor`` by its sum over the ranks, and return the function that waits
+        for it. All ranks get the same bits."""
 
     def broadcast(self, data: bytes | None, source: int) -> bytes:
-        """The bytes that rank ``source`` gives, on every rank; the others give None."""
+        """Return the bytes that rank ``source`` gives, on every rank; the other ranks give None."""
 
     def close(self) -> None:
-        """Leave. The other ranks' collectives fail from now on."""
+        """Leave the group. The other ranks' collectives fail from now on."""
 
 
 class Rendezvous(Protocol):
-    """One rank's way to the others; ``device`` is the one that it learns on."""
+    """Joins one rank to the other ranks; ``device`` is the one that the rank learns on."""
 
     @property
     def rank(self) -> int: ...
@@ -53,4 +55,5 @@ class Rendezvous(Protocol):
     def device(self) -> str: ...
 
     def join(self, generation: int) -> RankGroup:
-        """Meet the others of the same generation. Raises RankLost if they do not come."""
+        """Form the group with the ranks that join the same generation. Raises RankLost if one does
+        not come."""

@@ -1,5 +1,5 @@
-"""How often a group of ranks has been formed anew, because one had died and was replaced, and what
-was lost by that."""
+"""The epoch of a group of ranks: the number of times that it was formed again because a rank had
+died, and the updates that were lost by that."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from sampleforge.shared.arrays import SharedArrays
 
 
 class GroupResumed(NamedTuple):
-    """A new group goes on from ``version``; ``lost`` later gradient steps are gone with the ranks
-    that had made them. ``number`` counts such reports from 1; 0: there was none."""
+    """The report that a new group resumes from policy ``version``. ``lost`` later gradient steps
+    were lost with the ranks that had made them. ``number`` counts reports from 1; 0 means that
+    there was none."""
 
     number: int
     version: int
@@ -18,16 +19,19 @@ class GroupResumed(NamedTuple):
 
 
 class GroupEpoch:
-    """``generation`` counts the groups from 0. The driver alone begins a new one, at most ``limit``
-    times; the ``ranks`` see it in shared memory, and leave there how far they have come."""
+    """Numbers the groups that the ``ranks`` of a run form one after the other; ``generation``
+    counts from 0.
+
+    Only the driver begins a new generation, at most ``limit`` times. The ranks read it in shared
+    memory, where they also write the version that they have agreed on."""
 
     def __init__(self, limit: int, ranks: int) -> None:
         self.limit = limit
         self._arrays = SharedArrays(
             {
                 "generation": ((1,), "int64"),
-                "learned": ((ranks, 8), "int64"),  # a cache line and a single writer per rank
-                "gone_on": ((3,), "int64"),
+                "agreed": ((ranks, 8), "int64"),  # a cache line and a single writer per rank
+                "resumed": ((3,), "int64"),
             }
         )
 
@@ -36,31 +40,33 @@ class GroupEpoch:
         return int(self._arrays["generation"][0])
 
     def begin(self) -> bool:
-        """Have all ranks form a new group; False if that has happened too often."""
+        """Have all ranks form a new group; return False if the limit is reached."""
         if self.generation >= self.limit:
             return False
         self._arrays["generation"][0] += 1
         return True
 
     def life(self, worker: int) -> int:
-        """What tells the episodes of a rank that starts now from those of its predecessors."""
+        """Return the number by which a rank that starts now seeds other episodes than its
+        predecessors."""
         return self.generation
 
     @property
-    def learned(self) -> int:
-        """The highest version that all ranks have agreed on, and none has reported as lost."""
-        return int(self._arrays["learned"][:, 0].max())
+    def agreed_version(self) -> int:
+        """The highest policy version that all ranks have agreed on and that was not lost since."""
+        return int(self._arrays["agreed"][:, 0].max())
 
-    def learn(self, rank: int, version: int) -> None:
-        """All ranks have agreed on ``version``, says ``rank``."""
-        self._arrays["learned"][rank, 0] = version
+    def set_agreed_version(self, rank: int, version: int) -> None:
+        """Record, from ``rank``, that all ranks have agreed on ``version``."""
+        self._arrays["agreed"][rank, 0] = version
 
     @property
     def gone_on(self) -> GroupResumed:
-        """The latest report of `go_on`."""
-        return GroupResumed(*self._arrays["gone_on"].tolist())
+        """The latest report of `report_resumed`."""
+        return GroupResumed(*self._arrays["resumed"].tolist())
 
-    def go_on(self, version: int, lost: int) -> None:
-        """Report, from one rank, that the new group goes on from ``version``."""
-        self._arrays["gone_on"][1:] = version, lost
-        self._arrays["gone_on"][0] += 1  # last: a report that is half written is not there
+    def report_resumed(self, version: int, lost: int) -> None:
+        """Report, from one rank, that the new group resumes from ``version`` and has lost ``lost``
+        gradient steps."""
+        self._arrays["resumed"][1:] = version, lost
+        self._arrays["resumed"][0] += 1  # last: an incomplete report is never read

@@ -1,4 +1,5 @@
-"""How far everybody is with sampling: what ranks of one machine tell each other without waiting."""
+"""Progress boards: the progress of every rank with sampling, which the other ranks read without
+waiting."""
 
 from __future__ import annotations
 
@@ -15,23 +16,24 @@ if TYPE_CHECKING:
 
 
 class Board(Protocol):
-    """A mark for every rank, which only that rank moves; read without waiting. What the marks mean
-    is for those to say who use it: see `sampleforge.workers.preemption`. ``latency``: seconds until
-    others know of it."""
+    """A number (mark) for every rank, which only that rank raises and all ranks read without
+    waiting. The meaning of the marks is that of `sampleforge.workers.preemption`. ``latency``:
+    seconds until a mark is visible to other ranks."""
 
     latency: float
 
     def mark(self, rank: int, mark: int) -> None: ...
 
     def reached(self, mark: int) -> int:
-        """How many ranks are known to have come so far."""
+        """Return the number of ranks that are known to have reached ``mark``."""
 
     def missing(self, mark: int) -> list[int] | None:
-        """The ranks that have not; None if that cannot be known now."""
+        """Return the ranks that have not reached ``mark``; None if that cannot be known now."""
 
 
 class RolloutBoard:
-    """In shared memory, a cache line and a single writer per rank. All marks are 0 at first."""
+    """A board in shared memory, with a cache line and a single writer per rank. All marks are 0 at
+    first."""
 
     latency = 0.0
 
@@ -51,16 +53,16 @@ class RolloutBoard:
 
 
 INTERVAL = 0.01
-"""Seconds between two looks at the store, while somebody wants to know. A look is a round trip."""
+"""Seconds between two polls of the store while marks are asked for. A poll is a round trip."""
 FRESH = 1.0
-"""Seconds that `StoreBoard.missing` waits for a look."""
+"""Seconds that `StoreBoard.missing` waits for a poll."""
 
 
 class StoreBoard:
-    """`RolloutBoard` over a torch ``store`` that belongs to it.
+    """A board over a torch ``store``, which it owns.
 
-    A thread does the talking: a store that is cut off answers neither yes nor no, for minutes, and
-    must not hold up a rank. What is not known does not pre-empt anybody.
+    A thread talks to the store, because a store that is cut off may not answer for minutes, and
+    that must not hold up the rank. Marks that are unknown do not preempt a rank.
     """
 
     latency = INTERVAL
@@ -70,33 +72,33 @@ class StoreBoard:
         self._rank = rank
         self._keys = [f"mark/{other}" for other in range(ranks)]
         self._latest = np.zeros(ranks, np.int64)
-        self._told = 0
-        self._wanted = threading.Event()
-        self._looked = threading.Condition()
-        self._looks = 0
+        self._published = 0
+        self._poll_wanted = threading.Event()
+        self._polled = threading.Condition()
+        self._polls = 0
         self._closed = threading.Event()
         self._problem = False
-        self._thread = threading.Thread(target=self._talk, name="rollout board", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rollout board", daemon=True)
         self._thread.start()
 
     def mark(self, rank: int, mark: int) -> None:
-        assert rank == self._rank, "everybody for himself"
+        assert rank == self._rank, "a rank may raise its own mark only"
         self._latest[rank] = mark
-        self._wanted.set()
+        self._poll_wanted.set()
 
     def reached(self, mark: int) -> int:
-        """How many ranks are known to have come so far."""
-        self._wanted.set()
+        """Return the number of ranks that are known to have reached ``mark``."""
+        self._poll_wanted.set()
         return int((self._latest >= mark).sum())
 
     def missing(self, mark: int) -> list[int] | None:
-        """The ranks that have not, or None if the store does not answer."""
+        """Return the ranks that have not reached ``mark``, or None if the store does not answer."""
         give_up_at = monotonic() + FRESH
-        with self._looked:
-            enough = self._looks + 2  # the first of them may have begun before
-            while self._looks < enough and not self._problem:
-                self._wanted.set()
-                if not self._looked.wait(give_up_at - monotonic()):
+        with self._polled:
+            enough = self._polls + 2  # the first of them may have begun before this call
+            while self._polls < enough and not self._problem:
+                self._poll_wanted.set()
+                if not self._polled.wait(give_up_at - monotonic()):
                     return None
         if self._problem:
             return None
@@ -105,30 +107,30 @@ class StoreBoard:
     def close(self) -> None:
         """End the thread, unless it hangs in a store that is cut off."""
         self._closed.set()
-        self._wanted.set()
+        self._poll_wanted.set()
         self._thread.join(FRESH)
 
-    def _talk(self) -> None:
+    def _run(self) -> None:
         try:
             self._store.set(self._keys[self._rank], "0")
             self._store.wait(self._keys)
             while not self._closed.wait(INTERVAL):
-                self._wanted.wait()
-                self._wanted.clear()
-                self._look()
-        except RuntimeError:  # the store has gone: the collectives will find out, and say more
+                self._poll_wanted.wait()
+                self._poll_wanted.clear()
+                self._poll()
+        except RuntimeError:  # the store is gone: the collectives will fail, with a better message
             self._problem = True
-        with self._looked:
-            self._looked.notify_all()
+        with self._polled:
+            self._polled.notify_all()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         own = int(self._latest[self._rank])
-        if own != self._told:
+        if own != self._published:
             self._store.set(self._keys[self._rank], str(own))
-            self._told = own
+            self._published = own
         for rank, latest in enumerate(self._store.multi_get(self._keys)):
             if rank != self._rank:
                 self._latest[rank] = int(latest)
-        with self._looked:
-            self._looks += 1
-            self._looked.notify_all()
+        with self._polled:
+            self._polls += 1
+            self._polled.notify_all()

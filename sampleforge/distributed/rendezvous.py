@@ -1,9 +1,8 @@
-"""How ranks that share nothing but the address of a store find each other, once per start.
+"""The rendezvous of ranks that share nothing but the address of a store, once per start.
 
-The store may outlive the ranks (torchrun keeps it over restarts, during which hosts come and go):
-it may hold what ranks of earlier rounds have written. Therefore every rank but rank 0 writes a
-nonce under its number, rank 0 answers each nonce with the round's token, and all else is written
-under that token.
+The store may outlive the ranks (torchrun keeps it over restarts, during which hosts come and go),
+so it may hold entries of earlier rounds. Therefore every rank but rank 0 writes a nonce under its
+number, rank 0 answers each nonce with the round's token, and all other keys begin with that token.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 POLL = 0.05
-LAST_WORDS = 10.0
-"""Seconds that a rank waits for the others' last words before it hangs up."""
+SHUTDOWN_TIMEOUT = 10.0
+"""Seconds that a rank waits at the shutdown barrier before it disconnects."""
 
 
 class StartupRendezvous:
-    """The ranks of ``world`` meet: `lead` on rank 0, `follow` on all others. Then ``token`` names
-    this round, and `join` forms their group.
+    """The rendezvous of the ranks of ``world``: `lead` on rank 0, `follow` on all other ranks.
 
-    ``patience``: seconds that all have to come. Raises ConfigError if the store cannot be made or
+    Afterwards ``token`` names this round, and `WorldRendezvous.join` forms the group. ``patience``:
+    seconds within which all ranks have to come. Raises ConfigError if the store cannot be made or
     reached.
     """
 
@@ -75,34 +74,35 @@ class StartupRendezvous:
             ) from error
 
     def lead(self, message: Any, about: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rank 0: wait for all, tell them ``message`` (plain values); returns what every rank has
-        said ``about`` itself, in rank order. Raises RankLost if one does not come, and what
-        `check_company` does."""
+        """On rank 0, wait for all ranks and send them ``message`` (plain values). Return every
+        rank's ``about``, in rank order. Raises RankLost if a rank does not come, and ConfigError if
+        the ranks do not match (`peer_mismatch`)."""
         assert self.world.rank == 0
         self.token = secrets.token_hex(8)
-        found = {0: about}
+        joined = {0: about}
         give_up_at = monotonic() + self._patience.total_seconds()
         answered: set[str] = set()
-        while len(found) < self.world.size:
-            for rank in set(range(self.world.size)) - found.keys():
-                self._answer(rank, answered, found)
+        while len(joined) < self.world.size:
+            for rank in set(range(self.world.size)) - joined.keys():
+                self._answer(rank, answered, joined)
             if monotonic() > give_up_at:
-                missing = ", ".join(str(r) for r in range(self.world.size) if r not in found)
+                missing = ", ".join(str(r) for r in range(self.world.size) if r not in joined)
                 raise RankLost(
                     f"of {self.world.size} ranks, rank {missing} did not come to {self.world.store}"
                     f" within {self._patience.total_seconds():g} s"
                 )
-            sleep(POLL if len(found) < self.world.size else 0.0)
-        said = [found[rank] for rank in range(self.world.size)]
-        problem = peer_mismatch(said)
+            sleep(POLL if len(joined) < self.world.size else 0.0)
+        peers = [joined[rank] for rank in range(self.world.size)]
+        problem = peer_mismatch(peers)
         self._store.set(f"{self.token}/start", json.dumps({"problem": problem, "start": message}))
         if problem:
-            sleep(1.0)  # the store may be ours: the others read it
+            sleep(1.0)  # the store may be in this process: the other ranks read it
             raise ConfigError(problem)
-        return said
+        return peers
 
-    def _answer(self, rank: int, answered: set[str], found: dict[int, dict[str, Any]]) -> None:
-        """Give the token to whoever says to be this rank; it is found when it has taken it."""
+    def _answer(self, rank: int, answered: set[str], joined: dict[int, dict[str, Any]]) -> None:
+        """Give the token to every process that says it is this rank. The rank has joined when it
+        has written its ``about`` under the token."""
         key = f"hello/{rank}"
         if not self._store.check([key]):
             return
@@ -110,13 +110,14 @@ class StartupRendezvous:
         if nonce not in answered:
             self._store.set(f"token/{nonce}", self.token)
             answered.add(nonce)
-        taken = f"{self.token}/about/{rank}"
-        if self._store.check([taken]):
-            found[rank] = json.loads(self._store.get(taken))
+        about = f"{self.token}/about/{rank}"
+        if self._store.check([about]):
+            joined[rank] = json.loads(self._store.get(about))
 
     def follow(self, about: dict[str, Any]) -> Any:
-        """Another rank: say what it is ``about``; returns rank 0's message. Raises RankLost if rank
-        0 does not come, and ConfigError for what rank 0 found wrong."""
+        """On any other rank, send ``about`` (plain values on this rank) to rank 0 and return rank
+        0's message. Raises RankLost if rank 0 does not come, and ConfigError if rank 0 finds that
+        the ranks do not match."""
         nonce, rank = secrets.token_hex(8), self.world.rank
         self._store.set(f"hello/{rank}", nonce)
         self.token = self._wait(f"token/{nonce}").decode()
@@ -138,22 +139,23 @@ class StartupRendezvous:
             ) from error
 
     def another_store(self) -> Store:
-        """A connection of its own to the store, in which everything is of this round."""
+        """Return a new connection to the store, all of whose keys belong to this round."""
         return PrefixStore(self.token, self._open(is_master=False))
 
     def shutdown_barrier(self) -> None:
-        """This rank has done its last update; it hangs up as soon as all have, and not before:
-        what it has sent might still be on the way."""
+        """Tell the other ranks that this rank has done its last update. It may disconnect only when
+        all ranks have, because its last messages might still be on the way."""
         self._store.set(f"{self.token}/ended/{self.world.rank}", "")
 
     def wait_for_shutdown_barrier(self) -> None:
-        """Until all ranks have said theirs, or for `LAST_WORDS`: one that has died says none."""
+        """Wait until all ranks have reached the shutdown barrier, for at most `SHUTDOWN_TIMEOUT`
+        seconds, because a rank that has died never does."""
         keys = [f"{self.token}/ended/{rank}" for rank in range(self.world.size)]
-        limit = timedelta(seconds=LAST_WORDS)
+        limit = timedelta(seconds=SHUTDOWN_TIMEOUT)
         try:
             self._store.wait(keys, limit)
             self._store.set(f"{self.token}/left/{self.world.rank}", "")
-            if self.world.rank == 0 and not self.world.has_store:  # they ask our process
+            if self.world.rank == 0 and not self.world.has_store:  # the store is in this process
                 others = [f"{self.token}/left/{rank}" for rank in range(1, self.world.size)]
                 self._store.wait(others, limit)
         except dist.DistError:
@@ -162,7 +164,7 @@ class StartupRendezvous:
 
 @dataclass(frozen=True)
 class WorldRendezvous:
-    """Join the group of a `StartupRendezvous`; ``device`` is the one that this rank learns on."""
+    """Joins the group of a `StartupRendezvous`; ``device`` is the one that this rank learns on."""
 
     rendezvous: StartupRendezvous
     backend: Backend
@@ -191,23 +193,23 @@ class WorldRendezvous:
 
 
 def own_address(world: World) -> str:
-    """The address that this host is reached at by whoever can reach the store: that of the
-    interface towards it, or of GLOO_SOCKET_IFNAME. Raises ConfigError if there is none."""
-    asked = os.environ.get("GLOO_SOCKET_IFNAME")
-    if asked:
-        there = psutil.net_if_addrs()
-        own = [a.address for a in there.get(asked, []) if a.family == socket.AF_INET]
+    """Return the address at which the other hosts reach this one: that of the interface towards
+    the store, or of the interface GLOO_SOCKET_IFNAME. Raises ConfigError if there is none."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        addresses = psutil.net_if_addrs()
+        own = [a.address for a in addresses.get(interface, []) if a.family == socket.AF_INET]
         if not own:
             raise ConfigError(
-                f"GLOO_SOCKET_IFNAME is {asked!r}, but there is no such interface with an IPv4 "
-                f"address here; there are: {', '.join(there)}"
+                f"GLOO_SOCKET_IFNAME is {interface!r}, but there is no such interface with an IPv4 "
+                f"address here; there are: {', '.join(addresses)}"
             )
         return own[0]
     try:
-        found = socket.getaddrinfo(world.host, world.port, type=socket.SOCK_DGRAM)
-        family, kind, _, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        entries = socket.getaddrinfo(world.host, world.port, type=socket.SOCK_DGRAM)
+        family, kind, _, _, place = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # of a datagram socket: it chooses a route and sends nothing
+            probe.connect(place)  # a datagram socket chooses a route and sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
         raise ConfigError(
@@ -217,14 +219,15 @@ def own_address(world: World) -> str:
         ) from error
 
 
-def peer_mismatch(said: list[dict[str, Any]]) -> str | None:
-    """What is wrong with a company of ranks that say so ``about`` themselves, if anything."""
-    who = [f"rank {rank} ({about['host']})" for rank, about in enumerate(said)]
-    local = [ipaddress.ip_address(about["address"]).is_loopback for about in said]
+def peer_mismatch(peers: list[dict[str, Any]]) -> str | None:
+    """Return the message for ranks that cannot run together, given the ``about`` of each in rank
+    order; None if they can."""
+    who = [f"rank {rank} ({about['host']})" for rank, about in enumerate(peers)]
+    local = [ipaddress.ip_address(about["address"]).is_loopback for about in peers]
     if any(local) and not all(local):
         at = local.index(True)
         return (
-            f"{who[at]} can be reached at {said[at]['address']} only, which no other host can; "
+            f"{who[at]} can be reached at {peers[at]['address']} only, which no other host can; "
             "give torchrun an address of the network (--master-addr or --local-addr), or set "
             "GLOO_SOCKET_IFNAME there"
         )
@@ -232,18 +235,18 @@ def peer_mismatch(said: list[dict[str, Any]]) -> str | None:
         "version": "install the same version of SampleForge everywhere",
         "backend": "give all ranks a GPU of their own, or all --device cpu",
     }.items():
-        for rank, about in enumerate(said):
-            if about[name] != said[0][name]:
+        for rank, about in enumerate(peers):
+            if about[name] != peers[0][name]:
                 return (
-                    f"{who[0]} has {name} {said[0][name]}, but {who[rank]} has {about[name]}; "
+                    f"{who[0]} has {name} {peers[0][name]}, but {who[rank]} has {about[name]}; "
                     f"{remedy}"
                 )
-    furthest = max(range(len(said)), key=lambda rank: (said[rank]["checkpoint"], -rank))
-    if said[furthest]["checkpoint"] > said[0]["checkpoint"]:
+    furthest = max(range(len(peers)), key=lambda rank: (peers[rank]["checkpoint"], -rank))
+    if peers[furthest]["checkpoint"] > peers[0]["checkpoint"]:
         return (
-            f"{who[furthest]} has a checkpoint of {said[furthest]['checkpoint']} env steps in "
+            f"{who[furthest]} has a checkpoint of {peers[furthest]['checkpoint']} env steps in "
             f"its --run-dir, and {who[0]}, from whose folder the run goes on, one of "
-            f"{said[0]['checkpoint']} (-1: none); make that host the first (torchrun --node-rank "
+            f"{peers[0]['checkpoint']} (-1: none); make that host the first (torchrun --node-rank "
             "0, or the first --local-addr in the order of text), copy the folder, or give "
             "another --run-dir"
         )

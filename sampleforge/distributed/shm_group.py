@@ -1,9 +1,9 @@
-"""Ranks of one machine that tell each other through shared memory.
+"""Collective operations between the ranks of one machine, through shared memory.
 
-Between processes a message through loopback costs two context switches and a network stack, some
-twenty times per update. Here a rank copies what it has into its part of the shared memory, counts
-up, and reads the others' parts as soon as their counts are there: the ranks come to a minibatch at
-almost the same time, so that there is seldom anything to sleep for.
+A message through loopback costs two context switches and a network stack, about twenty times per
+update. Here a rank copies its tensor into its part of the shared memory, raises its count, and
+reads the parts of the other ranks as soon as their counts have been raised too. The ranks reach a
+minibatch at almost the same time, so a rank seldom has to sleep.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.wakeup import Wakeup
 
 SPIN_S = 200e-6
-"""How long a rank that has a core to itself looks again and again before it sleeps: a few times
-what waking up costs."""
-LOOK_S = 0.02
-"""How often a rank that sleeps makes sure that the others are alive."""
+"""Seconds that a rank with a core of its own spins before it sleeps: a few times the cost of
+waking up."""
+CHECK_S = 0.02
+"""Seconds between the checks of a sleeping rank that the other ranks are alive."""
 ALIGNMENT = 64
 LEAST_ROOM = 1 << 16
 _SPAN = 1 << 32
-"""Counts of one generation lie between two multiples of it."""
+"""Number of counts that are reserved for each generation."""
 
 
 class RankMemory:
-    """What ``ranks`` ranks share; picklable to their processes.
+    """The shared memory of ``ranks`` ranks; it can be pickled to their processes.
 
-    ``room``: bytes of the tensors that a rank may have under way at a time; twice that is there for
-    each, because the slowest still reads the last ones when the fastest writes the next.
+    ``room``: bytes of the tensors that a rank may have in flight at a time. Each rank has two
+    halves of that size, because the slowest rank still reads the last tensors when the fastest one
+    writes the next.
     """
 
     def __init__(self, ranks: int, room: int) -> None:
         self.ranks = ranks
         self.room = _padded(max(room, LEAST_ROOM))
-        # One cache line and a single writer per rank.
+        # A cache line and a single writer per rank.
         line = ((ranks, 8), "int64")
         self.arrays = SharedArrays(
             {
@@ -62,13 +63,13 @@ class RankMemory:
         return self.arrays.nbytes
 
     def rendezvous(self, rank: int, timeout: float, device: str) -> MemoryRendezvous:
-        """How one rank joins the others."""
+        """Return the object with which one rank joins the others; ``timeout`` in seconds."""
         return MemoryRendezvous(self, rank, timeout, device)
 
 
 @dataclass(frozen=True)
 class MemoryRendezvous:
-    """One rank's way to the others of a `RankMemory`."""
+    """Joins one rank to the other ranks of a `RankMemory`."""
 
     memory: RankMemory
     rank: int
@@ -86,12 +87,13 @@ class MemoryRendezvous:
 class MemoryGroup:
     """A `RankGroup` in a `RankMemory`.
 
-    Calls come in phases: one begins when none is under way, and writes into the half that the last
-    one did not. Whoever begins a phase has seen all ranks in the one before, so that nobody still
-    reads what it overwrites. No lock: a rank that is killed anywhere leaves nothing held.
+    Calls come in phases. A phase begins with a call when no other call is in flight; its tensors go
+    into the half that the last phase did not use. A rank that begins a phase has seen that all
+    ranks have reached the phase before, so no rank still reads the half that it overwrites. There
+    is no lock: a rank that is killed at any point leaves nothing locked.
 
-    ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
-    has ended is noticed within moments. Raises RankLost if not all ranks come.
+    ``timeout``: seconds after which a rank that others wait for counts as lost; a rank whose
+    process has ended is noticed within `CHECK_S`. Raises RankLost if not all ranks come.
     """
 
     def __init__(self, memory: RankMemory, rank: int, generation: int, *, timeout: float) -> None:
@@ -105,7 +107,7 @@ class MemoryGroup:
         self._others = [other for other in range(self.size) if other != rank]
         self._spins = SPIN_S if self.size <= len(available_cores()) else 0.0
         self._views: dict[tuple[int, int, int, torch.dtype], list[torch.Tensor]] = {}
-        self._half, self._offset, self._under_way = 0, 0, 0
+        self._half, self._offset, self._in_flight = 0, 0, 0
         self._base = self._count = (generation + 1) * _SPAN
         self._asleep[rank] = 0
         arrays["pid"][rank, 0] = os.getpid()
@@ -114,13 +116,13 @@ class MemoryGroup:
         self._wait_for(self._count, "finding each other")
         self.waited = 0.0
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         own = values.detach().to("cpu", torch.float64)
         views = self._begin(own)
         self._finish(self._count, "gathering statistics")
         return torch.stack(views).to(values.device)
 
-    def add(self, tensor: torch.Tensor) -> Callable[[], None]:
+    def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
         views = self._begin(tensor)
         count = self._count
 
@@ -137,9 +139,9 @@ class MemoryGroup:
         return wait
 
     def broadcast(self, data: bytes | None, source: int) -> bytes:
-        assert (data is not None) == (self.rank == source), "one rank speaks"
-        size = int(self.gather(torch.tensor([len(data or b"")], dtype=torch.float64))[source])
-        found = bytearray(size)
+        assert (data is not None) == (self.rank == source), "only rank `source` gives data"
+        size = int(self.all_gather(torch.tensor([len(data or b"")], dtype=torch.float64))[source])
+        received = bytearray(size)
         for start in range(0, size, self._memory.room):
             end = min(size, start + self._memory.room)
             piece = data[start:end] if data is not None else b""
@@ -148,8 +150,8 @@ class MemoryGroup:
                 own = torch.frombuffer(bytearray(piece), dtype=torch.uint8)
             views = self._begin(own)
             self._finish(self._count, "sharing weights")
-            found[start:end] = views[source].numpy().tobytes()
-        return bytes(found)
+            received[start:end] = views[source].numpy().tobytes()
+        return bytes(received)
 
     def close(self) -> None:
         self._left[self.rank] = self._base
@@ -157,24 +159,26 @@ class MemoryGroup:
             self._memory.wakeups[other].set()
 
     def _begin(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Publish this rank's tensor; returns where those of all ranks are, once they have come."""
-        if not self._under_way:
+        """Publish this rank's tensor; return views into every rank's part, which hold their tensors
+        once their counts have been raised."""
+        if not self._in_flight:
             self._half, self._offset = 1 - self._half, 0
         views = self._places(tensor)
         views[self.rank].copy_(tensor)
         self._offset += _padded(tensor.nbytes)
-        self._under_way += 1
+        self._in_flight += 1
         self._count += 1
         self._arrive()
         return views
 
     def _places(self, like: torch.Tensor) -> list[torch.Tensor]:
-        """Views into every rank's part [same shape and dtype as ``like``], made once."""
+        """Return views into every rank's part, in the shape and dtype of ``like``; each is made
+        once."""
         key = self._half, self._offset, like.numel(), like.dtype
         views = self._views.get(key)
         if views is None:
             end = self._offset + like.nbytes
-            assert end <= self._memory.room, "more under way than there is room for"
+            assert end <= self._memory.room, "more in flight than there is room for"
             parts = self._parts[:, self._half, self._offset : end]
             views = self._views[key] = [part.view(like.dtype) for part in parts]
         return views if like.dim() == 1 else [view.view_as(like) for view in views]
@@ -189,16 +193,16 @@ class MemoryGroup:
     def _finish(self, count: int, what: str) -> None:
         started = perf_counter()
         self._wait_for(count, what)
-        self._under_way -= 1
+        self._in_flight -= 1
         self.waited += perf_counter() - started
 
-    def _all_are_there(self, count: int) -> bool:
+    def _all_arrived(self, count: int) -> bool:
         return bool(self._arrived.min() >= count)
 
     def _wait_for(self, count: int, what: str) -> None:
-        """Until every rank has counted up to ``count``."""
+        """Wait until every rank's count has reached ``count``."""
         spin_until = perf_counter() + self._spins
-        while not self._all_are_there(count):
+        while not self._all_arrived(count):
             if perf_counter() < spin_until:
                 sleep(0)
             else:
@@ -212,16 +216,16 @@ class MemoryGroup:
         wakeup = self._memory.wakeups[self.rank]
         self._asleep[self.rank] = 1
         try:
-            while not self._all_are_there(count):
-                # A wake-up that falls between the look and the wait is remembered; one that the
-                # processors' reordering hides is made up for by the next look.
-                wakeup.wait(LOOK_S)
+            while not self._all_arrived(count):
+                # A wake-up between the check and the wait is remembered; one that is missed because
+                # the processor reordered the accesses is made up for by the next check.
+                wakeup.wait(CHECK_S)
                 self._check_others(count, what, in_time=monotonic() < give_up_at)
         finally:
             self._asleep[self.rank] = 0
 
     def _check_others(self, count: int, what: str, *, in_time: bool) -> None:
-        """Raises RankLost for a rank that will not come."""
+        """Raise RankLost for a rank that will not come."""
         for other in self._others:
             here = int(self._arrived[other])
             if here >= count:
@@ -235,7 +239,7 @@ class MemoryGroup:
                 raise self._lost(other, what, reason)
 
     def _is_alive(self, other: int) -> bool:
-        """Whether the process of a rank that has joined runs, or stands still."""
+        """Return whether the process of a rank that has joined exists, running or stopped."""
         if other not in self._processes:
             pid = int(self._memory.arrays["pid"][other, 0])
             self._processes[other] = _process(pid)

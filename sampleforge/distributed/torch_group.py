@@ -1,6 +1,7 @@
-"""Ranks that tell each other through a network (gloo) or between GPUs (nccl).
+"""Collective operations between ranks through a network (gloo) or between GPUs (nccl).
 
-The group is torch's, but not its default one, which could not be left and joined again.
+They use a process group of torch, but not its default one, which could not be left and joined
+again.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Backend = Literal["gloo", "nccl"]
 
 
 class RendezvousStore:
-    """The place where the ranks of one machine find each other: a store on loopback, at a free
-    port, which is there as long as this object."""
+    """A torch store on loopback, at a free port, through which the ranks of one machine find each
+    other; it lives as long as this object."""
 
     def __init__(self) -> None:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -33,13 +34,14 @@ class RendezvousStore:
     def rendezvous(
         self, rank: int, size: int, backend: Backend, timeout: float, device: str
     ) -> StoreRendezvous:
-        """How one rank comes here; picklable to its process."""
+        """Return the object with which one rank joins the others; it can be pickled to its process.
+        ``timeout`` in seconds."""
         return StoreRendezvous("127.0.0.1", self._store.port, rank, size, backend, timeout, device)
 
 
 @dataclass(frozen=True)
 class StoreRendezvous:
-    """One rank's way to a `RendezvousStore`."""
+    """Joins one rank to the others through a `RendezvousStore`."""
 
     host: str
     port: int
@@ -66,9 +68,9 @@ class StoreRendezvous:
 class ProcessGroup:
     """A `RankGroup` whose ranks find each other through ``store`` (any torch Store).
 
-    ``timeout``: seconds after which a rank that others wait for counts as lost; one whose process
-    has ended is noticed at once. ``address`` is the network address that gloo listens on. Raises
-    RankLost if not all ranks come.
+    ``timeout``: seconds after which a rank that others wait for counts as lost; a rank whose
+    process has ended is noticed at once. ``address`` is the network address that gloo listens on.
+    Raises RankLost if not all ranks come.
     """
 
     def __init__(
@@ -89,23 +91,23 @@ class ProcessGroup:
         store.set_timeout(limit)
         try:
             self._group = _process_group(store, rank, size, backend, limit, address)
-            self.gather(torch.zeros(1))  # connections are made now, not in the first update
+            self.all_gather(torch.zeros(1))  # connections are made now, not in the first update
         except RuntimeError as error:
-            raise RankLost(f"rank {rank} of {size} found no others: {error}") from error
+            raise RankLost(f"rank {rank} of {size} found no other ranks: {error}") from error
         self.waited = 0.0
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         own = values.detach().to(self._device, torch.float64).contiguous()
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        self._wait(lambda: self._group.allgather([found], [own]), "gathering statistics")
-        return torch.stack(found).to(values.device)
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        self._wait(lambda: self._group.allgather([gathered], [own]), "gathering statistics")
+        return torch.stack(gathered).to(values.device)
 
-    def add(self, tensor: torch.Tensor) -> Callable[[], None]:
+    def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
         work = self._start(lambda: self._group.allreduce([tensor]), "averaging gradients")
         return lambda: self._wait(lambda: work, "averaging gradients")
 
     def broadcast(self, data: bytes | None, source: int) -> bytes:
-        assert (data is not None) == (self.rank == source), "one rank speaks"
+        assert (data is not None) == (self.rank == source), "only rank `source` gives data"
         size = torch.tensor([len(data or b"")], dtype=torch.int64, device=self._device)
         self._broadcast(size, source)
         if data is not None:
@@ -139,15 +141,16 @@ class ProcessGroup:
 
     def _lost(self, what: str, error: RuntimeError) -> RankLost:
         return RankLost(
-            f"rank {self.rank} of {self.size} lost another one while {what} (one that is silent "
-            f"for {self.timeout:g} s, --rank-timeout, counts as lost): {error}"
+            f"rank {self.rank} of {self.size} lost another rank while {what} (a rank that is "
+            f"silent for {self.timeout:g} s, --rank-timeout, counts as lost): {error}"
         )
 
 
 def _process_group(
     store: Store, rank: int, size: int, backend: Backend, timeout: timedelta, address: str
 ) -> Any:
-    """The backend's own group object: torch's default group could not be left and joined again."""
+    """Return a group object of the backend. Torch's default group could not be left and joined
+    again."""
     if backend == "nccl":
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout

@@ -1,4 +1,5 @@
-"""What environment to train on; knows no torch, so that flags parse fast."""
+"""The configuration of the environment (EnvConfig). It imports no torch, so that flags parse
+fast."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class EnvConfig(Checked):
     max_episode_steps: int | None = None
     """Truncate episodes after N env steps (default: the environment's own limit)."""
     rescale_actions: bool = True
-    """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds; off: it
+    """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds. Off: it
     acts in the environment's own units."""
     decorrelate: bool = True
     """Spread the rows over the phases of an episode at the start, so that they do not all end

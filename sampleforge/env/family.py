@@ -1,8 +1,8 @@
-"""What a package tells SampleForge about the environments it brings.
+"""The description by which a package adds its environments to SampleForge.
 
-A module with a `Family` named ``FAMILY``, in the entry-point group ``sampleforge.envs``, is all it
-takes; see the bundled ones. Such a module imports its simulator inside its functions only, so that
-naming the environments works without it.
+The package needs a module with a `Family` named ``FAMILY``, in the entry-point group
+``sampleforge.envs``; see the bundled ones. Such a module imports its simulator only inside its
+functions, so that its environments can be listed without the simulator.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.vector import EnvVector
 
-# With the two that a family answers a bad setting with: it imports sampleforge.env only.
+# ConfigError and nearest are for a family's error messages: it imports sampleforge.env only.
 __all__ = ["ConfigError", "Family", "nearest"]
 
 
 @dataclass(frozen=True)
 class Family:
-    """``claims`` says whether an id is one of this family's by its form, typing errors included;
-    ``ids`` lists those there are (also without the simulator, if it can). ``requires`` is the
-    simulator's module, and ``extra`` what `pip install "sampleforge[extra]"` brings it with.
-    ``make_vector(config, rows, seeds)`` honours ``config.env_backend``. ``plain_kwargs`` promises
-    that no string in env_kwargs is taken for code to import or for a file to load it from: a run
-    folder's strings then need no --trust."""
+    """A family of environments.
+
+    ``claims`` returns whether an id has the form of this family's ids, even with a typing error;
+    ``ids`` returns the existing ids (also without the simulator, if possible). ``requires`` is the
+    simulator's module, and ``extra`` the extra of `pip install "sampleforge[extra]"` that installs
+    it. ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``. ``plain_kwargs`` promises
+    that no string in env_kwargs names code to import or a file to load code from: a run folder's
+    strings then need no --trust."""
 
     name: str
     claims: Callable[[str], bool]

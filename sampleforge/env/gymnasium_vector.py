@@ -1,4 +1,4 @@
-"""Rows of a gymnasium VectorEnv, whatever its autoreset mode."""
+"""The env vector over a gymnasium VectorEnv, of any autoreset mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from sampleforge.spec import (
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
-    """What the environment says of its autoreset. Raises ConfigError if it does not say."""
+    """Return the autoreset mode in the environment's metadata. Raises ConfigError if there is
+    none."""
     mode = (env.metadata or {}).get("autoreset_mode")
     try:
         return AutoresetMode(mode)
@@ -38,12 +39,12 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
 
 
 class GymnasiumVector(EnvVector):
-    """Adapter of a gymnasium VectorEnv.
+    """The adapter of a gymnasium VectorEnv.
 
     NEXT_STEP gives the canonical layout. SAME_STEP and DISABLED give the layout "same_step": under
-    DISABLED the rows that ended are reset at once (``reset_mask``), as a VectorEnv can only step
-    all its rows together. gymnasium's AsyncVectorEnv starts stepping in ``send``. An exception in
-    the step is not survived here: a VectorEnv has one state for all its rows.
+    DISABLED the rows that ended are reset at once (``reset_mask``), because a VectorEnv can only
+    step all its rows together. gymnasium's AsyncVectorEnv starts stepping in ``send``. An exception
+    in a step ends the run, because a VectorEnv has one state for all its rows.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class GymnasiumVector(EnvVector):
         self._resets_rows = self._is_gymnasiums_own or self._mode is AutoresetMode.DISABLED
 
     def reset(self, obs: Mapping[str, Array]) -> None:
-        # Only gymnasium's own take a seed per row; the others promise an int.
+        # Only gymnasium's own VectorEnvs take a seed per row; others are promised to take an int.
         seed: Any = self._seeds if self._is_gymnasiums_own else self._seeds[0]
         observations, info = self._env.reset(seed=seed)
         if ACTION_MASK in info:
@@ -130,8 +131,8 @@ class GymnasiumVector(EnvVector):
     def _write(
         self, observations: Any, obs: Mapping[str, Array], rows: Array | slice = slice(None)
     ) -> None:
-        """Write batched observations into the slots' arrays, at ``rows`` only; check their shape
-        and dtype."""
+        """Write the rows ``rows`` of batched observations into the slots' arrays. Raises
+        ConfigError for a wrong shape or dtype."""
         for name, leaf in flatten(self.observation_space, observations, OBSERVATION).items():
             space = self._leaves[name]
             if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
@@ -146,7 +147,8 @@ class GymnasiumVector(EnvVector):
     def _write_final(
         self, info: Mapping[str, Any], ended: Array, final_obs: Mapping[str, Array]
     ) -> None:
-        """Write the final observations of the rows that ended from the info."""
+        """Write the final observations in ``info`` of the rows that ended. Raises ConfigError if
+        there are none."""
         final = info.get("final_obs")
         if final is None:
             raise ConfigError(
@@ -158,8 +160,7 @@ class GymnasiumVector(EnvVector):
             self._write(final, final_obs, ended)
             return
         for row in np.flatnonzero(ended).tolist():  # an object array: one observation per row
-            found = flatten(self.observation_space, final[row], OBSERVATION)
-            for name, leaf in found.items():
+            for name, leaf in flatten(self.observation_space, final[row], OBSERVATION).items():
                 start = offset(self._leaves[name])
                 final_obs[name][row] = leaf if start is None else leaf - start
 

@@ -1,7 +1,7 @@
-"""Which settings of an environment can make Python import and run code that they name.
+"""The settings of an environment that can make Python import and run code that they name.
 
-A run folder may come from somewhere else, so that what it says about the environment is used only
-as far as it cannot do that; see `sampleforge.folder.trust`.
+A run folder may come from a foreign source. Its settings are used without --trust only if they
+cannot name code; see `sampleforge.folder.trust`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import families
 
 PLAIN_PACKAGES = ("classic_control", "box2d", "toy_text", "mujoco", "phys2d", "tabular")
-"""gymnasium's own environments. Their constructors take no string that names a module; the entry
-points of its compatibility ids (GymV21Environment-v0) do, and are none of these."""
+"""The packages of gymnasium's own environments. Their constructors take no string that names a
+module; those of its compatibility ids (GymV21Environment-v0) do, and are not in these packages."""
 
 
 def names_code(env: str) -> bool:
-    """Whether an environment's name is an import: package.module:factory, or gymnasium's
-    module:Id."""
+    """Return whether an environment's name causes an import: package.module:factory, or
+    gymnasium's module:Id."""
     return ":" in env
 
 
 def importable_kwargs(config: EnvConfig) -> dict[str, Any]:
-    """Those of ``env_kwargs`` that could name code, or a file outside the environment's package.
+    """Return the ``env_kwargs`` that could name code, or a file outside the environment's package.
 
-    Of an environment that is imported by its name: all. Numbers and truth values never can. A
-    string can, unless the id's family says that its environments take plain strings only, or the id
-    is gymnasium's own; and even there a path or module:attribute is not taken for a plain string.
+    If the environment is imported by its name, these are all. Numbers and booleans never name code.
+    A string may, unless the id's family promises that its environments take plain strings only, or
+    the id is gymnasium's own; even then a path or module:attribute does not count as plain.
     """
     if names_code(config.env):
         return dict(config.env_kwargs)
@@ -49,6 +49,6 @@ def _takes_plain_strings(env: str) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a string is neither a path nor module:attribute. A file's bare name is plain: MuJoCo
-    looks for one in gymnasium's own assets."""
+    """Return whether a string is neither a path nor module:attribute. A file's bare name is plain:
+    MuJoCo looks for it in gymnasium's own assets."""
     return not text.startswith((".", "~")) and not any(sign in text for sign in "/\\:")

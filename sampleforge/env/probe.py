@@ -1,7 +1,7 @@
-"""Try an environment in a child process before anything else starts.
+"""The probe: a test of an environment in a child process before anything else starts.
 
-An environment that cannot be imported, raises, hangs or gives bad observations is then an error
-message within seconds, and this process has imported none of it.
+An environment that cannot be imported, raises, hangs or gives bad observations leads to an error
+message within seconds, and this process has not imported any of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.spec import EnvSpec
 
 GRACE_S = 2.0
-"""The child ends itself at the time-out, stacks dumped; one that cannot is killed so much later."""
+"""Seconds after the time-out at which the child is killed. At the time-out it dumps its stacks and
+ends itself, unless it cannot."""
 
 CHILD = """
 import json, sys
@@ -41,10 +42,10 @@ class EnvProbeError(ConfigError):
 
 
 def probe(config: EnvConfig) -> EnvSpec:
-    """The spec of ``config.env``, after constructing, resetting and stepping two rows of it.
+    """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
 
     Raises EnvProbeError with the child's traceback, or with its stacks if it took longer than
-    ``config.env_timeout`` seconds. No process is left, whatever happens.
+    ``config.env_timeout`` seconds. No process is left in any case.
     """
     if ":" in config.env:
         make_cwd_importable()
@@ -63,7 +64,7 @@ def probe(config: EnvConfig) -> EnvSpec:
             if answer is not None:
                 child.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            pass  # it has answered and does not go; it is killed like any other
+            pass  # it has answered but does not end; `_end` kills it
         finally:
             _end(child)
         return _result(config, answer, child.returncode, _printed(output))
@@ -72,7 +73,8 @@ def probe(config: EnvConfig) -> EnvSpec:
 def _start(
     config: EnvConfig, write_end: int, output: IO[bytes], scratch: str
 ) -> subprocess.Popen[bytes]:
-    """The child, in a process group and a directory of its own, with the payload in its stdin."""
+    """Start the child, in a process group and a directory of its own, with the payload in its
+    stdin."""
     main = _main_module()
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
@@ -88,31 +90,32 @@ def _start(
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once; its output says why
         child.stdin.write(json.dumps(payload).encode() + b"\n")
-        child.stdin.flush()  # and stays open: its end tells the child that we are gone
+        child.stdin.flush()  # it stays open: when it closes, the child knows that we have ended
     return child
 
 
 def _main_module() -> dict[str, Any]:
-    """Where the main module is, for the child to import it as multiprocessing's children do: it may
-    register environments, or be the module of the factory.
+    """Return the location of the main module, for the child to import it as multiprocessing's
+    children do: it may register environments, or be the module of the factory.
 
-    Raises RuntimeError if we are in such an import ourselves: a script without ``if __name__ ==
-    "__main__"`` would start itself for ever.
+    Raises RuntimeError if this process is in such an import itself: a script without ``if __name__
+    == "__main__"`` would start itself for ever.
     """
-    found = spawn.get_preparation_data("probe")
-    return {name: value for name, value in found.items() if name.startswith("init_main")}
+    data = spawn.get_preparation_data("probe")
+    return {name: value for name, value in data.items() if name.startswith("init_main")}
 
 
 def _own_part(config: EnvConfig) -> dict[str, Any]:
-    """The fields of EnvConfig alone: ``config`` may be the whole of a run's."""
+    """Return the fields of EnvConfig alone: ``config`` may be the config of a whole run."""
     names = EnvConfig.__dataclass_fields__
     return {name: value for name, value in to_plain(config).items() if name in names}
 
 
 def _read(child: subprocess.Popen[bytes], answers: IO[bytes], deadline: float) -> bytes | None:
-    """The child's line, or what there is of it when the child ends; none if the deadline comes
-    first. The end of the pipe says nothing: a simulator's processes may hold it open."""
-    found = b""
+    """Return the child's line, or the part of it that was written when the child ended; None if the
+    deadline comes first. The end of the pipe is no sign that the child has ended, because a
+    simulator's processes may keep it open."""
+    answer = b""
     reader = select.poll()  # not select(), which takes no descriptors from 1024 on
     reader.register(answers, select.POLLIN)
     while time.monotonic() < deadline:
@@ -121,14 +124,14 @@ def _read(child: subprocess.Popen[bytes], answers: IO[bytes], deadline: float) -
         ready = bool(reader.poll(0 if ended else 50))
         if ready:
             part = os.read(answers.fileno(), 1 << 16)
-            found += part
-        if found.endswith(b"\n") or ((ready or ended) and not part):
-            return found
+            answer += part
+        if answer.endswith(b"\n") or ((ready or ended) and not part):
+            return answer
     return None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child's whole group: a simulator may have processes of its own."""
+    """Kill the child's whole process group: a simulator may have processes of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -138,13 +141,13 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _printed(output: IO[bytes]) -> str:
-    """The end of what the child printed."""
+    """Return the end of the child's output."""
     output.seek(max(0, output.seek(0, os.SEEK_END) - 20_000))
     return output.read().decode(errors="replace").strip()
 
 
 def _result(config: EnvConfig, answer: bytes | None, code: int, printed: str) -> EnvSpec:
-    """The spec in the answer, or the error that the answer or its absence means."""
+    """Return the spec in the answer. Raises EnvProbeError if it holds an error, or is missing."""
     if answer:
         message = json.loads(answer)
         if "spec" in message:

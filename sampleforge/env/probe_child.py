@@ -1,4 +1,4 @@
-"""The child process of the probe: try the environment, answer in one line of JSON."""
+"""The child process of the probe: it tests the environment and answers in one line of JSON."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, leav
 ROWS = 2
 STEPS = 4
 SLACK = 1e-4
-"""Observations may be outside of their bounds by so much, relative to the bound: rounding."""
+"""Distance by which observations may be outside their bounds, relative to the bound, because of
+rounding."""
 
 
 def main(payload: dict[str, Any]) -> None:
-    """Probe ``payload["config"]``, write the answer to ``payload["fd"]``, leave.
+    """Probe ``payload["config"]``, write the answer to ``payload["fd"]``, and end the process.
 
-    ``os._exit``: a simulator's exit handlers may hang, and there is nothing left to save.
+    It ends with ``os._exit``, because a simulator's exit handlers may hang.
     """
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     config = from_plain(EnvConfig, payload["config"])
@@ -56,7 +57,7 @@ def main(payload: dict[str, Any]) -> None:
 def import_main(where: dict[str, Any]) -> None:
     """Import the parent's main module, as multiprocessing's children do."""
     this = cast("Any", multiprocessing.current_process())
-    this._inheriting = True  # what multiprocessing refuses to start processes by, in such an import
+    this._inheriting = True  # makes multiprocessing refuse to start processes in this import
     try:
         spawn.prepare(where)
     finally:
@@ -64,15 +65,16 @@ def import_main(where: dict[str, Any]) -> None:
 
 
 def _leave_with_parent() -> None:
-    """The parent holds our stdin open as long as it lives."""
+    """End this process when the parent has ended, which closes our stdin."""
     sys.stdin.read()
     os._exit(1)
 
 
 def try_out(config: EnvConfig) -> EnvSpec:
-    """Construct, reset and step two rows with random actions; check every observation.
+    """Construct, reset and step two rows with random actions, check every observation, and return
+    the spec.
 
-    Raises what the environment raises, and ConfigError for a bad observation.
+    Raises the environment's exceptions, and ConfigError for a bad observation.
     """
     vector = make_vector(config, ROWS, row_seeds(0, 0, 0, ROWS))
     out = _buffers(vector.spec)
@@ -127,20 +129,21 @@ def check(vector: EnvVector, obs: dict[str, Array] | Any) -> None:
 def random_actions(
     spec: EnvSpec, rows: int, rng: np.random.Generator, masks: Array | None = None
 ) -> dict[str, Array]:
-    """Uniform actions (boxes: within their bounds, or +-1 where they have none), leaf ->
-    [rows, ...] as the slots hold them. ``masks``, bool [rows, sum of categories], are obeyed."""
-    at, found = 0, {}
+    """Return uniformly random actions, leaf -> [rows, ...] as in the slots; boxes within their
+    bounds, or in +-1 without bounds. ``masks``: bool [rows, sum of categories], True where a
+    category is allowed."""
+    at, actions = 0, {}
     for name, leaf in spec.actions.items():
         if leaf.kind == "box":
-            found[name] = _random_box(leaf, rows, rng)
+            actions[name] = _random_box(leaf, rows, rng)
             continue
         columns = []
         for n in leaf.categories:
             allowed = np.ones((rows, n)) if masks is None else masks[:, at : at + n]
             columns.append(np.argmax(rng.random((rows, n)) * allowed, axis=1))
             at += n
-        found[name] = np.stack(columns, axis=1).reshape(rows, *leaf.shape).astype(leaf.dtype)
-    return found
+        actions[name] = np.stack(columns, axis=1).reshape(rows, *leaf.shape).astype(leaf.dtype)
+    return actions
 
 
 def _random_box(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:

@@ -1,6 +1,6 @@
-"""From the name of an environment to its rows.
+"""The registry: creates env vectors from the names of environments.
 
-A name is one of four things: an id of a family (entry-point group ``sampleforge.envs``); any other
+A name is one of four kinds: an id of a family (entry-point group ``sampleforge.envs``); any other
 gymnasium id; ``module:Id``, an id that is registered when the module is imported, as in
 ``gymnasium.make``; or ``package.module:factory``, a function or class of a module.
 """
@@ -40,17 +40,17 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """The installed families, in the order of their names."""
-    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return tuple(entry.load().FAMILY for entry in found)
+    """Return the installed families, in the order of their names."""
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    return tuple(entry.load().FAMILY for entry in entries)
 
 
 @functools.cache
 def load_plugins() -> None:
-    """Register the ids of installed packages that announce them in the entry-point group
-    ``gymnasium.envs``, under the entry point's name as namespace, as gymnasium did before 1.0.
+    """Register the ids of installed packages that have an entry point in the group
+    ``gymnasium.envs``, with the entry point's name as namespace, as gymnasium did before 1.0.
 
-    Packages that a family serves are left out. One that fails is a warning in the log.
+    Packages that a family uses are left out. If a package fails, a warning is logged.
     """
     served = {family.requires for family in families()}
     for entry in entry_points(group=PLUGINS):
@@ -67,18 +67,18 @@ def load_plugins() -> None:
 
 
 def known_ids() -> list[str]:
-    """Ids of the installed families, gymnasium's own, and those of its plugins."""
+    """Return the ids of the installed families, gymnasium's own, and those of its plugins."""
     load_plugins()
     ids = {env_id for family in families() for env_id in family.ids()}
     return sorted({*ids, *gym.registry})
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    """``num_rows`` rows of ``config.env``, one seed each; rewards are never clipped. Box actions
-    are in [-1, 1] unless ``config.rescale_actions`` is off.
+    """Return ``num_rows`` rows of ``config.env``, with one seed each; rewards are never clipped.
+    Box actions are in [-1, 1] unless ``config.rescale_actions`` is off.
 
-    Raises ConfigError for an unknown name or one whose library is missing; what the environment
-    itself raises comes through.
+    Raises ConfigError for an unknown name or a missing library, and the environment's own
+    exceptions.
     """
     vector = _vector(config, num_rows, seeds)
     if config.rescale_actions:
@@ -87,7 +87,7 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
 
 
 def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    """The rows, with actions in the environment's own units."""
+    """Return the rows, with actions in the environment's own units."""
     factory, config = resolve(config)
     if factory is not None:
         return _factory_vector(config, factory, num_rows, seeds)
@@ -100,7 +100,8 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
-    """One environment with its raw rewards, for video or by hand; evaluation uses `make_vector`."""
+    """Return a single environment with its raw rewards, for videos or use by hand; evaluation uses
+    `make_vector`."""
     factory, config = resolve(config)
     if factory is None:
         family = find(config.env)
@@ -118,8 +119,9 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
 
 
 def find(env_id: str) -> Family | None:
-    """The family of an id, or none for a plain gymnasium id. Raises ConfigError for an id that does
-    not exist, with the nearest one, or that needs a library, with the line that installs it."""
+    """Return the family of an id, or None for a plain gymnasium id. Raises ConfigError for an
+    unknown id, with the nearest known one, or for a missing library, with the command that installs
+    it."""
     family = _claiming(env_id)
     if family is not None and env_id in family.ids():
         return family
@@ -131,7 +133,8 @@ def find(env_id: str) -> Family | None:
 
 
 def _claiming(env_id: str) -> Family | None:
-    """The family that an id is of by its form. Raises ConfigError if its library is missing."""
+    """Return the family whose ids have the form of ``env_id``, or None. Raises ConfigError if the
+    family's library is missing."""
     family = next((family for family in families() if family.claims(env_id)), None)
     if family is not None and not family.installed:
         raise _lacking(env_id, family)
@@ -162,7 +165,8 @@ def _unknown(env_id: str) -> str:
 
 
 def _nearest_id(env_id: str) -> str | None:
-    """The known id most like ``env_id``: its newest version where only the version is wrong."""
+    """Return the known id most similar to ``env_id``; its newest version if only the version is
+    wrong."""
     known = known_ids()
     name = env_id.rpartition("-v")[0] or env_id
     versions = [i for i in known if i.rpartition("-v")[0].lower() == name.lower()]
@@ -175,8 +179,8 @@ def _nearest_id(env_id: str) -> str | None:
 
 
 def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> Env:
-    """``gym.make`` without the checker, which the probe replaces. Raises ConfigError, with
-    gymnasium's own line on how to install it, for an environment whose library is missing."""
+    """Return ``gym.make``'s environment, without the checker, which the probe replaces. Raises
+    ConfigError, with gymnasium's message on how to install it, if a library is missing."""
     given: dict[str, Any] = dict(config.env_kwargs)
     if config.max_episode_steps is not None:
         given["max_episode_steps"] = config.max_episode_steps
@@ -189,36 +193,38 @@ def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> Env:
 
 
 def sync_vector(
-    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **told: Any
+    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **options: Any
 ) -> SyncVector:
-    """Rows of single envs; refuses a backend that there is not. ``told``: SyncVector's keywords."""
+    """Return rows of single envs; ``options`` are further keywords of SyncVector. Raises
+    ConfigError if the config asks for a vector env."""
     if config.env_backend == "vector":
         raise ConfigError(
             f"{config.env} has no vector env of its own; use --env-backend auto or single"
         )
-    return SyncVector(config, make, num_rows, seeds, **told)
+    return SyncVector(config, make, num_rows, seeds, **options)
 
 
 def gymnasium_rows(
-    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **told: Any
+    config: EnvConfig, make: Callable[[], Env], num_rows: int, seeds: Sequence[int], **options: Any
 ) -> SyncVector:
-    """Rows of what ``gym.make`` gives, stepped `bare`."""
+    """Return rows of ``gym.make``'s environments, without the wrappers that `bare` removes."""
     limit = gym.spec(config.env).max_episode_steps
     return sync_vector(
-        config, lambda: bare(make()), num_rows, seeds, max_episode_steps=limit, **told
+        config, lambda: bare(make()), num_rows, seeds, max_episode_steps=limit, **options
     )
 
 
 def bare(env: Env) -> Env:
-    """``env`` without its outermost wrappers where these do only what SyncVector does as well: keep
-    the time limit, and reset before stepping (0.7 us a step)."""
+    """Return ``env`` without the outermost wrappers whose work SyncVector does itself: the time
+    limit, and the check that reset comes before step (0.7 us a step)."""
     while isinstance(env, TimeLimit | OrderEnforcing):
         env = env.env
     return env
 
 
 def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:
-    """The vector env that a gymnasium id has registered itself."""
+    """Return rows of the vector env that a gymnasium id has registered. Raises ConfigError if it
+    has none."""
     if gym.spec(config.env).vector_entry_point is None:
         raise ConfigError(
             f"{config.env} has no vector env of its own; use --env-backend auto or single"
@@ -237,11 +243,12 @@ def _gymnasium_vector(config: EnvConfig, seeds: Sequence[int]) -> EnvVector:
 
 
 def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
-    """(the factory that ``config.env`` names, ``config``), or (None, ``config`` with a plain id).
+    """Return (the factory that ``config.env`` names, ``config``), or (None, ``config`` with a plain
+    id).
 
-    What stands after a colon is an attribute of the module if it could be one and is there, else an
-    id that is registered once the module is imported: no id with a version is a name in Python.
-    Raises ConfigError for a module that does not exist, or that has neither.
+    The text after a colon is an attribute of the module if there is one of that name, otherwise an
+    id that is registered when the module is imported (an id with a version is not a valid name in
+    Python). Raises ConfigError if the module does not exist, or has neither.
     """
     module_name, colon, name = config.env.partition(":")
     if not colon:
@@ -262,14 +269,15 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
 
 
 def _import(env: str, module_name: str) -> ModuleType:
-    """The module in front of the colon; those in the working directory are found."""
+    """Import and return the module before the colon, which may be in the working directory. Raises
+    ConfigError if it does not exist."""
     make_cwd_importable()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(missing + "."):
-            raise  # the module is there; one that it imports is not
+            raise  # the module exists, but one that it imports does not
         family = next((family for family in families() if family.requires == missing), None)
         if family is not None:
             raise _lacking(env, family) from error
@@ -282,7 +290,8 @@ def _import(env: str, module_name: str) -> ModuleType:
 def _factory_vector(
     config: EnvConfig, factory: Callable[..., Any], num_rows: int, seeds: Sequence[int]
 ) -> EnvVector:
-    """Rows from a factory: one VectorEnv if it takes num_envs, else one env per row."""
+    """Return rows of a factory's environments: one VectorEnv if it takes num_envs, otherwise one
+    env per row."""
     kwargs = config.env_kwargs
     if not _takes(factory, "num_envs"):
         return sync_vector(
@@ -298,7 +307,8 @@ def _factory_vector(
 
 
 def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
-    """``env`` if it is of the kind that its factory's arguments announce; else ConfigError."""
+    """Return ``env``. Raises ConfigError if it is not of the ``kind`` that its factory's arguments
+    imply."""
     if isinstance(env, kind):
         return env
     raise ConfigError(

@@ -1,6 +1,6 @@
-"""A working directory of its own for every process that steps environments.
+"""A temporary working directory for every process that steps environments.
 
-ViZDoom and MuJoCo drop log and config files wherever they run.
+ViZDoom and MuJoCo write log and config files into the working directory.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 
 @contextmanager
 def scratch_directory(parent: Path | None = None, *, cwd_importable: bool = True) -> Iterator[Path]:
-    """Run the body in a fresh working directory, removed at the end.
+    """Run the body in a new working directory, and remove the directory at the end.
 
-    What was importable stays importable; the working directory becomes so with
-    ``cwd_importable``. Relative paths of the caller are not valid inside: make
-    them absolute before. ``parent``: where to make it (none: the system's temporary directory); a
-    process that is killed leaves its directory there, for the owner of ``parent`` to remove.
+    Modules that were importable stay importable; with ``cwd_importable``, those in the caller's
+    working directory become so. Relative paths of the caller are not valid inside: make them
+    absolute before. ``parent``: the parent of the new directory (None: the system's temporary
+    directory). A process that is killed leaves its directory there, and the owner of ``parent``
+    has to remove it.
     """
     home = Path.cwd()
     if cwd_importable:
@@ -38,8 +39,9 @@ def scratch_directory(parent: Path | None = None, *, cwd_importable: bool = True
 
 
 def make_cwd_importable() -> None:
-    """Let ``package.module:factory`` be found in the working directory, as ``python -m`` does; a
-    console script has its own folder on the path instead. Outlives a change of directory."""
+    """Make modules in the working directory importable, for ``package.module:factory``, as ``python
+    -m`` does; a console script has its own folder on the path instead. It still works after a
+    change of directory."""
     home = os.getcwd()
     if home not in sys.path:
         sys.path.insert(0, home)

@@ -1,4 +1,4 @@
-"""Seeds of the env rows: all from one SeedSequence per run."""
+"""The seeds of env rows, all from one SeedSequence per run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 def row_seeds(
     seed: int, worker: int, split: int, rows: int, resumes: int = 0, life: int = 0
 ) -> list[int]:
-    """One seed per env row, in [0, 2**31), for split ``split`` of actor ``worker``.
+    """Return one seed per env row, in [0, 2**31), for split ``split`` of actor ``worker``.
 
-    The same arguments give the same seeds; another worker, split or number of resumes gives
+    The same arguments give the same seeds; another worker, split, ``resumes`` or ``life`` gives
     independent ones. ``resumes`` counts restarts of the run, ``life`` those of the worker, which
     must not play the same episodes again.
     """
@@ -21,5 +21,5 @@ def row_seeds(
 
 
 def next_seed(seed: int, count: int) -> int:
-    """The seed of a row that is rebuilt for the ``count``-th time."""
+    """Return the seed of a row that is rebuilt for the ``count``-th time."""
     return row_seeds(seed, 0, 0, 1, resumes=count)[0]

@@ -1,4 +1,4 @@
-"""Rows of single gymnasium environments, stepped one after the other in this process."""
+"""The env vector of single gymnasium environments, stepped one after the other in this process."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
 
 MAX_REBUILDS = 3
-"""Rebuilds of one row in a row; a finished episode or so many good steps start the count again:"""
+"""Successive rebuilds of one row after which its next error ends the run. A finished episode, or
+more than `GOOD_STEPS` good steps, restart the count."""
 GOOD_STEPS = 100
 
 log = logging.getLogger(__name__)
 
 EPISODE_STATS = "episode_extra_stats"
-"""The key of ``info`` under which an environment reports numbers of an episode, at its last step:
-{name: number}. Their means over 100 episodes are reported as ``env_<name>``."""
+"""The key in ``info`` of an episode's last step under which an environment reports statistics of
+the episode, {name: number}. Their means over 100 episodes are reported as ``env_<name>``."""
 
 
 @dataclass(slots=True)
 class _Faults:
-    """The recent faults of one row: the first, how many, and where the last one was."""
+    """The recent faults of one row: the first one, their number, the step of the last one, and the
+    number of episodes that the row had finished by then."""
 
     first: Exception
     count: int = 0
@@ -42,11 +44,11 @@ class _Faults:
 
 
 class SyncVector(EnvVector):
-    """One gymnasium env per row, reset by us, in the NEXT_STEP layout.
+    """One gymnasium env per row, which this class resets, in the NEXT_STEP layout.
 
-    An env that raises is rebuilt alone: its cell is masked and cut, its episode dropped and counted
-    in ``rebuilt``; a row that needs it more than `MAX_REBUILDS` times in a row raises the first
-    error. Steps happen in ``recv``.
+    If an env raises, it alone is rebuilt: its step is masked, its episode is dropped, and
+    ``rebuilt`` counts it. A row that needs more than `MAX_REBUILDS` rebuilds in succession raises
+    the first error. Steps are taken in ``recv``.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class SyncVector(EnvVector):
         protocol: str = "",
         max_episode_steps: int | None = None,
     ) -> None:
-        """``max_episode_steps`` is the limit that ``make`` has set, if its env's spec does not say;
-        ``config.max_episode_steps`` goes before it and is enforced here."""
+        """Create and reset the envs. ``max_episode_steps`` is the limit that ``make`` has set, if
+        the env's spec does not name it; ``config.max_episode_steps`` takes precedence and is
+        enforced here."""
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
@@ -91,8 +94,9 @@ class SyncVector(EnvVector):
         self._steps = 0
 
     def _decorrelate(self, limits: Array) -> None:
-        """Cut row i's first episode at (i+1)/rows of the limit, so that later ones do not end all
-        together. First episodes are not counted: the short ones would be over-represented."""
+        """Truncate row i's first episode at (i+1)/rows of the limit, so that later episodes do not
+        all end together. First episodes are not counted, because short ones would be
+        over-represented."""
         limits[:] = np.maximum(1, limits * np.arange(1, self.num_rows + 1) // self.num_rows)
         self._leave_out_first = True
 
@@ -125,8 +129,8 @@ class SyncVector(EnvVector):
             self._observations.check_masks(out.obs[ACTION_MASK], ended)
 
     def _step_rows(self, obs: Mapping[str, Array]) -> None:
-        """Step or reset every row, straight into ``obs``; the rest into our lists. Hot: 0.7 us per
-        row with a plain Box."""
+        """Step or reset every row; write observations into ``obs`` and the rest into this object's
+        lists. This is a hot path: 0.7 us per row with a plain Box."""
         adapter, (plain_obs, shape, dtype) = self._observations, self._plain(obs)
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
         actions = self._adapter.per_row(self._actions, self.num_rows)
@@ -150,7 +154,8 @@ class SyncVector(EnvVector):
                 adapter.write(row, value, info, obs)
 
     def _plain(self, obs: Mapping[str, Array]) -> tuple[Any, Any, Any]:
-        """Array, shape and dtype of a plain Box observation; else a shape that nothing has."""
+        """Return array, shape and dtype of a plain Box observation; otherwise Nones, which equal no
+        observation's."""
         if not self._observations.plain:
             return None, None, None
         return obs[OBSERVATION], self.observation_space.shape, self.observation_space.dtype
@@ -172,9 +177,9 @@ class SyncVector(EnvVector):
         return True
 
     def _rebuild(self, row: int, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """A new env for ``row`` and its first observation and info.
+        """Create a new env for ``row``; return its first observation and info.
 
-        Raises the first error of this series of faults when there have been too many.
+        Raises the first error of a succession of faults if there have been too many.
         """
         faults = self._faults.get(row)
         if faults is None or self._recovered(faults, row):
@@ -204,13 +209,15 @@ class SyncVector(EnvVector):
         raise faults.first
 
     def _log(self, row: int, error: Exception) -> None:
-        """Log a rebuild: the first, second, fourth, eighth, ...: there may be thousands."""
+        """Log a rebuild, but only the first, second, fourth, eighth, ..., as there may be
+        thousands."""
         if self.rebuilt & (self.rebuilt - 1) == 0:
             what = "%s, row %d: rebuilt after %r (%d times so far in these rows)"
             log.warning(what, self.spec.env_id, row, error, self.rebuilt)
 
     def _recovered(self, faults: _Faults, row: int) -> bool:
-        """Whether the row has done well since its last fault."""
+        """Return whether the row has recovered from its last fault: by more than `GOOD_STEPS`
+        steps, or by finishing an episode."""
         good_steps = self._steps - faults.step
         return good_steps > GOOD_STEPS or int(self._finished[row]) > faults.finished
 
@@ -221,5 +228,6 @@ class SyncVector(EnvVector):
 
 
 def send_episode_stats(stats: Mapping[str, float]) -> None:
-    """Send what an environment reports of an episode. Raises what its values raise as floats."""
+    """Send the statistics of an episode as an event. Raises TypeError or ValueError if a value is
+    not a number."""
     send("episode_stats", {str(name): float(value) for name, value in stats.items()})

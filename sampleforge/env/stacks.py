@@ -1,8 +1,8 @@
-"""Which observation leaves are stacks of frames: the environment says so in its metadata.
+"""The observation leaves that are stacks of frames, which an environment names in its metadata.
 
     metadata = {"frame_stack": {"obs": "zero"}}
 
-maps leaf names to how the first stack of an episode is padded; see `sampleforge.spec.ArraySpec`.
+maps names of leaves to the padding of an episode's first stack; see `sampleforge.spec.ArraySpec`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ KEY = "frame_stack"
 def with_stacks(
     env_id: str, specs: Mapping[str, ArraySpec], metadata: Mapping[str, Any] | None
 ) -> dict[str, ArraySpec]:
-    """``specs`` with ``stack`` as the metadata says. Raises ConfigError for a leaf or padding that
-    there is not."""
-    found = dict(specs)
+    """Return ``specs`` with the ``stack`` of each leaf set from the metadata. Raises ConfigError
+    for an unknown leaf or padding."""
+    stacked = dict(specs)
     for name, padding in (metadata or {}).get(KEY, {}).items():
         where = f"{env_id}: metadata[{KEY!r}][{name!r}]"
         if name not in specs:
@@ -38,5 +38,5 @@ def with_stacks(
                 f"this leaf has shape {leaf.shape}"
                 f"{' of categories' if leaf.categories else ''}; leave it out"
             )
-        found[name] = dataclasses.replace(leaf, stack=padding)
-    return found
+        stacked[name] = dataclasses.replace(leaf, stack=padding)
+    return stacked

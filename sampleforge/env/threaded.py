@@ -1,4 +1,4 @@
-"""Env rows that step in a thread of their own: whoever asks need not wait for them."""
+"""Env rows that step in a thread of their own, so that the actor need not wait for them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sampleforge.env.vector import Array, EnvVector, Episode, StepOut, own_outpu
 
 
 class ThreadedVector(EnvVector):
-    """An env vector that is made, reset, stepped and closed in one thread.
+    """An env vector that is created, reset, stepped and closed in one thread.
 
-    That costs 30 us per step, and helps where a step leaves the interpreter to others: simulators
-    that are other processes or another device's, C++ that releases the interpreter's lock, and
-    whatever sleeps. ``wake`` is called when a step is done. Actions, accounts and faults are those
-    of the vector in the thread; what a step raises comes out of `recv`.
+    This costs 30 us per step. It helps if a step releases the interpreter lock: simulators in other
+    processes or on another device, C++ code that releases the lock, and simulators that sleep.
+    ``wake`` is called when a step is done. Actions, statistics and faults are those of the vector
+    in the thread; `recv` raises the exception of a step.
     """
 
     def __init__(self, make: Callable[[], EnvVector], wake: Callable[[], None]) -> None:
@@ -36,25 +36,25 @@ class ThreadedVector(EnvVector):
 
     @property
     def ready(self) -> bool:
-        """Whether a step was sent and is done."""
+        """Whether the step that was sent is done."""
         return self._step is not None and self._step.done()
 
     def reset(self, obs: Mapping[str, Array]) -> None:
         self._thread.submit(self._inner.reset, obs).result()
 
     def send(self, actions: Mapping[str, Array]) -> None:
-        """As `EnvVector.send`; the actions may change at once."""
+        """Begin a step like `EnvVector.send`; the actions may change afterwards."""
         self._begin({name: leaf.copy() for name, leaf in actions.items()})
 
     def recv(self, out: StepOut) -> list[Episode]:
-        """As `EnvVector.recv`; waits unless `ready`."""
+        """Complete the step like `EnvVector.recv`; this waits unless `ready`."""
         assert self._step is not None, "send comes first"
         ended, self._step = self._step.result(), None
         self._complete(out)
         return ended
 
     def close(self) -> None:
-        """Waits for the step that is under way."""
+        """Close the vector, after waiting for a step in progress."""
         if not self._closed:
             self._closed = True
             self._thread.submit(self._inner.close).result()

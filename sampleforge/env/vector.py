@@ -1,15 +1,15 @@
 """The env vector: rows of one environment that step together and write into the slots.
 
-One step is ``send(actions)`` and ``recv(out)``. ``out`` holds numpy views into shared memory; every
+A step is ``send(actions)`` and ``recv(out)``. ``out`` holds numpy views into shared memory; every
 column is written in one vectorised write, and nothing is allocated for the sampler.
 
-Layout. The canonical one is NEXT_STEP (``spec.autoreset == "next_step"``): if an episode ends at t,
+The canonical layout is NEXT_STEP (``spec.autoreset == "next_step"``): if an episode ends at t,
 ``obs[t+1]`` is its final observation, the step t+1 of that row has an ignored action, reward 0 and
-``valid`` False, and ``obs[t+2]`` is the reset observation, with ``first``. Under SAME_STEP
-``obs[t+1]`` is the reset observation already, with ``first``; the final one is in ``final_obs``.
-A backend reports rewards, flags and observations; this base class makes ``valid``, ``first`` and
-the episode statistics of them, the same way for every backend, and keeps out values that are not
-finite (`sampleforge.env.not_finite`).
+``valid`` False, and ``obs[t+2]`` is the reset observation, with ``first`` True. Under SAME_STEP
+``obs[t+1]`` is the reset observation already, with ``first`` True; the final observation is in
+``final_obs``. A backend reports rewards, flags and observations. This base class derives ``valid``,
+``first`` and the episode statistics, in the same way for every backend, and stops values that are
+not finite (`sampleforge.env.not_finite`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ class Episode(NamedTuple):
 
 @dataclass(slots=True)
 class StepOut:
-    """Where one step is written. Of the step just taken, [rows]: ``reward`` f32 (raw, unclipped),
-    ``terminated``, ``truncated``, ``valid`` bool. Of the observation after it: ``obs``, leaf ->
-    [rows, ...], and ``first`` bool [rows]. ``final_obs`` (same_step only; none otherwise): leaf ->
-    [rows, ...], of which only the rows that ended are written."""
+    """The arrays that a step is written into.
+
+    For the step itself, [rows]: ``reward`` float32 (raw, unclipped), ``terminated``, ``truncated``,
+    ``valid`` bool. For the observation after it: ``obs``, leaf -> [rows, ...], and ``first`` bool
+    [rows], True where it begins an episode. ``final_obs`` (only under same_step): leaf -> [rows,
+    ...], of which only the rows that ended are written."""
 
     reward: Array
     terminated: Array
@@ -57,7 +59,7 @@ class StepOut:
 
 
 def own_outputs(spec: EnvSpec, rows: int) -> StepOut:
-    """Arrays of their own, in the place of a slot's."""
+    """Return new arrays, for a step that is not written into a slot."""
 
     def leaves() -> dict[str, Array]:
         return {n: np.zeros((rows, *x.shape), x.dtype) for n, x in spec.observations.items()}
@@ -76,15 +78,16 @@ def own_outputs(spec: EnvSpec, rows: int) -> StepOut:
 class EnvVector(ABC):
     """``num_rows`` rows of one environment.
 
-    ``spec`` says what they take and give, ``observation_space`` is one row's gymnasium space (with
-    the bounds). ``valid_rows`` and ``frames`` are the env steps and env frames of the last step.
-    ``action_space`` likewise. ``rebuilt`` counts environments that were replaced because they
-    raised, ``fault`` is the traceback of the first one. ``not_finite`` is what was dropped because
-    it was not finite.
+    ``spec`` describes their observations and actions; ``observation_space`` and ``action_space``
+    are a row's gymnasium spaces (with the bounds). ``valid_rows`` and ``frames`` are the env steps
+    and env frames of the last step. ``rebuilt`` counts environments that were replaced because they
+    raised; ``fault`` is the traceback of the first one. ``not_finite`` counts values that were not
+    finite.
     """
 
     always_finite: ClassVar[bool] = False
-    """Whether the backend's own arithmetic rules out values that are not finite: no check then."""
+    """Whether the backend's arithmetic rules out values that are not finite, so that no check is
+    needed."""
 
     def __init__(self, spec: EnvSpec, num_rows: int) -> None:
         assert spec.spaces is not None
@@ -100,12 +103,12 @@ class EnvVector(ABC):
         self._ended = np.zeros(num_rows, np.bool_)
         self._any_ended = False
         self._lost: list[int] = []
-        """Rows whose env raised in this step: a backend that replaced them names them here."""
+        """Rows whose env raised in this step and was replaced; set by the backend."""
         self._returns = np.zeros(num_rows, np.float64)
         self._lengths = np.zeros(num_rows, np.int64)
         self._finished = np.zeros(num_rows, np.int64)
         self._leave_out_first = False
-        """Whether each row's first episode is not counted: set where decorrelation cuts it."""
+        """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.not_finite = NotFiniteEvents(spec.env_id, num_rows)
         leaves = spec.observations.items()
         floats = {n: leaf.shape for n, leaf in leaves if leaf.dtype.startswith("float")}
@@ -115,18 +118,18 @@ class EnvVector(ABC):
         self._large_floats = tuple(name for name, size in sizes.items() if size > SMALL)
         self._clock = 0
         self._dropped: list[int] = []
-        """Rows whose step, just taken, is dropped because it was not finite."""
+        """Rows whose last step is dropped because it was not finite."""
         self._broken = np.zeros(num_rows, np.bool_)
-        """Rows that are dropped up to the end of their episode, and could not be reset."""
+        """Rows that could not be reset, and are dropped up to the end of their episode."""
         self._any_broken = False
         self._breaking: list[int] = []
         """Rows that are broken from the next step on."""
         self._uncounted = np.zeros(num_rows, np.bool_)
-        """Rows whose episode under way is not counted: part of it was dropped."""
+        """Rows whose current episode is not counted, because part of it was dropped."""
 
     def rescale_actions(self) -> None:
-        """Take Box actions in [-1, 1] and map them to the bounds, where there are bounds: ``spec``
-        then has the policy's bounds. To be called before the first step."""
+        """Take Box actions in [-1, 1] from now on and map them to their bounds, if they have any;
+        ``spec`` then has the policy's bounds. Call it before the first step."""
         self.spec = with_action_units(self.spec, rescale=True)
         self._adapter = ActionAdapter(self.action_space, self.spec.actions)
 
@@ -137,13 +140,12 @@ class EnvVector(ABC):
 
     @property
     def ready(self) -> bool:
-        """Whether ``recv`` takes no longer than it must: False where somebody else could be served
-        meanwhile."""
+        """Whether ``recv`` would not wait; if False, the actor can serve other splits meanwhile."""
         return True
 
     def limit_episodes(self, steps: int) -> bool:
-        """Have every episode cut after ``steps`` steps, before the first `reset`. Returns False
-        where this is not possible, because rows cannot be ended one by one."""
+        """Truncate every episode after ``steps`` steps; call it before the first `reset`. Return
+        False if this is not possible, because rows cannot be ended one by one."""
         return False
 
     @abstractmethod
@@ -151,15 +153,15 @@ class EnvVector(ABC):
         """Write the first observations of all rows. Called once, before the first step."""
 
     def send(self, actions: Mapping[str, Array]) -> None:
-        """Begin a step with ``actions``, leaf -> [rows, ...] as the slots hold them. They must not
-        change before ``recv``. Box actions are rescaled and clipped to their bounds, offsets added.
-        Backends with threads or processes of their own start here, the others step in ``recv``,
-        where there are views to write to."""
+        """Begin a step with ``actions``, leaf -> [rows, ...] as in the slots, which must not change
+        before ``recv``. Box actions are rescaled and clipped to their bounds, offsets are added.
+        Backends with threads or processes of their own start here; the others step in ``recv``,
+        which has the views to write to."""
         self._begin(self._adapter(actions))
 
     def recv(self, out: StepOut) -> list[Episode]:
-        """Complete the step: fill every column of ``out``; returns the episodes that ended. Raises
-        NotFiniteError; see `sampleforge.env.not_finite`."""
+        """Complete the step: fill every column of ``out`` and return the episodes that ended.
+        Raises NotFiniteError; see `sampleforge.env.not_finite`."""
         self._complete(out)
         self._clock += 1
         if not (self.always_finite or self._is_finite(out)):
@@ -168,26 +170,28 @@ class EnvVector(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the environments. Not usable afterwards; may be called twice."""
+        """Release the environments. The object is not usable afterwards; a second call is
+        allowed."""
 
     @abstractmethod
     def _begin(self, actions: dict[str, Array]) -> None:
-        """Start or remember the step; ``actions`` are as the environment takes them."""
+        """Start the step, or keep the ``actions``, which are in the environment's form."""
 
     @abstractmethod
     def _complete(self, out: StepOut) -> None:
         """Write reward, terminated, truncated, obs, and final_obs under same_step."""
 
     def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
-        """Begin a new episode of ``row`` at once and write its first observation into ``obs``;
-        False, and nothing is done, if the backend cannot reset one row."""
+        """Begin a new episode of ``row`` at once and write its first observation into ``obs``.
+        Return False, and do nothing, if the backend cannot reset a single row."""
         return False
 
     def _is_finite(self, out: StepOut) -> bool:
-        """Whether rewards and observations are finite; False also where their squares are not.
-        `all_finite` in the way that is fastest between forward passes, which leave no caches: 2.6
-        us for 16 rows of 4 numbers. (Hence no np.errstate: numpy warns, once, of squares above
-        3e38.)"""
+        """Return whether rewards and observations are finite; False also if their squares are not.
+
+        It is `all_finite` in the form that is fastest between forward passes, which evict the
+        caches: 2.6 us for 16 rows of 4 numbers. (It does without np.errstate: numpy warns once of
+        squares above 3e38.)"""
         if not abs(sum(out.reward.tolist())) < _INF:
             return False
         for name in self._small_floats:
@@ -197,7 +201,8 @@ class EnvVector(ABC):
         return all(all_finite(out.obs[name]) for name in self._large_floats)
 
     def _account(self, out: StepOut) -> list[Episode]:
-        """Make ``valid`` and ``first``, and keep the episode statistics."""
+        """Set ``valid`` and ``first``, update the episode statistics, and return the episodes that
+        ended."""
         if self._any_ended and not self._same_step:
             self._mask_resets(out)
         else:
@@ -221,7 +226,7 @@ class EnvVector(ABC):
         return self._finish_episodes()
 
     def _mask_resets(self, out: StepOut) -> None:
-        """The rows that ended one step ago were reset instead of stepped."""
+        """Mask the rows that ended one step ago: they were reset instead of stepped."""
         was_reset = self._ended
         np.logical_not(was_reset, out=out.valid)
         out.first[:] = was_reset
@@ -231,8 +236,8 @@ class EnvVector(ABC):
         self.valid_rows = int(np.count_nonzero(out.valid))
 
     def _drop_lost(self, out: StepOut) -> None:
-        """The episodes of rebuilt rows are no experience: this cell cuts and masks them, and the
-        next observation begins a new one."""
+        """Drop the episodes of rebuilt rows: mask and truncate their step; the next observation
+        begins a new episode."""
         for row in self._lost:
             self.valid_rows -= int(out.valid[row])
             out.valid[row], out.truncated[row], out.first[row] = False, True, True
@@ -242,7 +247,7 @@ class EnvVector(ABC):
         self._lost.clear()
 
     def _finish_episodes(self) -> list[Episode]:
-        """The episodes of the rows that ended; their sums start again."""
+        """Return the episodes that ended, and reset the sums of their rows."""
         episodes = []
         for row in np.flatnonzero(self._ended).tolist():
             if not self._uncounted[row]:
@@ -258,7 +263,7 @@ class EnvVector(ABC):
     # ---- values that are not finite: see sampleforge.env.not_finite ----
 
     def _check_first_obs(self, obs: Mapping[str, Array]) -> None:
-        """Called at the end of `reset`: the observations that the first episodes begin with."""
+        """Check the first observations of all rows; backends call this at the end of `reset`."""
         for row in np.flatnonzero(self._rows_not_finite(obs)).tolist():
             self.not_finite.add(row, self._clock, self._describe_obs(obs, row))
             if not self._begin_again(row, obs):
@@ -266,10 +271,9 @@ class EnvVector(ABC):
         self._lost.clear()
 
     def _drop_not_finite(self, out: StepOut) -> None:
-        """Something in this step is not finite. Afterwards all of it is; what becomes of the rows
-        is noted for `_account`."""
+        """Make a step finite that is not, and record for `_account` which rows are dropped."""
         stepped = np.ones(self.num_rows, np.bool_)
-        if not self._same_step:  # the others were reset; their rewards and flags mean nothing
+        if not self._same_step:  # rows that were reset have no meaningful rewards and flags
             np.logical_not(self._ended, out=stepped)
             out.reward[self._ended] = 0.0
         terminated = out.terminated & stepped
@@ -296,16 +300,16 @@ class EnvVector(ABC):
                 self._leave_episode(row, out, ended=bool(ended[row]))
 
     def _leave_episode(self, row: int, out: StepOut, *, ended: bool) -> None:
-        """Begin another episode of ``row``, instead of the one that goes on, or begins, with an
-        observation that is not finite."""
+        """Begin another episode of ``row``, because the current one has an observation that is not
+        finite."""
         if not self._begin_again(row, out.obs):
             self._breaking.append(row)
         elif not ended:
             self._lost.append(row)
 
     def _begin_again(self, row: int, obs: Mapping[str, Array]) -> bool:
-        """Reset ``row`` until its first observation is finite; False if the backend cannot: its
-        observation is zeroed then."""
+        """Reset ``row`` until its first observation is finite. If the backend cannot, zero the
+        observation and return False."""
         while self._restart(row, obs):
             if not self._rows_not_finite(obs)[row]:
                 return True
@@ -314,7 +318,7 @@ class EnvVector(ABC):
         return False
 
     def _mask_dropped(self, out: StepOut) -> None:
-        """Steps that are dropped are no experience."""
+        """Mask the dropped steps."""
         self._uncounted |= self._broken
         for row in {*self._dropped, *np.flatnonzero(self._broken).tolist()}:
             self._drop_step(row, out)
@@ -325,7 +329,7 @@ class EnvVector(ABC):
         self._breaking.clear()
 
     def _check_final_obs(self, out: StepOut) -> None:
-        """The final observations [rows, ...] under same_step, of the rows that ended."""
+        """Check the final observations [rows, ...] of the rows that ended, under same_step."""
         assert out.final_obs is not None, "the layout same_step needs final_obs"
         bad = self._rows_not_finite(out.final_obs) & self._ended
         for row in np.flatnonzero(bad).tolist():
@@ -341,14 +345,14 @@ class EnvVector(ABC):
         out.valid[row] = False
 
     def _rows_not_finite(self, obs: Mapping[str, Array]) -> Array:
-        """bool [rows]: whose observation is not finite."""
+        """Return the rows whose observation is not finite, bool [rows]."""
         bad = np.zeros(self.num_rows, np.bool_)
         for name in self._floats:
             bad |= rows_not_finite(obs[name])
         return bad
 
     def _describe_obs(self, obs: Mapping[str, Array], row: int) -> str:
-        """The first element of a row's observation that is not finite, as text."""
+        """Return a text with the first element of a row's observation that is not finite."""
         for name in self._floats:
             for at in np.argwhere(~np.isfinite(obs[name][row])).tolist():
                 value = obs[name][(row, *at)]
@@ -357,6 +361,6 @@ class EnvVector(ABC):
 
 
 def _zero(obs: Mapping[str, Array], leaves: Sequence[str], row: int) -> None:
-    """Set what is not finite in a row's observation to 0."""
+    """Set the elements of a row's observation that are not finite to 0."""
     for name in leaves:
         obs[name][row] = np.nan_to_num(obs[name][row], nan=0.0, posinf=0.0, neginf=0.0)

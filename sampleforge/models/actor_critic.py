@@ -20,22 +20,24 @@ from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec
 
 
 class ModelOutput(NamedTuple):
+    """The output of a model for one step [B] or a rollout [T, B]."""
+
     parameters: Tensor
-    """float32 [..., P] of the action distribution."""
+    """float32 [..., P], the parameters of the action distribution."""
     values: Tensor
-    """float32 [...] in actual units: the value head's output times ``value_scale``."""
+    """float32 [...], in units of returns: the value head's output times ``value_scale``."""
     state: Tensor
-    """float32 [B, S]: the cores' state after the last step."""
+    """float32 [B, S], the recurrent state after the last step."""
 
 
 class ActorCritic(nn.Module):
     """One policy and its value function.
 
-    ``state_size``: S, numbers of recurrent state per row (0 without a core). ``value_scale``: a
-    buffer, 1, or the running scale of the returns, which the learner sets: 0 until it is known, so
-    that values are 0 as well.
-    ``normaliser``: of the observations, or None; its statistics change in its ``update`` only.
-    Raises ConfigError if the config does not fit the spaces.
+    ``state_size``: S, floats of recurrent state per row (0 without a core). ``value_scale``: a
+    buffer [], either 1 or the running scale of the returns, which the learner sets; it is 0 until
+    the scale is known, and values are then 0 as well. ``normaliser``: normalises observations, or
+    None; only its ``update`` and ``merge`` change its statistics. Raises ConfigError if the config
+    does not fit the spaces.
     """
 
     value_scale: Tensor
@@ -59,34 +61,36 @@ class ActorCritic(nn.Module):
         self.register_buffer("value_scale", torch.ones(()))
         self.state_size = self.actor.state_size * (2 if config.separate_critic else 1)
 
-    def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
-        """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""
+    def step(self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor) -> ModelOutput:
+        """Return the output of one step: leaves [B, ...], state [B, S], is_first bool [B] (the
+        state is zeroed there)."""
         if self.normaliser is not None:
             obs = self.normaliser(obs)
         if self.critic is None:
-            features, state = self.actor.step(obs, state, first)
+            features, state = self.actor.step(obs, state, is_first)
             return self._output(features, features, state)
         of_actor, of_critic = state.chunk(2, -1)
-        features, of_actor = self.actor.step(obs, of_actor, first)
-        critics, of_critic = self.critic.step(obs, of_critic, first)
+        features, of_actor = self.actor.step(obs, of_actor, is_first)
+        critics, of_critic = self.critic.step(obs, of_critic, is_first)
         return self._output(features, critics, torch.cat((of_actor, of_critic), -1))
 
-    def forward(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
-        """A rollout: leaves [T, B, ...], state [B, S] before step 0, first bool [T, B] (the state
-        is zeroed before step t where first[t])."""
+    def forward(self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor) -> ModelOutput:
+        """Return the output of a rollout: leaves [T, B, ...], state [B, S] before step 0, is_first
+        bool [T, B] (the state is zeroed before step t where is_first[t])."""
         if self.normaliser is not None:
             obs = self.normaliser(obs)
         if self.critic is None:
-            features, state = self.actor(obs, state, first)
+            features, state = self.actor(obs, state, is_first)
             return self._output(features, features, state)
         of_actor, of_critic = state.chunk(2, -1)
-        features, of_actor = self.actor(obs, of_actor, first)
-        critics, of_critic = self.critic(obs, of_critic, first)
+        features, of_actor = self.actor(obs, of_actor, is_first)
+        critics, of_critic = self.critic(obs, of_critic, is_first)
         return self._output(features, critics, torch.cat((of_actor, of_critic), -1))
 
     def distribution(self, parameters: Tensor, obs: Mapping[str, Tensor]) -> ActionDistribution:
-        """Of ``parameters`` [..., P], under the action mask among the leaves [..., *shape] if there
-        is one. To be used alike in acting and learning, or the ratio is not 1 on-policy."""
+        """Return the distribution with ``parameters`` [..., P], under the action mask among the
+        leaves [..., *shape], if there is one. Acting and learning must both use it, otherwise the
+        ratio is not 1 on-policy."""
         mask = obs.get(ACTION_MASK)
         if mask is not None:
             mask = mask.reshape(*parameters.shape[:-1], -1).bool()
@@ -94,9 +98,9 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def rescale_values(self, scale: float | Tensor) -> None:
-        """Set ``value_scale``, and the value head so that every prediction stays what it is (the
-        output-preserving step of Pop-Art, van Hasselt et al. 2016, arXiv 1602.07714). A scale of 0
-        is unknown and changes nothing. The device of a tensor [] is not waited for."""
+        """Set ``value_scale``, and rescale the value head so that every prediction stays the same
+        (the output-preserving step of Pop-Art, van Hasselt et al. 2016, arXiv 1602.07714). A scale
+        of 0 is unknown and changes nothing. Does not wait for the device of a tensor []."""
         old = self.value_scale
         new = torch.as_tensor(scale, dtype=old.dtype, device=old.device)
         new = torch.where(new > 0, new, old)
@@ -106,7 +110,7 @@ class ActorCritic(nn.Module):
         self.value_scale.copy_(new)
 
     def _make_heads(self, config: ModelConfig, critic_features: int) -> None:
-        """The heads' parameters belong to this module itself: see `_output`."""
+        """Create the heads' parameters, which belong to this module itself: see `_output`."""
         layout, boxes = self.layout, self.layout.num_boxes
         is_learned = config.action_std == "learned"
         outputs = layout.num_logits + boxes * (1 if is_learned else 2)
@@ -121,8 +125,8 @@ class ActorCritic(nn.Module):
             self.log_std = nn.Parameter(torch.full((boxes,), config.initial_log_std))
 
     def _output(self, actor: Tensor, critic: Tensor, state: Tensor) -> ModelOutput:
-        """Both heads. Parameters come straight from the module's dict: at 16 rows, two nn.Linear
-        take 12 us and this 7."""
+        """Return the output of both heads. It reads the parameters from the module's dict: at 16
+        rows this takes 7 us, and two nn.Linear 12."""
         if torch.is_autocast_enabled(actor.device.type):
             with torch.autocast(actor.device.type, enabled=False):  # 8 bits are too few for a value
                 return self._output(actor, critic, state)
@@ -148,6 +152,6 @@ def _check_fit(
         if size != layout.num_logits:
             raise ConfigError(
                 f"observation leaf {ACTION_MASK!r} has {size} elements, but the discrete actions "
-                f"have {layout.num_logits} categories in all (MultiBinary: two each); it needs one "
-                "element per category"
+                f"have {layout.num_logits} categories in total (MultiBinary: two each); it needs "
+                "one element per category"
             )

@@ -1,9 +1,11 @@
-"""Image encoders: Nature CNN and IMPALA's ResNet, beside an MLP for the leaves that are no images.
+"""Image encoders: Nature CNN, Doom CNN and IMPALA's ResNet, with an MLP for the leaves that are not
+images.
 
 Images arrive as they were stored, [N, C, H, W] or [N, H, W, C]; the channel axis is the smaller of
-the two ends, the last if they are equal (MinAtar's 10x10x10). They stay in their dtype until the
-first convolution, whose weights are divided by 255 for uint8: 8 thousand numbers instead of 28
-thousand per image, and exact in bfloat16, which holds every integer up to 256.
+the first and the last, or the last if they are equal (MinAtar's 10x10x10). They keep their dtype
+until the first convolution. For uint8 its weights are divided by 255 instead of the images: these
+are 8 thousand numbers instead of 28 thousand per image, and it is exact in bfloat16, which holds
+every integer up to 256.
 
 channels_last, made while the images are still bytes, measured on one core of an EPYC with AVX-512
 for Nature CNN on 84x84x4, against [N, C, H, W], in ms: forward and backward of 256, fp32 107-118
@@ -33,12 +35,13 @@ from sampleforge.models.encoders import (
 from sampleforge.spec import ArraySpec
 
 CPU_PIECE = 128
-"""Images that go through the convolutions together on a CPU."""
+"""Number of images that go through the convolutions at a time on a CPU."""
 
 
 class DictEncoder(nn.Module):
-    """Each image leaf through convolutions and a dense layer of ``cnn_features``; all other leaves
-    together through the MLP's layers; concatenated. Subclasses give the convolutions."""
+    """Encodes each image leaf by convolutions and a dense layer of ``cnn_features``, and all other
+    leaves together by the MLP's layers; returns the concatenation. Subclasses define the
+    convolutions."""
 
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ class DictEncoder(nn.Module):
             self.out_features += self.dense.out_features
 
     def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
-        """Modules [N, channels, H, W] -> [N, *]; the first is a Conv2d."""
+        """Return the modules that map [N, channels, H, W] to [N, *]; the first is a Conv2d."""
         raise NotImplementedError
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -72,7 +75,7 @@ class DictEncoder(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """One image leaf [N, ...] -> [N, cnn_features]."""
+    """Encodes one image leaf, [N, ...] -> [N, cnn_features]."""
 
     def __init__(
         self, spec: ArraySpec, family: DictEncoder, config: ModelConfig, act: Activation
@@ -91,9 +94,9 @@ class ImageTower(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.is_channel_last:
             x = x.permute(0, 3, 1, 2)
-        # On a CPU in pieces that stay in the cache, from one layer to the next and back: measured
-        # for 2048 images of 84x84x4, forward and backward, 320 against 402 us each in bf16, 570
-        # against 679 in fp32; nothing at 256.
+        # On a CPU, pieces stay in the cache from one layer to the next and back. Measured for 2048
+        # images of 84x84x4, forward and backward: 320 instead of 402 us each in bf16, 570 instead
+        # of 679 in fp32; no difference for 256 images.
         pieces = torch.split(x, CPU_PIECE) if x.device.type == "cpu" else (x,)
         convolved = [self._convolve(self._as_input(piece)).flatten(1) for piece in pieces]
         whole = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
@@ -111,13 +114,16 @@ class ImageTower(nn.Module):
         return convolved
 
     def _dtype(self, device: torch.device) -> torch.dtype:
-        """What the convolutions compute in: autocast would convert a float32 copy once more."""
+        """Return the dtype of the convolutions. Under autocast a float32 copy would be converted a
+        second time."""
         if torch.is_autocast_enabled(device.type):
             return torch.get_autocast_dtype(device.type)
         return self.stem.weight.dtype
 
 
 class Activate(nn.Module):
+    """An activation as a module."""
+
     def __init__(self, act: Activation) -> None:
         super().__init__()
         self.act = act
@@ -127,8 +133,9 @@ class Activate(nn.Module):
 
 
 class NatureCNN(DictEncoder):
-    """Mnih et al. 2015: 32 8x8/4, 64 4x4/2, 64 3x3/1. Images with a side below 36 pixels are too
-    small for it and get 16 3x3/1, 32 3x3 (stride 1 below 16 pixels, as for MinAtar, else 2)."""
+    """The CNN of Mnih et al. 2015: 32 8x8/4, 64 4x4/2, 64 3x3/1. For images with a side below 36
+    pixels, which are too small for it: 16 3x3/1, 32 3x3 (stride 1 below 16 pixels, as for MinAtar,
+    else 2)."""
 
     def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
         layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
@@ -138,8 +145,8 @@ class NatureCNN(DictEncoder):
 
 
 class DoomCNN(DictEncoder):
-    """Petrenko et al. 2020 (arXiv 2006.11751, appendix): 32 8x8/4, 64 4x4/2, 128 3x3/2, which
-    leaves 18 positions of a screen of 128x72 where Nature CNN leaves 60."""
+    """The CNN of Petrenko et al. 2020 (arXiv 2006.11751, appendix): 32 8x8/4, 64 4x4/2, 128 3x3/2.
+    It leaves 18 positions of a screen of 128x72, where Nature CNN leaves 60."""
 
     def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
         if smaller_side < 44:
@@ -151,7 +158,8 @@ class DoomCNN(DictEncoder):
 
 
 def _stack(channels: int, layers: list[tuple[int, int, int]], act: Activation) -> list[nn.Module]:
-    """Convolutions (width, kernel, stride) without padding, an activation after each."""
+    """Return convolutions (width, kernel, stride) without padding, with an activation after
+    each."""
     modules: list[nn.Module] = []
     for width, kernel, stride in layers:
         modules += [orthogonal_(nn.Conv2d(channels, width, kernel, stride)), Activate(act)]
@@ -160,8 +168,8 @@ def _stack(channels: int, layers: list[tuple[int, int, int]], act: Activation) -
 
 
 class ImpalaResNet(DictEncoder):
-    """Espeholt et al. 2018 (arXiv 1802.01561, figure 3, large): 16, 32, 32 channels, each a
-    convolution, a 3x3/2 max-pool and two residual blocks."""
+    """The ResNet of Espeholt et al. 2018 (arXiv 1802.01561, figure 3, large): 16, 32, 32 channels,
+    each with a convolution, a 3x3/2 max-pool and two residual blocks."""
 
     def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
         modules: list[nn.Module] = []
@@ -174,7 +182,7 @@ class ImpalaResNet(DictEncoder):
 
 
 class Residual(nn.Module):
-    """x + conv(act(conv(act(x)))), 3x3."""
+    """A residual block: x + conv(act(conv(act(x)))), with 3x3 convolutions."""
 
     def __init__(self, width: int, act: Activation) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A model whose passes are compiled (torch.compile): fewer, larger kernels; on a CUDA device a pass
-is launched as a whole (a CUDA graph), where its shapes stay the same.
+"""Compilation of a model's passes (torch.compile): fewer, larger kernels; on a CUDA device a pass
+with constant shapes is launched as a whole (a CUDA graph).
 
-The model stays what it is: its parameters, buffers and names are those of before.
+The model keeps its parameters, buffers and names.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Pass = Callable[..., Any]
 
 
 def compile_passes(model: ActorCritic, device: torch.device) -> None:
-    """Have ``model.step`` and ``model.forward`` compiled when they are first called, anew for other
-    shapes. On a CUDA device what a pass returns is valid until the next pass.
+    """Have ``model.step`` and ``model.forward`` compiled when they are first called, and again for
+    other shapes. On a CUDA device the result of a pass is valid until the next pass.
 
-    Of a model with a recurrent core the encoders are: a core's loop over time would be unrolled, or
-    asks where episodes begin.
+    Of a model with a recurrent core only the encoders are compiled: the core's loop over time would
+    be unrolled, or depends on where episodes begin.
     """
     import torch._inductor.config as inductor
 
-    # Compilers are started by this process, one at a time: a pool of processes for it would cost
-    # memory in every worker, and outlive one that is killed.
+    # This process starts compilers, one at a time: a pool of processes would cost memory in every
+    # worker, and outlive a worker that is killed.
     inductor.compile_threads = 1
-    # They would be 150 MB in /tmp, whatever TORCHINDUCTOR_CACHE_DIR says, and stay there.
+    # Precompiled headers would be 150 MB in /tmp, whatever TORCHINDUCTOR_CACHE_DIR is, and stay.
     inductor.cpp_cache_precompile_headers = False
     mode = "reduce-overhead" if device.type == "cuda" else None
     if model.state_size:
@@ -44,7 +44,7 @@ def compile_passes(model: ActorCritic, device: torch.device) -> None:
 
 
 def _beginning(one_pass: Pass) -> Pass:
-    """Each call gives up the memory of what the last one returned."""
+    """Return ``one_pass`` so that each call releases the memory of the previous result."""
     begin: Pass = torch.compiler.cudagraph_mark_step_begin
 
     @wraps(one_pass)

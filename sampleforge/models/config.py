@@ -1,4 +1,4 @@
-"""The shape of the actor-critic network."""
+"""The configuration of networks: the model, its compilation, and the heads of Q-networks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ModelConfig(Checked):
     """The value function has its own encoder and core (default: yes without images and without a
     core)."""
     normalise_observations: bool = True
-    """Running mean and standard deviation for observations of floats or bytes (images are divided
-    by 255, categories one-hot encoded)."""
+    """Normalise observations of floats or bytes by their running mean and standard deviation
+    (images are divided by 255, categories one-hot encoded)."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False
@@ -51,7 +51,8 @@ class ModelConfig(Checked):
 
     @property
     def state_size(self) -> int:
-        """Floats of recurrent state per row: LSTM has two parts, a separate critic its own core."""
+        """Floats of recurrent state per row: an LSTM has two parts, and a separate critic has its
+        own core."""
         parts = {"none": 0, "gru": 1, "lstm": 2}[self.core]
         return parts * self.core_size * (2 if self.separate_critic else 1)
 
@@ -59,24 +60,26 @@ class ModelConfig(Checked):
 @dataclass(frozen=True)
 class CompilerConfig(Checked):
     compile: bool = False
-    """Compile the model's passes (torch.compile), in the learner and where actions are computed:
-    needs a C++ compiler, and time at the start."""
+    """Compile the model's passes (torch.compile) in the learner and for inference; needs a C++
+    compiler, and time at the start."""
 
 
 @dataclass(frozen=True)
 class QHeadsConfig(Checked):
-    """``v_min`` and ``v_max`` left open are fitted to the observations with the rest of Ape-X."""
+    """The heads of a Q-network. The defaults of ``v_min`` and ``v_max`` depend on the observations;
+    they are resolved with those of Ape-X."""
 
     noisy_nets: bool = False
-    """Explore by Gaussian noise on the weights of the heads, whose size is learned; evaluation has
-    none."""
+    """Explore by Gaussian noise of a learned size on the weights of the heads; evaluation uses no
+    noise."""
     noisy_sigma: float = 0.5
     """Initial size of that noise, times sqrt(inputs of the layer)."""
     value_distribution: Literal["none", "c51", "quantile"] = "none"
-    """Learn how returns are distributed: c51: probabilities of --num-atoms returns from --v-min to
+    """Learn the distribution of returns. c51: probabilities of --num-atoms returns from --v-min to
     --v-max (no Huber loss); quantile: --num-atoms quantiles."""
     num_atoms: int = 51
-    """Atoms of c51, or quantiles, whose loss costs their square (the paper of the latter: 200)."""
+    """Number of atoms of c51, or of quantiles, whose loss costs their square (200 in their
+    paper)."""
     v_min: float | None = None
     """c51: the lowest return, of scaled and clipped rewards (default: -10 for images)."""
     v_max: float | None = None

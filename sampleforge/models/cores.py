@@ -1,7 +1,7 @@
-"""Recurrent cores over [T, B, F] whose state is zeroed wherever an episode begins.
+"""Recurrent cores over [T, B, F], whose state is zeroed where an episode begins.
 
-The state is flat, [B, state_size]: GRU h; LSTM h | c. It is float32, and so is the arithmetic,
-under autocast too: bfloat16 would lose what the state accumulates.
+The state is flat, [B, state_size]: h of a GRU, h | c of an LSTM. State and arithmetic are float32,
+also under autocast: bfloat16 would lose what the state accumulates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sampleforge.models.gru import gru_rollout
 
 
 class Core(nn.Module):
-    """GRU or LSTM of one layer, [T, B, in_features] -> [T, B, out_features]."""
+    """A GRU or LSTM of one layer, [T, B, in_features] -> [T, B, out_features]."""
 
     def __init__(self, kind: Literal["gru", "lstm"], in_features: int, size: int) -> None:
         super().__init__()
@@ -31,9 +31,10 @@ class Core(nn.Module):
             else:
                 nn.init.zeros_(parameter)
 
-    def step(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: x [B, F], state [B, S], first bool [B] -> outputs [B, out_features], state."""
-        state = state.masked_fill(first.unsqueeze(-1), 0.0)
+    def step(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [B, out_features] and the state [B, S] after one step, from x [B, F],
+        state [B, S], is_first bool [B] (the state is zeroed there)."""
+        state = state.masked_fill(is_first.unsqueeze(-1), 0.0)
         rnn = self.rnn
         weights = (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0)
         if not self.is_lstm:
@@ -42,33 +43,35 @@ class Core(nn.Module):
         h, c = torch.lstm_cell(x, state.chunk(2, -1), *weights)  # type: ignore[arg-type]
         return h, torch.cat((h, c), -1)
 
-    def forward(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, B, F], state [B, S] before step 0, first bool [T, B]: the state is zeroed before
-        step t where first[t] -> outputs [T, B, out_features], state [B, S] after step T - 1."""
-        assert x.ndim == 3 and first.shape == x.shape[:2], (tuple(x.shape), tuple(first.shape))
+    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs [T, B, out_features] and the state [B, S] after step T - 1, from x
+        [T, B, F], state [B, S] before step 0, is_first bool [T, B] (the state is zeroed before step
+        t where is_first[t])."""
+        shapes = tuple(x.shape), tuple(is_first.shape)
+        assert x.ndim == 3 and is_first.shape == x.shape[:2], shapes
         if x.shape[0] == 1:
-            y, state = self.step(x[0], state, first[0])
+            y, state = self.step(x[0], state, is_first[0])
             return y.unsqueeze(0), state
         if not self.is_lstm and x.device.type == "cpu":
-            return self._gru(x, state, first)
-        begins = first.cpu()
-        state = state.masked_fill(first[0].unsqueeze(-1), 0.0)
+            return self._gru(x, state, is_first)
+        begins = is_first.cpu()
+        state = state.masked_fill(is_first[0].unsqueeze(-1), 0.0)
         if begins[1:].any():
             return self._segments(x, state, begins)
         y, hidden = self.rnn(x, self._hidden(state))
         return y, self._flat(hidden)
 
-    def _gru(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    def _gru(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
         rnn = self.rnn
         gates = F.linear(x, rnn.weight_ih_l0, rnn.bias_ih_l0)  # type: ignore[arg-type]
-        keep = (~first).to(x.dtype).unsqueeze(-1)
+        keep = (~is_first).to(x.dtype).unsqueeze(-1)
         y = gru_rollout(gates, state, keep, rnn.weight_hh_l0, rnn.bias_hh_l0)  # type: ignore[arg-type]
         return y, y[-1]
 
-    def _segments(self, x: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass over the stretches between resets, packed as sequences of their own."""
+    def _segments(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
+        """Run one pass over the segments between resets, packed as separate sequences."""
         steps, rows, _ = x.shape
-        plan = _Packing(first, x.device)
+        plan = _Packing(is_first, x.device)
         start = torch.zeros(plan.num_segments, state.shape[1], device=x.device, dtype=state.dtype)
         start = start.index_copy(0, plan.first_segment, state)
         packed = PackedSequence(x.reshape(steps * rows, -1)[plan.order], plan.batch_sizes)
@@ -77,7 +80,7 @@ class Core(nn.Module):
         return outputs, self._flat(hidden)[plan.last_segment]
 
     def _hidden(self, state: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Flat [B, S] as the RNN takes it: [1, B, size], twice for the LSTM."""
+        """Return the flat state [B, S] in torch's form: [1, B, size], twice for an LSTM."""
         if not self.is_lstm:
             return state.unsqueeze(0)
         h, c = state.unsqueeze(0).chunk(2, -1)
@@ -90,15 +93,16 @@ class Core(nn.Module):
 
 
 class _Packing:
-    """Where each of the T * B elements goes when the stretches between resets are packed.
+    """The place of each of the T * B elements when the segments between resets are packed.
 
-    ``first``: bool [T, B] on the CPU. Stretches ("segments") are sorted by length, longest first,
-    as PackedSequence demands; its data hold step 0 of all, then step 1 of all that last so long.
+    ``is_first``: bool [T, B] on the CPU. Segments are sorted by length, longest first, as
+    PackedSequence requires; its data hold step 0 of all segments, then step 1 of all segments that
+    have one, and so on.
     """
 
-    def __init__(self, first: Tensor, device: torch.device) -> None:
-        steps, rows = first.shape
-        starts = first.t().clone()  # row-major: a row's segments are neighbours
+    def __init__(self, is_first: Tensor, device: torch.device) -> None:
+        steps, rows = is_first.shape
+        starts = is_first.t().clone()  # row-major: a row's segments are neighbours
         starts[:, 0] = True
         flat = starts.flatten()
         begin = flat.nonzero().squeeze(1)
@@ -109,7 +113,7 @@ class _Packing:
 
         segment = flat.cumsum(0) - 1
         step = torch.arange(steps * rows) - begin[segment]
-        self.batch_sizes = torch.bincount(step)  # CPU, as PackedSequence wants it
+        self.batch_sizes = torch.bincount(step)  # on the CPU, as PackedSequence requires
         offsets = self.batch_sizes.cumsum(0) - self.batch_sizes
         place = (offsets[step] + rank[segment]).reshape(rows, steps).t().flatten()
         of_row = segment.reshape(rows, steps)

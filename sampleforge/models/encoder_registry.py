@@ -29,8 +29,8 @@ _registered: dict[str, str] = {}
 def register_encoder(name: str, target: str | type[nn.Module]) -> None:
     """Make ``--model.encoder name`` mean this class, given itself or as ``package.module:Class``.
 
-    What travels to other processes is the import string, so they need no registration; but the
-    class must be importable: ConfigError for one defined in a function, a script or a notebook.
+    The import string is sent to other processes, so they need no registration. The class must be
+    importable: raises ConfigError for one defined in a function, a script or a notebook.
     """
     if name in _BUILT_IN or name == "auto" or ":" in name or not name:
         raise ConfigError(f"an encoder cannot be registered as {name!r}: that name is taken")
@@ -38,9 +38,11 @@ def register_encoder(name: str, target: str | type[nn.Module]) -> None:
 
 
 def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) -> ModelConfig:
-    """``config`` with an encoder that any process can build: a built-in name or an import string.
+    """Return ``config`` with an encoder that any process can create: a built-in name or an import
+    string.
 
-    ``auto`` becomes nature_cnn if a leaf is an image, else mlp. ConfigError for an unknown name.
+    ``auto`` becomes nature_cnn if a leaf is an image, else mlp. Raises ConfigError for an unknown
+    name.
     """
     name = config.encoder
     if name == "auto":
@@ -58,8 +60,8 @@ def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) 
 
 
 def make_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) -> nn.Module:
-    """An encoder of all leaves but the action mask. ConfigError if there is no such class, or the
-    class is not an encoder."""
+    """Return a new encoder of all leaves but the action mask. Raises ConfigError if the class does
+    not exist or is not an encoder."""
     name = resolve_encoder(config, observations).encoder
     encoder = _load(_BUILT_IN.get(name, name))(encoded_leaves(observations), config)
     if not isinstance(getattr(encoder, "out_features", None), int):
@@ -68,7 +70,7 @@ def make_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) -> 
 
 
 def encoded_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """The leaves that an encoder sees."""
+    """Return the leaves that an encoder sees: all but the action mask."""
     return {leaf: spec for leaf, spec in observations.items() if leaf != ACTION_MASK}
 
 
@@ -84,14 +86,14 @@ def _import_string(target: type[nn.Module]) -> str:
 def _load(import_string: str) -> type[nn.Module]:
     module_name, _, class_name = import_string.partition(":")
     try:
-        found = importlib.import_module(module_name)
+        target = importlib.import_module(module_name)
         for part in class_name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"--model.encoder {import_string}: importing it fails: {error}; it must be "
             "package.module:Class, importable from where the run is started"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    if not (isinstance(target, type) and issubclass(target, nn.Module)):
         raise ConfigError(f"model.encoder {import_string!r} is not a torch.nn.Module class")
-    return found
+    return target

@@ -1,4 +1,5 @@
-"""From observation leaves [N, ...] to features: the MLP, and how leaves become vectors."""
+"""The MLP encoder, the conversion of observation leaves to vectors, and parts that all encoders
+use."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str, default: str) -> Activation:
-    """The function called ``name``, or ``default`` for "auto". It may overwrite its argument."""
+    """Return the activation ``name``, or ``default`` for "auto". It may overwrite its argument."""
     return _ACTIVATIONS[default if name == "auto" else name]
 
 
 def out_of_place(act: Activation) -> Activation:
-    """The same activation, leaving its argument as it is."""
+    """Return the same activation in a form that does not overwrite its argument."""
     pure: dict[Activation, Activation] = {
         torch.tanh_: torch.tanh,
         torch.relu_: torch.relu,
@@ -43,17 +44,19 @@ def out_of_place(act: Activation) -> Activation:
 
 
 def is_image(spec: ArraySpec) -> bool:
-    """Rank 3 and not categorical, [C, H, W] or [H, W, C], H and W at least 8 pixels. Unlike
-    ``ArraySpec.is_image`` of any dtype: MinAtar's planes are bool."""
+    """Return whether a leaf is an image for an encoder: rank 3 and not categorical, [C, H, W] or
+    [H, W, C], H and W at least 8 pixels. Unlike ``ArraySpec.is_image`` it may have any dtype:
+    MinAtar's planes are bool."""
     return spec.categories is None and len(spec.shape) == 3 and sorted(spec.shape)[1] >= 8
 
 
 def has_image(observations: Mapping[str, ArraySpec]) -> bool:
+    """Return whether a leaf is an image; see `is_image`."""
     return any(is_image(spec) for spec in observations.values())
 
 
 def orthogonal_(layer: Layer, gain: float = math.sqrt(2.0)) -> Layer:
-    """Orthogonal weights, zero bias; returns the layer."""
+    """Initialise a layer with orthogonal weights and zero bias; return the layer."""
     assert layer.bias is not None
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -61,10 +64,11 @@ def orthogonal_(layer: Layer, gain: float = math.sqrt(2.0)) -> Layer:
 
 
 class Dense(nn.Module):
-    """Linear layers [N, in] -> [N, sizes[-1]], an activation after each; no layer: the identity.
+    """Linear layers [N, in] -> [N, sizes[-1]] with an activation after each; without layers the
+    identity.
 
-    Its parameters are its own and F.linear is called directly: at 16 rows, an nn.Sequential costs
-    as much again as its arithmetic (25 against 14 us for two layers of 64 and a head).
+    The module has the parameters itself and calls F.linear directly: at 16 rows, an nn.Sequential
+    costs as much again as its arithmetic (25 against 14 us for two layers of 64 and a head).
     """
 
     def __init__(self, in_features: int, sizes: Sequence[int], act: Activation) -> None:
@@ -87,7 +91,8 @@ class Dense(nn.Module):
 
 
 class OneHot(nn.Module):
-    """A categorical leaf [N, *shape] -> [N, sum(categories)], one block per element."""
+    """One-hot encoding of a categorical leaf, [N, *shape] -> [N, sum(categories)], one block per
+    element."""
 
     element: Tensor
     value: Tensor
@@ -105,10 +110,10 @@ class OneHot(nn.Module):
 
 
 class Vector(nn.Module):
-    """Leaves [N, ...] -> [N, out_features] float32: flattened, concatenated in their order.
+    """Leaves [N, ...] -> [N, out_features] float32, flattened and concatenated in their order.
 
-    Categorical elements become one-hot, bytes are divided by 255 (unless a normaliser has made
-    floats of them before), other numbers stay as they are.
+    Categorical elements are one-hot encoded, bytes are divided by 255 (unless a normaliser has
+    converted them to floats before), other numbers stay the same.
     """
 
     def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
@@ -124,7 +129,7 @@ class Vector(nn.Module):
         first = next(iter(observations.values()))
         is_plain = len(observations) == 1 and first.dtype == "float32" and len(first.shape) == 1
         self.plain_leaf = self._names[0] if is_plain else None
-        """The one leaf that is such a vector as it stands, if so."""
+        """The name of the only leaf, if it is a float32 vector, which needs no conversion."""
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts: list[Tensor] = [
@@ -142,7 +147,8 @@ class Vector(nn.Module):
 
 
 class MLP(Dense):
-    """All leaves as one vector, through ``config.hidden_sizes`` layers (tanh unless said)."""
+    """The MLP encoder: all leaves as one vector, through layers of ``config.hidden_sizes`` (tanh by
+    default)."""
 
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         if not observations:

@@ -1,10 +1,11 @@
-"""The GRU over a rollout on a CPU: resets inside it, recurrent weights' gradient in one product.
+"""The GRU over a rollout on a CPU, with resets inside the rollout and the gradient of the recurrent
+weights in one product.
 
-torch wants a rollout in which episodes end packed into sequences of their own, more and shorter
-ones, and adds up a [3H, H] gradient after every step. Here the state is multiplied by 0 where an
-episode begins. Measured, forward and backward of 32 steps with resets in 5% of them, on one core
-of an EPYC: 512 units, 16 rows 65 against 74 ms; 64 units, 64 rows 10 against 14. Without resets
-there is no difference beyond noise but for small cores with many rows (10 against 7.5 ms).
+torch needs a rollout in which episodes end to be packed into more and shorter sequences, and adds
+up a [3H, H] gradient after every step. Here the state is multiplied by 0 where an episode begins.
+Measured, forward and backward of 32 steps with resets in 5% of them, on one core of an EPYC: 512
+units, 16 rows 65 against 74 ms; 64 units, 64 rows 10 against 14. Without resets there is no
+difference beyond noise, except for small cores with many rows (10 against 7.5 ms).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch import Tensor
 
 
 def gru_rollout(gates: Tensor, state: Tensor, keep: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """All states [T, B, H] of Cho et al. 2014 (arXiv 1406.1078) in torch's arrangement:
+    """Return all states [T, B, H] of the GRU (Cho et al. 2014, arXiv 1406.1078) in torch's form:
 
         r, z = sigmoid(x_rz + U_rz h + b_rz);  n = tanh(x_n + r (U_n h + b_n));  h' = n + z (h - n)
 
-    ``gates``: the input's part x_r | x_z | x_n, float32 [T, B, 3H]; ``state`` [B, H] before step 0;
-    ``keep`` float32 [T, B, 1]: 0 where the state is zeroed before the step, else 1; ``weight``
-    [3H, H] and ``bias`` [3H]: U and b.
+    ``gates``: the contribution of the input x_r | x_z | x_n, float32 [T, B, 3H]; ``state`` [B, H]
+    before step 0; ``keep`` float32 [T, B, 1]: 0 where the state is zeroed before the step, else 1;
+    ``weight`` [3H, H] and ``bias`` [3H]: U and b.
     """
     states: Tensor = _GruRollout.apply(gates, state, keep, weight, bias)  # type: ignore[no-untyped-call]
     return states
@@ -55,7 +56,7 @@ class _GruRollout(torch.autograd.Function):
     def backward(ctx: Any, of_states: Tensor) -> tuple[Tensor | None, ...]:
         before, of_state, active, keep, weight = ctx.saved_tensors
         r, z, n = active.chunk(3, -1)
-        # What does not depend on the gradient, for all steps at once.
+        # The factors that do not depend on the gradient, for all steps at once.
         by_n = (1 - z) * (1 - n.square())  # dh'/d(argument of tanh)
         by_z = (before - n) * z * (1 - z)
         by_r = of_state.chunk(3, -1)[2] * r * (1 - r)  # d(argument of tanh)/d(argument of r)

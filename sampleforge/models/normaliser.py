@@ -1,4 +1,5 @@
-"""Observation normalisation with statistics that are merged exactly, outside the forward pass."""
+"""Normalisation of observations by running statistics, which are merged exactly, outside the
+forward pass."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ CLIP = 10.0
 
 
 def normalised_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-    """Leaves of floats or bytes that are no images; categories and masks have their scale already.
+    """Return the leaves that are normalised: floats or bytes that are not images. Categories and
+    masks have their scale already.
 
-    Bytes that are no image may be codes of a grid, from 0 to 10: divided by 255 they would all
-    look alike (MiniGrid-Empty-5x5 as bytes, 38k env steps: return .73 so, .95 normalised).
+    Bytes that are not an image may be codes of a grid, from 0 to 10. Divided by 255 they would all
+    look alike (MiniGrid-Empty-5x5 as bytes, 38k env steps: return .73; normalised .95).
     """
     return {
         name: spec
@@ -34,12 +36,12 @@ def normalised_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArrayS
 
 
 class ObservationNormaliser(nn.Module):
-    """(x - mean) / std, clipped to +- 10, for the leaves that `normalised_leaves` names.
+    """Computes (x - mean) / std, clipped to +- 10, for the leaves of `normalised_leaves`.
 
-    The statistics are buffers: they travel with the weights, rest in checkpoints, and change in
-    `update` and `merge` only, which the learner calls. Before that it is the identity but for the
-    clip; bytes are divided by 255. The deviation of bytes counts as 1 at least, the step between
-    two of them: many elements of a grid hardly ever change.
+    The statistics are buffers: they are published with the weights and saved in checkpoints. Only
+    `update` and `merge` change them, which the learner calls. Before that the normaliser clips and
+    divides bytes by 255. The standard deviation of bytes counts as at least 1, the step between
+    two values, because many elements of a grid hardly ever change.
     """
 
     def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
@@ -52,11 +54,11 @@ class ObservationNormaliser(nn.Module):
             self._by_name.append((name, leaf))
 
     def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All leaves of ``obs`` [..., *shape], with the normalised ones as float32."""
-        found = dict(obs)
+        """Return all leaves of ``obs`` [..., *shape], the normalised ones as float32."""
+        leaves = dict(obs)
         for name, leaf in self._by_name:
-            found[name] = leaf.forward(obs[name])
-        return found
+            leaves[name] = leaf.forward(obs[name])
+        return leaves
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *more: Any, **named: Any
@@ -75,21 +77,22 @@ class ObservationNormaliser(nn.Module):
     def update(
         self, obs: Mapping[str, Tensor], mask: Tensor | None = None, gather: Gather = alone
     ) -> None:
-        """Take in observations [N, *shape] where ``mask`` (bool [N]) is True: each exactly once.
-        With ``gather``, also those that the other ranks take in at the same time."""
+        """Count the observations [N, *shape] where ``mask`` (bool [N]) is True. The caller passes
+        each observation exactly once. ``gather`` adds those that the other ranks count at the same
+        time."""
         for name, leaf in self._by_name:
             leaf.merge(over_ranks(moments(obs[name], mask), gather))
 
     @torch.no_grad()
     def merge(self, seen: Mapping[str, Moments]) -> None:
-        """Take in the moments of observations that were counted elsewhere."""
+        """Merge the moments of observations that were counted elsewhere."""
         for name, leaf in self._by_name:
             leaf.merge(seen[name])
 
 
 class LeafNormaliser(nn.Module):
-    """One leaf. ``total_mean``, ``total_var``, ``count``: float64, exact; ``scale`` = 1 / std and
-    ``shift`` = -mean / std: float32, what the forward pass multiplies and adds."""
+    """Normalises one leaf. ``total_mean``, ``total_var`` and ``count`` are exact, float64;
+    ``scale`` = 1 / std and ``shift`` = -mean / std, float32, are used by the forward pass."""
 
     total_mean: Tensor
     total_var: Tensor
@@ -114,7 +117,7 @@ class LeafNormaliser(nn.Module):
     def merge(self, more: Moments) -> None:
         total = merge(Moments(self.total_mean, self.total_var, self.count), more)
         scale = (total.var.clamp(min=1.0) if self.of_bytes else total.var + 1e-8).rsqrt()
-        some = total.count > 0  # else all stays as it is; decided on the device, which may be busy
+        some = total.count > 0  # else nothing changes; decided on the device, without waiting
         for buffer, value in (
             (self.total_mean, total.mean),
             (self.total_var, total.var),

@@ -1,4 +1,4 @@
-"""The last layers of a Q-network: from features to what is known of each action's value."""
+"""The heads of a Q-network: from features to the outputs for each action's value."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from sampleforge.models.noisy import NoisyLinear
 def make_heads(
     features: int, widths: Sequence[int], *, hidden: int, act: Activation, noisy_sigma: float
 ) -> nn.Module:
-    """Features [..., F] -> [..., sum(widths)], the heads side by side. ``hidden``: width of a
-    hidden layer in each (0: none). ``noisy_sigma``: of their noisy layers (0: plain ones)."""
+    """Return the heads, features [..., F] -> [..., sum(widths)], with their outputs side by side.
+
+    ``hidden``: width of a hidden layer in each head (0: none). ``noisy_sigma``: initial sigma of
+    noisy layers (0: plain layers)."""
     if hidden:
         return Streams(features, widths, hidden, act, noisy_sigma)
     return _layer(features, sum(widths), noisy_sigma)
 
 
 def output_parameters(heads: nn.Module) -> Iterator[nn.Parameter]:
-    """Of `make_heads`: the parameters that their outputs are linear in."""
+    """Yield the parameters of heads of `make_heads` in which their outputs are linear."""
     return (heads.out if isinstance(heads, Streams) else heads).parameters()
 
 
 class Streams(nn.Module):
-    """Each head through a hidden layer of its own."""
+    """Heads with a hidden layer each."""
 
     def __init__(
         self, features: int, widths: Sequence[int], size: int, act: Activation, noisy_sigma: float

@@ -1,5 +1,5 @@
-"""The Q-network: normaliser -> trunk (encoder, core) -> a Q-value, or the distribution of the
-return, per action."""
+"""The Q-network: normaliser -> trunk (encoder, core) -> heads, with a Q-value or a distribution of
+returns per action."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from sampleforge.models.value_distribution import ValueDistribution
 from sampleforge.spec import ACTION, ACTION_MASK, ActionSpec, ArraySpec
 
 EVALUATION_EPSILON = 0.001
-"""Of stochastic evaluation, as in published Atari scores."""
+"""Epsilon of stochastic evaluation, as in published Atari scores."""
 
 
 class QNetwork(nn.Module):
-    """Q-values of one discrete action.
+    """A network for the Q-values of one discrete action.
 
     ``dueling``: Q = V + A - mean_a A (Wang et al. 2016, arXiv 1511.06581, eq. 9). ``head_size``:
-    width of a hidden layer in each head, 0 for none. ``noisy_sigma``: the heads' layers are noisy
-    ones (0: not), which follow their means until `models.noisy.set_noise` is called.
-    ``value_distribution``: what they say of each action's return (None: the Q-value alone).
-    ``parameters`` of its output are the Q-values [..., A], ``values`` the largest of them that the
-    action mask allows, both in units of ``value_scale``: a buffer, 1, or the running scale of the
-    rewards, which the learner sets: 0 until it is known. Raises ConfigError if the config does not
-    fit the spaces.
+    width of a hidden layer in each head, 0 for none. ``noisy_sigma``: initial sigma of the heads'
+    noisy layers, which use their means until `models.noisy.set_noise` is called (0: plain layers).
+    ``value_distribution``: the distribution of each action's return (None: Q-values alone).
+
+    In the output, ``parameters`` are the Q-values [..., A] and ``values`` the largest that the
+    action mask allows, both in units of ``value_scale``. That is a buffer [], either 1 or the
+    running scale of the rewards, which the learner sets; it is 0 until the scale is known. Raises
+    ConfigError if the config does not fit the spaces.
     """
 
     value_scale: Tensor
@@ -73,9 +74,10 @@ class QNetwork(nn.Module):
 
     @torch.no_grad()
     def rescale_values(self, scale: Tensor, *, keep: bool = True) -> None:
-        """Set ``value_scale``; with ``keep``, and the heads so that every prediction stays what it
-        is in the rewards' own unit. While the scale is not known, predictions have no unit, and
-        stay as they are. A scale of 0 changes nothing. The device is not waited for."""
+        """Set ``value_scale``. With ``keep``, also rescale the heads so that every prediction stays
+        the same in the rewards' own unit. As long as the old scale is unknown, predictions have no
+        unit and the heads do not change. A scale of 0 changes nothing. Does not wait for the
+        device."""
         old = self.value_scale
         new = torch.where(scale > 0, scale, old).to(old.dtype)
         if keep:
@@ -90,17 +92,19 @@ class QNetwork(nn.Module):
         state_dict.setdefault(f"{prefix}value_scale", torch.ones(()))  # not in older checkpoints
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def step(self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor) -> ModelOutput:
-        """One step: leaves [B, ...], state [B, S], first bool [B] (the state is zeroed there)."""
-        actions, state = self.choices(obs, state, first)
+    def step(self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor) -> ModelOutput:
+        """Return the output of one step: leaves [B, ...], state [B, S], is_first bool [B] (the
+        state is zeroed there)."""
+        actions, state = self.choices(obs, state, is_first)
         return ModelOutput(actions.q, actions.best.values, state)
 
     def choices(
-        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[GreedyActions, Tensor]:
-        """One step, as `step`: what can be done, and the next state."""
+        """Return the greedy actions of one step and the next state [B, S]; arguments as in
+        `step`."""
         leaves = obs if self.normaliser is None else self.normaliser(obs)
-        features, state = self.trunk.step(leaves, state, first)
+        features, state = self.trunk.step(leaves, state, is_first)
         outputs = self._outputs(features)
         actions = self.distribution(self.mean(outputs), obs)
         if self.value_distribution is not None:
@@ -108,17 +112,17 @@ class QNetwork(nn.Module):
         return actions, state
 
     def q_values(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """[B, A] float32 of leaves [B, ...], for a network without a core."""
+        """Return the Q-values float32 [B, A] of leaves [B, ...], for a network without a core."""
         return self.mean(self.outputs(obs))
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """Q-values [..., A] of `outputs`."""
-        known = self.value_distribution
-        return outputs if known is None else known.mean(outputs)
+        """Return the Q-values [..., A] of `outputs`."""
+        distribution = self.value_distribution
+        return outputs if distribution is None else distribution.mean(outputs)
 
     def outputs(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Of leaves [B, ...], for a network without a core: Q-values [B, A] float32, or
-        [B, A, K], which is for its ``value_distribution``."""
+        """Return the heads' outputs for leaves [B, ...], for a network without a core: Q-values
+        float32 [B, A], or [B, A, K] for the network's ``value_distribution``."""
         assert self.state_size == 0
         leaves = obs if self.normaliser is None else self.normaliser(obs)
         some = next(iter(leaves.values()))
@@ -128,12 +132,13 @@ class QNetwork(nn.Module):
         return self._outputs(features)
 
     def unroll(
-        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Leaves [T, B, ...], state [B, S] before obs[0], first bool [T, B] (the state is zeroed
-        there) -> Q-values [T, B, A] float32, and the state [B, S] after the last step."""
+        """Return the Q-values float32 [T, B, A] of a rollout and the state [B, S] after its last
+        step, from leaves [T, B, ...], state [B, S] before obs[0], is_first bool [T, B] (the state
+        is zeroed there)."""
         leaves = obs if self.normaliser is None else self.normaliser(obs)
-        features, state = self.trunk(leaves, state, first)
+        features, state = self.trunk(leaves, state, is_first)
         return self._q_values(features), state
 
     def _q_values(self, features: Tensor) -> Tensor:
@@ -151,35 +156,39 @@ class QNetwork(nn.Module):
         return _dueling(outputs, axis) if self.dueling else outputs
 
     def distribution(self, parameters: Tensor, obs: Mapping[str, Tensor]) -> GreedyActions:
-        """What to do with Q-values [..., A], under the action mask if ``obs`` has one."""
+        """Return the greedy actions for Q-values [..., A], under the action mask if ``obs`` has
+        one."""
         mask = obs.get(ACTION_MASK)
         if mask is not None:
             mask = mask.reshape(parameters.shape).bool()
-            # Final observations may allow nothing. Nothing is done there, but a truncation is
-            # bootstrapped from them: then any action counts.
+            # A final observation may allow no action. No action is taken there, but a truncation
+            # bootstraps from it: then all actions count.
             mask = mask | ~mask.any(-1, keepdim=True)
         return GreedyActions(parameters, mask)
 
 
 def _dueling(outputs: Tensor, axis: int) -> Tensor:
-    """V + A - mean A of advantages and, last on the axis, the value."""
+    """Return V + A - mean A, from advantages and, last on the axis, the value."""
     actions = outputs.shape[axis] - 1
     advantage, value = outputs.narrow(axis, 0, actions), outputs.narrow(axis, actions, 1)
     return value + advantage - advantage.mean(axis, keepdim=True)
 
 
 class Best(NamedTuple):
+    """The greedy actions and their Q-values."""
+
     values: Tensor
-    """[...]: the largest allowed Q-value."""
+    """[...], the largest allowed Q-value."""
     actions: Tensor
-    """int64 [...]: the action that has it."""
+    """int64 [...], the action with that value."""
 
 
 class GreedyActions:
-    """The best of the allowed actions, or with a probability any of them.
+    """The greedy and epsilon-greedy actions for given Q-values.
 
-    ``q`` [..., A]; ``mask`` bool of the same shape, True where allowed, or None; ``std`` of the
-    same shape: standard deviations of the returns, of a network that knows them.
+    ``q`` [..., A]; ``mask`` bool of the same shape, True where an action is allowed, or None;
+    ``std`` of the same shape: standard deviations of the returns, if the network has a
+    ``value_distribution``.
     """
 
     def __init__(self, q: Tensor, mask: Tensor | None) -> None:
@@ -196,12 +205,13 @@ class GreedyActions:
         return {ACTION: self.best.actions}
 
     def sample(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Epsilon-greedy, with the epsilon of evaluation."""
+        """Return epsilon-greedy actions with `EVALUATION_EPSILON`."""
         epsilons = torch.full(self.q.shape[:-1], EVALUATION_EPSILON, device=self.q.device)
         return {ACTION: self.explore(epsilons, generator)}
 
     def explore(self, epsilons: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """int64 [...]: a uniformly random allowed action with probability ``epsilons`` [...]."""
+        """Return actions int64 [...]: a uniformly random allowed one with probability ``epsilons``
+        [...], else the best."""
         return torch.where(
             self._uniform(epsilons.shape, generator) < epsilons,
             self._any(generator),

@@ -1,4 +1,4 @@
-"""How the rest of SampleForge gets a model, and users their own encoders into it."""
+"""The creation of models, and the registration of users' own encoders."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def make_model(
     observations: Mapping[str, ArraySpec],
     actions: Mapping[str, ActionSpec],
 ) -> ActorCritic:
-    """The actor-critic that ``config`` describes, freshly initialised on the CPU from torch's
-    global random generator. ConfigError if the config does not fit the spaces."""
+    """Return a new actor-critic with ``config``, on the CPU, initialised from torch's global random
+    generator. Raises ConfigError if the config does not fit the spaces."""
     return ActorCritic(config, observations, actions)

@@ -1,4 +1,4 @@
-"""Encoder and recurrent core: from observations to features, one step or a whole rollout."""
+"""The trunk of a network: encoder and recurrent core, for one step or a whole rollout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sampleforge.spec import ArraySpec
 
 
 class Trunk(nn.Module):
-    """``out_features`` float32 features, ``state_size`` numbers of recurrent state per row."""
+    """Encoder and, unless ``config.core`` is none, recurrent core: ``out_features`` float32
+    features, ``state_size`` floats of recurrent state per row."""
 
     def __init__(self, config: ModelConfig, observations: Mapping[str, ArraySpec]) -> None:
         super().__init__()
@@ -26,23 +27,25 @@ class Trunk(nn.Module):
             self.out_features, self.state_size = self.core.out_features, self.core.state_size
 
     def step(
-        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Leaves [B, ...], state [B, S], first bool [B] -> features [B, F], state [B, S]."""
+        """Return features [B, F] and state [B, S] after one step, from leaves [B, ...], state
+        [B, S], is_first bool [B]."""
         features = self.encoder(obs).float()
         if self.core is None:
             return features, state
         with torch.autocast(features.device.type, enabled=False):
-            return self.core.step(features, state, first)
+            return self.core.step(features, state, is_first)
 
     def forward(
-        self, obs: Mapping[str, Tensor], state: Tensor, first: Tensor
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Leaves [T, B, ...], state [B, S], first bool [T, B] -> features [T, B, F] and state."""
+        """Return features [T, B, F] and the state [B, S] after a rollout, from leaves [T, B, ...],
+        state [B, S], is_first bool [T, B]."""
         flat = {name: x.flatten(0, 1) for name, x in obs.items()}
-        features = self.encoder(flat).float().unflatten(0, first.shape)
+        features = self.encoder(flat).float().unflatten(0, is_first.shape)
         if self.core is None:
             return features, state
         with torch.autocast(features.device.type, enabled=False):
-            outputs, state = self.core(features, state, first)
+            outputs, state = self.core(features, state, is_first)
             return outputs, state

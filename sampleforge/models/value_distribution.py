@@ -1,8 +1,9 @@
-"""What K numbers per action say of the distribution of its return.
+"""Distributions of an action's return, represented by K numbers per action.
 
-With ``rescaled``, distributions are those of squashed returns h(G) (`ops.value_rescaling`). The
-Q-value of an action is the mean of its *returns*, squashed again: h(E[h^-1(h(G))]), so that the
-best action is the one with the best return on average, and Q-values are as without distributions.
+With ``rescaled``, the distributions are those of squashed returns h(G) (`ops.value_rescaling`). The
+Q-value of an action is the mean of its *returns*, squashed again: h(E[h^-1(h(G))]). So the best
+action is the one with the best mean return, and Q-values have the same meaning as without
+distributions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sampleforge.ops.value_rescaling import rescale, unrescale
 
 
 class ValueDistribution(nn.Module):
-    """``size`` numbers per action, the last axis of what is called ``outputs``."""
+    """A distribution given by ``size`` (K) numbers per action, the last axis of ``outputs``."""
 
     def __init__(self, size: int, rescaled: bool) -> None:
         super().__init__()
@@ -23,24 +24,25 @@ class ValueDistribution(nn.Module):
         self.rescaled = rescaled
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """[..., K] -> [...]: Q-values."""
+        """Return the Q-values [...] of outputs [..., K]."""
         raise NotImplementedError
 
     def std(self, outputs: Tensor) -> Tensor:
-        """[..., K] -> [...]: standard deviations, of squashed returns if rescaled."""
+        """Return the standard deviations [...] of outputs [..., K], of squashed returns if
+        rescaled."""
         raise NotImplementedError
 
     def moved(self, values: Tensor, returns: Tensor, discount: Tensor) -> Tensor:
-        """[B, K]: returns + discount * values for values [B, K] or [K], returns and discount [B];
-        through h^-1 and h, if rescaled."""
-        following = unrescale(values) if self.rescaled else values
-        found = returns.unsqueeze(-1) + discount.unsqueeze(-1) * following
-        return rescale(found) if self.rescaled else found
+        """Return returns + discount * values [B, K], for values [B, K] or [K], returns [B] and
+        discount [B]; if rescaled, h(returns + discount * h^-1(values))."""
+        next_values = unrescale(values) if self.rescaled else values
+        targets = returns.unsqueeze(-1) + discount.unsqueeze(-1) * next_values
+        return rescale(targets) if self.rescaled else targets
 
 
 class Categorical(ValueDistribution):
-    """Logits of the probabilities of ``atoms`` [K], evenly spaced from v_min to v_max, which are
-    squashed if rescaled (Bellemare et al. 2017, arXiv 1707.06887)."""
+    """C51: logits of the probabilities of ``atoms`` [K], which are evenly spaced from v_min to
+    v_max, both squashed if rescaled (Bellemare et al. 2017, arXiv 1707.06887)."""
 
     atoms: Tensor
     returns: Tensor
@@ -50,13 +52,14 @@ class Categorical(ValueDistribution):
         ends = torch.tensor([v_min, v_max])
         low, high = (rescale(ends) if rescaled else ends).tolist()
         atoms = torch.linspace(low, high, size)
-        # The config says what they are, and so a checkpoint does not.
+        # Not in checkpoints: they follow from the config.
         self.register_buffer("atoms", atoms, persistent=False)
         self.register_buffer("returns", unrescale(atoms) if rescaled else atoms, persistent=False)
 
     def mean(self, outputs: Tensor) -> Tensor:
-        found = (outputs.softmax(-1) * self.returns).sum(-1)  # a matmul would be bf16's, at times
-        return rescale(found) if self.rescaled else found
+        # Not a matmul, which autocast might take in bfloat16.
+        mean = (outputs.softmax(-1) * self.returns).sum(-1)
+        return rescale(mean) if self.rescaled else mean
 
     def std(self, outputs: Tensor) -> Tensor:
         probabilities = outputs.softmax(-1)
@@ -65,8 +68,8 @@ class Categorical(ValueDistribution):
 
 
 class Quantiles(ValueDistribution):
-    """The quantiles themselves, for tau_i = (2 i - 1) / (2 K) (Dabney et al. 2018, arXiv
-    1710.10044). h is monotone: quantiles of squashed returns are squashed quantiles."""
+    """QR-DQN: the quantiles for tau_i = (2 i - 1) / (2 K) (Dabney et al. 2018, arXiv 1710.10044).
+    h is monotone, so quantiles of squashed returns are squashed quantiles."""
 
     def mean(self, outputs: Tensor) -> Tensor:
         if self.rescaled:
@@ -78,8 +81,8 @@ class Quantiles(ValueDistribution):
 
 
 def value_distribution(config: QHeadsConfig, rescaled: bool) -> ValueDistribution | None:
-    """What ``config`` chose, for a network that learns squashed values or not; None: Q-values
-    alone. The config is a fitted one."""
+    """Return the distribution that ``config`` (with resolved defaults) chooses, for squashed values
+    if ``rescaled``; None: Q-values alone."""
     if config.value_distribution == "none":
         return None
     if config.value_distribution == "quantile":

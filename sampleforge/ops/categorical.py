@@ -1,8 +1,8 @@
-"""Independent categorical distributions, all parts of an action at once.
+"""Independent categorical distributions over the discrete parts of an action.
 
-K parts of sizes n_1 .. n_K come as logits [..., n_1 + ... + n_K] and become log-probabilities
-[..., K, N] with N the largest size; smaller parts are padded with categories that have no
-probability. One part alone stays [..., N]: it is the hot path, and views cost as much as sums.
+The logits [..., n_1 + ... + n_K] of K parts with n_1 .. n_K categories become log-probabilities
+[..., K, N] with N the largest size; smaller parts are padded with categories of probability 0. A
+single part keeps the shape [..., N]: it is the hot path, and views cost as much as sums.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 FORBIDDEN = -1e9
-"""Logit of a category that is masked out. Its probability is exactly 0; and unlike with -inf,
-0 * log 0 and its gradient are 0 and not NaN."""
+"""Logit of a category that is masked out. Its probability is exactly 0. Unlike with -inf, 0 * log 0
+and its gradient are 0 and not NaN."""
 
 
 class Categoricals:
-    """``logits`` float32 [..., sum(sizes)]; ``mask`` bool of the same shape: True is allowed.
+    """K independent categorical distributions.
 
-    A part whose categories are all masked out counts as not masked (environments send such masks
-    with final observations).
+    ``logits``: float32 [..., sum(sizes)]. ``mask``: bool of the same shape, True where a category
+    is allowed. A part whose categories are all masked out counts as not masked (environments send
+    such masks with final observations).
     """
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...], mask: Tensor | None) -> None:
@@ -46,10 +47,10 @@ class Categoricals:
         return self.log_probs.exp()
 
     def sample(self, generator: torch.Generator | None) -> Tensor:
-        """int64 [..., K] ([...] for one part): argmax p_i / e_i with e_i ~ Exp(1).
+        """Return a sample, int64 [..., K] ([...] for one part): argmax p_i / e_i, e_i ~ Exp(1).
 
-        Exponential draws are never 0, so nothing without probability is ever drawn. A tenth of the
-        time of torch.multinomial at 16 rows.
+        Exponential draws are never 0, so a category of probability 0 is never drawn. This takes a
+        tenth of the time of torch.multinomial at 16 rows.
         """
         noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
         return torch.div(self.probs.detach(), noise, out=noise).argmax(-1)
@@ -58,7 +59,8 @@ class Categoricals:
         return self.log_probs.argmax(-1)
 
     def log_prob(self, indices: Tensor) -> Tensor:
-        """[...]: summed over the parts, of int64 ``indices`` shaped like a sample."""
+        """Return the log-probability [...], summed over the parts, of ``indices`` (int64, in the
+        shape of a sample)."""
         each = self.log_probs.gather(-1, indices.unsqueeze(-1)).squeeze(-1)
         return each if self._single else each.sum(-1)
 
@@ -66,9 +68,9 @@ class Categoricals:
         return -self._total(self.probs * self.log_probs)
 
     def symmetric_kl_to_uniform(self) -> Tensor:
-        """[...]: (KL(p, u) + KL(u, p)) / 2, u uniform over the allowed categories.
+        """Return (KL(p, u) + KL(u, p)) / 2 [...], u being uniform over the allowed categories.
 
-        = (sum_i p_i log p_i - mean_i log p_i) / 2, because the two log n cancel.
+        It equals (sum_i p_i log p_i - mean_i log p_i) / 2, because the two log n cancel.
         """
         if self.allowed is None:
             weights = self.probs - 1.0 / self.log_probs.shape[-1]
@@ -78,7 +80,8 @@ class Categoricals:
         return 0.5 * self._total(weights * self.log_probs)
 
     def kl(self, other: Categoricals) -> Tensor:
-        """[...]: KL(self, other), summed over the parts. Both allow the same categories."""
+        """Return KL(self, other) [...], summed over the parts. Both must allow the same
+        categories."""
         return self._total(self.probs * (self.log_probs - other.log_probs))
 
     def _total(self, x: Tensor) -> Tensor:
@@ -88,7 +91,7 @@ class Categoricals:
 def _by_part(
     logits: Tensor, sizes: tuple[int, ...], mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Logits and mask as [..., K, N], and which categories are not padding (None: all)."""
+    """Return logits and mask as [..., K, N], and which categories are not padding (None: all)."""
     shape = (*logits.shape[:-1], len(sizes), max(sizes))
     if min(sizes) == max(sizes):
         return logits.reshape(shape), None if mask is None else mask.reshape(shape), None
@@ -101,7 +104,8 @@ def _by_part(
 
 @lru_cache(maxsize=64)
 def _padding(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each padded logit comes from (int64 [K * N]), and whether it is real (bool [K, N])."""
+    """Return where each padded logit comes from (int64 [K * N]) and whether it is real (bool
+    [K, N])."""
     with torch.inference_mode(False):  # built while acting, used in training too
         column = torch.arange(max(sizes), device=device)
         size = torch.tensor(sizes, device=device)

@@ -1,6 +1,7 @@
-"""The policy's distribution over all leaves of an action: independent, so log-probs add up.
+"""The policy's distribution over all leaves of an action. The leaves are independent, so their
+log-probabilities add up.
 
-Parameters of a distribution, along the last axis:
+The parameters of a distribution, along the last axis:
   logits of every discrete element in leaf order (MultiBinary: two per element) |
   means of every box element in leaf order | their log standard deviations in the same order.
 """
@@ -27,7 +28,7 @@ class _Leaf:
     dtype: torch.dtype
     is_box: bool
     start: int
-    """Of the leaf's elements among all discrete, or all box, elements."""
+    """Index of the leaf's first element among all discrete, or all box, elements."""
 
     @property
     def elements(self) -> slice:
@@ -36,14 +37,14 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class ActionLayout:
-    """Where each action leaf lies among the parameters. Build it once with `action_layout`."""
+    """The place of each action leaf among the parameters. Build it once with `action_layout`."""
 
     leaves: tuple[_Leaf, ...]
     sizes: tuple[int, ...]
-    """Categories of each discrete element."""
+    """Number of categories of each discrete element."""
     low: tuple[float, ...]
     high: tuple[float, ...]
-    """Bounds of each box element."""
+    """Upper bound of each box element, as ``low`` is its lower bound."""
 
     @property
     def num_logits(self) -> int:
@@ -60,6 +61,7 @@ class ActionLayout:
 
 
 def action_layout(actions: Mapping[str, ActionSpec]) -> ActionLayout:
+    """Return the layout of the distribution's parameters for these action leaves."""
     leaves: list[_Leaf] = []
     sizes: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
@@ -73,18 +75,19 @@ def action_layout(actions: Mapping[str, ActionSpec]) -> ActionLayout:
 
 
 def num_parameters(actions: Mapping[str, ActionSpec], state_std: bool) -> int:
-    """Outputs that the policy head needs: with ``state_std`` the distribution's parameters, without
-    it the same less the log standard deviations, which come last."""
+    """Return the number of outputs that the policy head needs: all parameters of the distribution
+    with ``state_std``, all but the log standard deviations (which come last) without."""
     layout = action_layout(actions)
     return layout.num_logits + layout.num_boxes * (2 if state_std else 1)
 
 
 class ActionDistribution:
-    """``parameters`` [..., P] (any float dtype; the maths is float32), see the head of this file.
+    """The distribution with ``parameters`` [..., P], whose order the head of this file gives.
 
-    ``mask``: bool [..., number of logits], True where a category is allowed, in the order of the
-    logits. ``squash``: boxes are tanh-squashed into their bounds; else they are plain Gaussians,
-    to be clipped by the environment. Every result but the actions is float32 [...].
+    Parameters may be of any float dtype; the maths is float32. ``mask``: bool [..., number of
+    logits], True where a category is allowed, in the order of the logits. ``squash``: boxes are
+    tanh-squashed into their bounds; otherwise they are plain Gaussians, which the environment
+    clips. Every result but the actions is float32 [...].
     """
 
     def __init__(
@@ -114,22 +117,26 @@ class ActionDistribution:
     def sample(
         self, generator: torch.Generator | None = None, noise: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Leaf name -> [..., *shape] in the leaf's dtype, without gradient. ``noise`` [..., number
-        of box elements]: the standard normal numbers of the boxes, where they are given."""
+        """Return a sample, leaf name -> [..., *shape] in the leaf's dtype, without gradient.
+
+        ``noise`` [..., number of box elements]: standard normal numbers for the boxes; drawn from
+        the generator if None."""
         return self._leaves(
             None if self._discrete is None else self._discrete.sample(generator),
             None if self._box is None else self._box.sample(generator, noise),
         )
 
     def mode(self) -> dict[str, Tensor]:
-        """The most likely action of every row, leaf by leaf."""
+        """Return the most likely action of every row, leaf name -> [..., *shape]."""
         return self._leaves(
             None if self._discrete is None else self._discrete.mode(),
             None if self._box is None else self._box.mode(),
         )
 
     def log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
-        """Of actions as `sample` returns them; the density of squashed boxes is in their units."""
+        """Return the log-probability [...] of actions in the form that `sample` returns.
+
+        The density of squashed boxes is with respect to the squashed action."""
         if self._box is None:
             return self._discrete_log_prob(actions)
         boxes = torch.cat(self._flat(actions, is_box=True), -1)
@@ -137,7 +144,8 @@ class ActionDistribution:
         return log_prob if self._discrete is None else log_prob + self._discrete_log_prob(actions)
 
     def entropy(self) -> Tensor:
-        """Sum over the leaves; of squashed boxes to 1e-6 each (`Gaussian.entropy`)."""
+        """Return the entropy [...], summed over the leaves. For squashed boxes it is exact to 1e-6
+        per element (`Gaussian.entropy`)."""
         if self._box is None:
             assert self._discrete is not None
             return self._discrete.entropy()
@@ -145,9 +153,11 @@ class ActionDistribution:
         return entropy if self._discrete is None else entropy + self._discrete.entropy()
 
     def symmetric_kl_to_uniform(self) -> Tensor:
-        """Discrete elements: (KL(p, u) + KL(u, p)) / 2 over the allowed categories. Box elements:
-        minus their entropy, which is KL(p, u) up to a constant; the other direction does not exist
-        for a Gaussian, and neither does u without bounds."""
+        """Return the divergence [...] from the uniform distribution u, summed over the elements.
+
+        Discrete elements: (KL(p, u) + KL(u, p)) / 2 over the allowed categories. Box elements:
+        minus their entropy, which is KL(p, u) up to a constant; KL(u, p) does not exist for a
+        Gaussian, and u does not exist without bounds."""
         if self._box is None:
             assert self._discrete is not None
             return self._discrete.symmetric_kl_to_uniform()
@@ -155,7 +165,7 @@ class ActionDistribution:
         return box if self._discrete is None else box + self._discrete.symmetric_kl_to_uniform()
 
     def kl(self, other: ActionDistribution) -> Tensor:
-        """KL(self, other) [...], of a distribution over the same actions under the same mask."""
+        """Return KL(self, other) [...]. Both must be over the same actions under the same mask."""
         if self._box is None:
             assert self._discrete is not None and other._discrete is not None
             return self._discrete.kl(other._discrete)
@@ -175,7 +185,7 @@ class ActionDistribution:
         return self._discrete.log_prob(indices.squeeze(-1) if len(layout.sizes) == 1 else indices)
 
     def _flat(self, actions: Mapping[str, Tensor], is_box: bool) -> list[Tensor]:
-        """The box leaves, or the others, each as [..., elements]."""
+        """Return the box leaves, or the discrete leaves, each as [..., elements]."""
         chosen = [leaf for leaf in self._layout.leaves if leaf.is_box == is_box]
         return [
             x.reshape(*x.shape[: x.ndim - len(leaf.shape)], -1)
@@ -188,18 +198,19 @@ class ActionDistribution:
             return {layout.leaves[0].name: indices}
         if indices is not None and len(layout.sizes) == 1:
             indices = indices.unsqueeze(-1)
-        found: dict[str, Tensor] = {}
+        actions: dict[str, Tensor] = {}
         for leaf in layout.leaves:
             elements = boxes if leaf.is_box else indices
             assert elements is not None
             flat = elements[..., leaf.elements].to(leaf.dtype)
-            found[leaf.name] = flat.reshape(*flat.shape[:-1], *leaf.shape)
-        return found
+            actions[leaf.name] = flat.reshape(*flat.shape[:-1], *leaf.shape)
+        return actions
 
 
 @lru_cache(maxsize=64)
 def _bounds(layout: ActionLayout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """low and high, float64 [number of box elements]. ValueError if nothing fits between them."""
+    """Return low and high, float64 [number of box elements]. Raises ValueError if an element is
+    unbounded or has low >= high."""
     if not layout.is_bounded:
         raise ValueError(
             f"squashed actions need finite bounds with low < high, but the Box actions have low "

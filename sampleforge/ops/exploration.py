@@ -1,4 +1,4 @@
-"""How much each env row explores."""
+"""The exploration rate of each env row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import torch
 
 
 def epsilon_ladder(rows: int, base: float, exponent: float) -> torch.Tensor:
-    """float64 [rows], Ape-X's fixed epsilon of each (arXiv 1803.00933, section 4):
-    eps_i = base ** (1 + exponent * i / (rows - 1)); a single row has ``base``."""
+    """Return Ape-X's fixed epsilon of each env row, float64 [rows].
+
+    eps_i = base ** (1 + exponent * i / (rows - 1)) (arXiv 1803.00933, section 4); a single row has
+    ``base``."""
     assert rows >= 1 and 0 <= base <= 1
     step = torch.arange(rows, dtype=torch.float64) / max(1, rows - 1)
     return torch.full((rows,), base, dtype=torch.float64) ** (1 + exponent * step)

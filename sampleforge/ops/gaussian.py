@@ -1,4 +1,4 @@
-"""Diagonal Gaussian actions, as they are or squashed into finite bounds by tanh."""
+"""Diagonal Gaussian distributions of actions, unbounded or squashed into finite bounds by tanh."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MIN_LOG_STD, MAX_LOG_STD = -10.0, 4.0
-"""log_std is clamped to these, so that neither 1 / std nor a sample overflows."""
+"""log_std is clamped to this range, so that neither 1 / std nor a sample overflows."""
 SATURATION = 1.0 - 1e-6
-"""|tanh u| is kept below this, or a stored action could not be unsquashed."""
+"""|tanh u| is kept below this: otherwise a stored action could not be unsquashed."""
 
 # log(2 cosh u) = E|u + v| for v of density sech(v)^2 / 2, which is a mixture of normal densities
 # (Andrews and Mallows 1974); these five, with these weights, give log(2 cosh u) to 4.1e-7.
@@ -24,10 +24,10 @@ _WEIGHTS = (0.064039795, 0.349479654, 0.41482085, 0.158576793, 0.013082908)
 class Gaussian:
     """``mean``, ``log_std`` float32 [..., n] over the unbounded u; the action is u itself.
 
-    With ``low`` and ``high`` (float64 [n]) it is a = low + (high - low) (1 + tanh u) / 2. What is
-    stored is a, so every log-probability is taken of the u that a stands for, at sampling as in the
-    learner, and the ratio of the two is 1 on-policy to rounding. The map is computed in float64:
-    near a bound, 1 - |tanh u| would lose all its digits in float32.
+    With ``low`` and ``high`` (float64 [n]) the action is a = low + (high - low) (1 + tanh u) / 2.
+    The slots store a. Both the actor and the learner compute the log-probability from the u that a
+    stands for, so on-policy their ratio is 1 up to rounding. The map is computed in float64: near a
+    bound, 1 - |tanh u| would lose all its digits in float32.
     """
 
     def __init__(
@@ -39,18 +39,18 @@ class Gaussian:
         self.bounds = None if low is None or high is None else (low, (high - low) / 2)
 
     def sample(self, generator: torch.Generator | None, noise: Tensor | None = None) -> Tensor:
-        """[..., n]: float32, or float64 if squashed. ``noise`` [..., n]: standard normal numbers to
-        use, drawn from the generator if there are none."""
+        """Return a sample [..., n], float32, or float64 if squashed. ``noise`` [..., n]: standard
+        normal numbers to use; drawn from the generator if None."""
         if noise is None:
             noise = torch.empty_like(self.mean).normal_(generator=generator)
         return self._squash(torch.addcmul(self.mean, self.log_std.exp(), noise).detach())
 
     def mode(self) -> Tensor:
-        """The mean, squashed if the actions are (the median then)."""
+        """Return the mean of u, squashed if the actions are (it is then their median)."""
         return self._squash(self.mean.detach())
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """[...]: log density of actions [..., n] with respect to da, summed over n."""
+        """Return the log density [...] of actions [..., n] with respect to da, summed over n."""
         u = self._unsquash(actions)
         z = (u - self.mean) * (-self.log_std).exp()
         log_density = -0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)
@@ -59,7 +59,8 @@ class Gaussian:
         return log_density.sum(-1)
 
     def entropy(self) -> Tensor:
-        """[...]: exact; squashed: H(u) + E[log da/du], to 1e-6 per element whatever the std."""
+        """Return the entropy [...]: exact, or, if squashed, H(u) + E[log da/du] with an error of at
+        most 1e-6 per element at any std."""
         entropy = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
         if self.bounds is not None:
             log_half = self.bounds[1].log().to(entropy.dtype)
@@ -68,7 +69,7 @@ class Gaussian:
         return entropy.sum(-1)
 
     def kl(self, other: Gaussian) -> Tensor:
-        """[...]: KL(self, other), summed over n. Squashing both alike changes nothing."""
+        """Return KL(self, other) [...], summed over n. Squashing both alike does not change it."""
         spread = (2.0 * self.log_std).exp() + (self.mean - other.mean).square()
         kl = other.log_std - self.log_std + 0.5 * (spread * (-2.0 * other.log_std).exp() - 1.0)
         return kl.sum(-1)
@@ -87,7 +88,7 @@ class Gaussian:
         return y.clamp(-SATURATION, SATURATION).atanh().float()
 
     def _log_slope(self, u: Tensor) -> Tensor:
-        """log da/du = log half + log(1 - tanh^2 u), in a form without cancellation."""
+        """Return log da/du = log half + log(1 - tanh^2 u), in a form without cancellation."""
         assert self.bounds is not None
         log_half = self.bounds[1].log().float()
         return log_half + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
@@ -96,9 +97,9 @@ class Gaussian:
 class _MeanLogTwoCosh(torch.autograd.Function):
     """E log(2 cosh u) for u ~ N(mean, std), elementwise, of ``mean`` and ``log_std``.
 
-    It is E|u + v| over the parts of v, each of which makes u + v normal, and E|N(m, s)| =
-    s sqrt(2 / pi) exp(-m^2 / 2 s^2) + m erf(m / s sqrt 2). Its derivatives are the two factors that
-    the forward pass computes anyway: by m the erf, by s the one of s.
+    It is E|u + v| over the mixture components of v, for each of which u + v is normal, and
+    E|N(m, s)| = s sqrt(2 / pi) exp(-m^2 / 2 s^2) + m erf(m / s sqrt 2). The derivatives are two
+    factors that the forward pass computes anyway: d/dm is the erf, d/ds the factor of s.
 
     Gauss-Hermite quadrature would be off by .25 at a std of 4.5: log cosh bends within a part of
     the distribution that lies between its nodes. Here a larger std only makes the error smaller.
@@ -113,9 +114,9 @@ class _MeanLogTwoCosh(torch.autograd.Function):
         by_std = z.square().mul_(-0.5).exp_().mul_(weights * math.sqrt(2 / math.pi))
         # No matrix product: autocast would take it in bfloat16.
         by_mean = z.mul_(math.sqrt(0.5)).erf_().mul_(weights).sum(-1)
-        found = (std * by_std).sum(-1) + mean * by_mean
+        expectation = (std * by_std).sum(-1) + mean * by_mean
         ctx.save_for_backward(by_mean, variance * (by_std / std).sum(-1))
-        return found
+        return expectation
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +126,7 @@ class _MeanLogTwoCosh(torch.autograd.Function):
 
 @lru_cache(maxsize=8)
 def _mixture(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Variances and weights [5] of the normal densities."""
+    """Return variances and weights [5] of the mixture of normal densities."""
     with torch.inference_mode(False):  # built while acting, used in training too
         stds = torch.tensor(_STDS, dtype=torch.float64)
         weights = torch.tensor(_WEIGHTS, dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""n-step windows over one rollout, in numpy: they are computed where the rollout is, in an actor.
+"""n-step windows over one rollout, in numpy, because actor workers compute them.
 
-Time is axis 0, everything is [T, rows]. The window of step t takes the rewards of at most n steps
-from t on and then bootstraps from ``obs[t + steps]``. It ends early where the episode does, so that
-nothing crosses one, and at the end of the rollout, where the last observation is ``obs[T]``.
+Time is axis 0; all arrays are [T, rows]. The window of step t sums the rewards of at most n steps
+from t on and then bootstraps from ``obs[t + steps]``. It ends early at the end of an episode and at
+the end of the rollout, where the last observation is ``obs[T]``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Windows(NamedTuple):
-    """[T, rows] each. The target of step t is
-    ``returns[t] + discount[t] * V(obs[t + steps[t]])``; no window where ``steps`` is 0."""
+    """The windows of all steps, [T, rows] each. The target of step t is
+    ``returns[t] + discount[t] * V(obs[t + steps[t]])``. Where ``steps`` is 0 there is no window."""
 
     returns: Floats
     discount: Floats  # 0 where the episode terminated within the window
@@ -38,13 +38,13 @@ def n_step_windows(
     *,
     drop_truncated: bool = False,
 ) -> Windows:
-    """The window of every step.
+    """Return the window of every step, of at most ``n`` (1 to 255) rewards; inputs are [T, rows].
 
-    A step that is not valid has none, and ends those before it. A window ends with a truncated step
-    and bootstraps from the final observation, which is ``obs[t + 1]``, or under same-step autoreset
-    lies apart. With ``drop_truncated`` the final observations were not kept: windows stop before a
-    truncated step, and it has none itself, unless it terminated as well: then nothing is
-    bootstrapped.
+    A step that is not valid has no window and ends the windows before it. A window ends with a
+    truncated step and bootstraps from the final observation, which is ``obs[t + 1]``, or, under
+    same-step autoreset, is stored apart from ``obs``. With ``drop_truncated`` the final
+    observations were not kept: windows stop before a truncated step, and that step has no window
+    itself, unless it also terminated: then nothing is bootstrapped.
     """
     assert reward.ndim == 2 and 1 <= n <= 255, (reward.shape, n)
     length = len(reward)
@@ -65,32 +65,34 @@ def n_step_windows(
 
 
 class FinalValues(NamedTuple):
-    """[T, rows] each: steps after which the final observation lies apart, under same-step
-    autoreset, and what it is worth; ``values`` mean nothing elsewhere."""
+    """Final observations that are stored apart from ``obs`` (same-step autoreset), [T, rows] each:
+    the steps after which there is one, and its value. Elsewhere ``values`` has no meaning."""
 
     truncated: Flags
     values: Floats
 
 
 class KnownWindows(NamedTuple):
-    """[T, rows] each: the windows as far as values of ``obs[:T]`` reach. The value of ``obs[T]`` is
-    not known yet, so a window that ends there is cut by one step."""
+    """The windows with bootstrap values that are known already, [T, rows] each. The value of
+    ``obs[T]`` is not known yet, so a window that ends there is one step shorter."""
 
     returns: Floats
     discount: Floats
-    following: npt.NDArray[np.intp]  # what step the window bootstraps from, where discount > 0
-    known: Flags  # False where there is no window, or nothing is left of it
-    apart: Flags  # where the window bootstraps from what is seen after step ``following`` instead
+    bootstrap_step: npt.NDArray[np.intp]  # t whose value the window ends with, where discount > 0
+    known: Flags  # False where there is no window, or no step of it is left
+    apart: Flags  # the window ends with the final observation after ``bootstrap_step`` instead
 
     def bootstrap(self, values: Floats, final: Floats | None = None) -> Floats:
-        """[T, rows]: of ``values`` [T, rows], or of those of final observations that lie apart,
-        that which each window ends at; 0 where none."""
-        at = self.following, np.arange(values.shape[1])
-        found = values[at] if final is None else np.where(self.apart, final[at], values[at])
-        return np.where(self.discount > 0, found, np.float32(0))
+        """Return the value [T, rows] that each window bootstraps from, or 0 if it does not.
+
+        ``values`` [T, rows] are those of ``obs[:T]``, ``final`` [T, rows] those of final
+        observations that are stored apart."""
+        at = self.bootstrap_step, np.arange(values.shape[1])
+        at_end = values[at] if final is None else np.where(self.apart, final[at], values[at])
+        return np.where(self.discount > 0, at_end, np.float32(0))
 
     def completed(self, errors: Floats) -> Floats:
-        """``errors`` where windows are known, elsewhere the mean of these."""
+        """Return ``errors`` where the window is known, and the mean of these elsewhere."""
         typical = errors[self.known].mean() if self.known.any() else np.float32(1.0)
         return np.where(self.known, errors, typical).astype(np.float32)
 
@@ -98,38 +100,38 @@ class KnownWindows(NamedTuple):
 def known_windows(
     windows: Windows, reward: Floats, gamma: float, final: FinalValues | None = None
 ) -> KnownWindows:
-    """What can be said of ``windows`` before ``obs[T]`` has a value. ``final``: where windows end
-    with a final observation that lies apart."""
+    """Return the part of ``windows`` that is known before ``obs[T]`` has a value. ``final``: final
+    observations that are stored apart, with which windows may end."""
     length, rows = reward.shape
     time = np.arange(length)[:, None] + windows.steps
     bootstraps = windows.discount > 0
     apart = np.zeros_like(bootstraps)
     if final is not None:
         apart = bootstraps & final.truncated[np.maximum(time - 1, 0), np.arange(rows)]
-    cut = (time == length) & bootstraps & ~apart
-    following = np.minimum(time - (cut | apart), length - 1)
+    cut_short = (time == length) & bootstraps & ~apart
+    bootstrap_step = np.minimum(time - (cut_short | apart), length - 1)
     last = np.float32(gamma) ** (windows.steps - 1.0) * reward[-1]
-    returns = windows.returns - np.where(cut, last, 0)
-    discount = np.where(cut, windows.discount / max(gamma, 1e-12), windows.discount)
-    known = (windows.steps > 0) & ~(cut & (windows.steps == 1))
-    return KnownWindows(returns, discount, following, known, apart)
+    returns = windows.returns - np.where(cut_short, last, 0)
+    discount = np.where(cut_short, windows.discount / max(gamma, 1e-12), windows.discount)
+    known = (windows.steps > 0) & ~(cut_short & (windows.steps == 1))
+    return KnownWindows(returns, discount, bootstrap_step, known, apart)
 
 
 def initial_errors(
     windows: Windows,
     reward: Floats,
     values: Floats,
-    taken: Floats,
+    q_taken: Floats,
     gamma: float,
     *,
     rescaled: bool = False,
     final: FinalValues | None = None,
 ) -> Floats:
-    """|TD error| [T, rows] by the behaviour network's own Q-values at sampling.
+    """Return |TD error| [T, rows] from the behaviour network's own Q-values at sampling.
 
-    ``values`` is max_a Q(obs[t], a), ``taken`` is Q(obs[t], a_t). Windows are those of
-    `known_windows`; others get the mean. ``rescaled``: both are squashed (see
-    `ops.value_rescaling`), those of ``final`` too.
+    ``values`` is max_a Q(obs[t], a), ``q_taken`` is Q(obs[t], a_t). Steps without a window of
+    `known_windows` get the mean error. ``rescaled``: ``values``, ``q_taken`` and the values of
+    ``final`` are squashed (see `ops.value_rescaling`).
     """
 
     def raw(each: Floats) -> Floats:
@@ -140,4 +142,4 @@ def initial_errors(
     target = windows_known.returns + windows_known.discount * bootstrap
     if rescaled:
         target = rescale(torch.from_numpy(target)).numpy()
-    return windows_known.completed(np.abs(target - taken))
+    return windows_known.completed(np.abs(target - q_taken))

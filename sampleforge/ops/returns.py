@@ -1,10 +1,11 @@
-"""Returns and advantages over one rollout. Time is axis 0: everything is [T, B].
+"""Returns and advantages over one rollout. Time is axis 0: all tensors are [T, B].
 
-``values[t]`` is V(x_t); ``next_values[t]`` is V of the state that step t led to: ``values[t + 1]``
+``values[t]`` is V(x_t). ``next_values[t]`` is V of the state that step t led to: ``values[t + 1]``
 inside an episode, V(final observation) where the episode ended at t, and V(obs_T) at t = T - 1.
 ``terminated`` is Gymnasium's: nothing is bootstrapped. A truncated step has ``terminated`` False,
-so it is bootstrapped from ``next_values``. ``cut[t]``: step t + 1 does not continue step t (the
-episode ended at t, or row t + 1 is not valid). All inputs must be finite, in masked-out rows too.
+so it is bootstrapped from ``next_values``. ``trace_cut[t]`` says that step t + 1 does not continue
+step t (the episode ended at t, or row t + 1 is not valid). All inputs must be finite, also in rows
+that are masked out.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
+    """The results of `vtrace`."""
+
     targets: Tensor
-    """[T, B]: v_s, what the value function should have said."""
+    """[T, B]: v_s, the targets of the value function."""
     advantages: Tensor
-    """[T, B]: of the policy gradient, weighted by the clipped importance ratio."""
+    """[T, B]: the advantages of the policy gradient, weighted by the clipped importance ratio."""
 
 
 def linear_recurrence(delta: Tensor, decay: Tensor) -> Tensor:
-    """x[t] = delta[t] + decay[t] * x[t + 1] with x[T] = 0; all of shape [T, ...].
+    """Return x with x[t] = delta[t] + decay[t] * x[t + 1] and x[T] = 0; all are [T, ...].
 
     Parallel doubling: after k rounds x[t] holds the terms t .. t + 2**k - 1 and ``reach[t]`` the
-    product of their decays. log2(T) rounds of whole-tensor operations, no loop over T and no host
-    synchronisation.
+    product of their decays. It takes log2(T) rounds of whole-tensor operations, without a loop over
+    T and without host synchronisation.
     """
     assert delta.shape == decay.shape and delta.ndim >= 1, (delta.shape, decay.shape)
     x, reach, step = delta, decay, 1
@@ -45,20 +48,20 @@ def gae(
     values: Tensor,
     next_values: Tensor,
     terminated: Tensor,
-    cut: Tensor,
+    trace_cut: Tensor,
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Generalised advantage estimates [T, B] (arXiv 1506.02438, eq. 16), without gradient.
+    """Return generalised advantage estimates [T, B] (arXiv 1506.02438, eq. 16), without gradient.
 
-    A_t = sum_{l >= 0} (gamma lam)^l delta_{t+l} up to the first cut,
+    A_t = sum_{l >= 0} (gamma lam)^l delta_{t+l} up to the first trace cut,
     delta_t = r_t + gamma (1 - terminated_t) next_values_t - values_t.
-    ``terminated`` and ``cut`` are bool. The value targets are ``advantages + values``.
+    ``terminated`` and ``trace_cut`` are bool. The value targets are ``advantages + values``.
     """
     _check(rewards, values, next_values)
-    _check_flags(rewards, terminated, cut)
+    _check_flags(rewards, terminated, trace_cut)
     delta = rewards + gamma * next_values * ~terminated - values
-    decay = torch.full_like(delta, gamma * lam).masked_fill_(cut | terminated, 0.0)
+    decay = torch.full_like(delta, gamma * lam).masked_fill_(trace_cut | terminated, 0.0)
     return linear_recurrence(delta, decay)
 
 
@@ -69,38 +72,40 @@ def vtrace(
     values: Tensor,
     next_values: Tensor,
     terminated: Tensor,
-    cut: Tensor,
+    trace_cut: Tensor,
     gamma: float,
     lam: float,
     rho_clip: float,
     c_clip: float,
 ) -> VTrace:
-    """V-trace targets and advantages (arXiv 1802.01561, eq. 1 and section 4.2), without gradient.
+    """Return V-trace targets and advantages (arXiv 1802.01561, eq. 1 and section 4.2), without
+    gradient.
 
-    v_s = V(x_s) + sum_{t >= s} gamma^{t-s} (prod_{i=s}^{t-1} c_i) rho_t delta_t, to the first cut,
+    v_s = V(x_s) + sum_{t >= s} gamma^{t-s} (prod_{i=s}^{t-1} c_i) rho_t delta_t,
+    summed up to the first trace cut,
     delta_t = r_t + gamma (1 - terminated_t) V(x_{t+1}) - V(x_t),
     rho_t = min(rho_clip, ratio_t), c_t = lam min(c_clip, ratio_t),
     advantage_t = rho_t (r_t + gamma (1 - terminated_t) v_{t+1} - V(x_t)).
 
     ``log_ratios``: log pi(a|x) - log mu(a|x). Where step t + 1 does not continue step t, or lies
-    beyond the rollout, v_{t+1} is ``next_values[t]``: V(obs_T) itself at the tail, never something
-    reconstructed from it.
+    beyond the rollout, v_{t+1} is ``next_values[t]``; at t = T - 1 that is V(obs_T) itself.
     """
     _check(log_ratios, rewards, values, next_values)
-    _check_flags(rewards, terminated, cut)
+    _check_flags(rewards, terminated, trace_cut)
     ratios = log_ratios.exp()
     rho = ratios.clamp(max=rho_clip)
     discounts = torch.full_like(rewards, gamma).masked_fill_(terminated, 0.0)
     delta = rho * (rewards + discounts * next_values - values)
-    decay = (gamma * lam * ratios.clamp(max=c_clip)).masked_fill_(cut | terminated, 0.0)
+    decay = (gamma * lam * ratios.clamp(max=c_clip)).masked_fill_(trace_cut | terminated, 0.0)
     targets = values + linear_recurrence(delta, decay)
-    following = torch.cat((targets[1:], next_values[-1:]))
-    following = torch.where(cut, next_values, following)
-    return VTrace(targets, rho * (rewards + discounts * following - values))
+    next_targets = torch.cat((targets[1:], next_values[-1:]))
+    next_targets = torch.where(trace_cut, next_values, next_targets)
+    return VTrace(targets, rho * (rewards + discounts * next_targets - values))
 
 
 def _check(*tensors: Tensor) -> None:
-    """All [T, B], same shape, floating: silent broadcasting would break the learning unseen."""
+    """Assert that all are [T, B] of one shape, floating: silent broadcasting would break learning
+    unnoticed."""
     shape = tensors[0].shape
     assert len(shape) == 2 and shape[0] > 0, f"expected [T, B], got {tuple(shape)}"
     for x in tensors:

@@ -1,7 +1,7 @@
-"""Mean and variance of a stream, merged exactly (Chan, Golub and LeVeque 1979), in float64.
+"""Running mean and variance of a stream, merged exactly (Chan, Golub and LeVeque 1979).
 
-float64 because the count grows without bound: in float32, adding one batch to 1e8 observations
-would change nothing.
+All of it is float64, because the count grows without bound: in float32, adding one batch to 1e8
+observations would change nothing.
 """
 
 from __future__ import annotations
@@ -13,29 +13,32 @@ import torch
 from torch import Tensor
 
 Gather = Callable[[Tensor], Tensor]
-"""What every rank has: float64 [k] here -> [ranks, k], in the order of ranks, on every rank."""
+"""An all-gather over the ranks: this rank's float64 [k] -> [ranks, k] in rank order, the same on
+every rank."""
 
 
 def alone(values: Tensor) -> Tensor:
-    """The `Gather` of a rank that has no others."""
+    """Return ``values`` as [1, k]: the `Gather` of a run with a single rank."""
     return values.unsqueeze(0)
 
 
 @dataclass(frozen=True)
 class Moments:
+    """Mean, variance and number of the observations of a stream, elementwise."""
+
     mean: Tensor
     """float64 [...]"""
     var: Tensor
-    """float64 [...], of the population (divided by n)."""
+    """float64 [...], the population variance (divided by n)."""
     count: Tensor
-    """float64 []: how many observations were seen."""
+    """float64 []: number of observations."""
 
 
 def moments(x: Tensor, mask: Tensor | None = None) -> Moments:
-    """Moments over axis 0 of ``x`` [N, ...], of the rows where ``mask`` (bool [N]) is True. The
-    device is not waited for.
+    """Return the moments over axis 0 of ``x`` [N, ...], of the rows where ``mask`` (bool [N]) is
+    True, without waiting for the device.
 
-    No row at all gives zeros, which `merge` leaves without effect. Rows that are masked out may
+    Without any row all moments are zero, and `merge` ignores them. Rows that are masked out may
     hold NaN.
     """
     if mask is not None:
@@ -51,7 +54,7 @@ def moments(x: Tensor, mask: Tensor | None = None) -> Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of both streams together, as if they had been one. Shapes must agree.
+    """Return the moments of both streams together, as if they were one. Shapes must agree.
 
     delta = mean_b - mean_a, mean = mean_a + delta n_b / n,
     var = (n_a var_a + n_b var_b + delta^2 n_a n_b / n) / n.
@@ -65,16 +68,19 @@ def merge(a: Moments, b: Moments) -> Moments:
 
 
 def scalar_moments(x: Tensor, mask: Tensor) -> Moments:
-    """Moments [] over all elements of ``x`` where ``mask`` (same shape) is True, computed without
-    waiting for the device. Masked elements may hold NaN. A ``mask`` of floats says how much each
-    element counts, and ``count`` is their sum."""
+    """Return the moments [] of all elements of ``x`` where ``mask`` (same shape) is True, without
+    waiting for the device.
+
+    Elements that are masked out may hold NaN. A ``mask`` of floats gives the weight of each
+    element, and ``count`` is their sum."""
     assert mask.shape == x.shape, (mask.shape, x.shape)
     return _moments(x, mask, tuple(range(x.ndim)))
 
 
 def _moments(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Moments:
-    """Over the axes ``dim``; ``mask`` is as long as ``x`` there, and 1 or as long elsewhere.
-    Selecting the rows would be a question to the device: how many are there?"""
+    """Return the moments over the axes ``dim``. On these axes ``mask`` is as long as ``x``, on the
+    others as long or 1. Selecting the rows instead would wait for the device to say how many there
+    are."""
     x, count = x.double(), mask.sum().double()
     some = torch.where(count > 0, count, 1.0)
     mean = _counted(x, mask).sum(dim) / some
@@ -83,14 +89,14 @@ def _moments(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Moments:
 
 
 def _counted(x: Tensor, mask: Tensor) -> Tensor:
-    """0 where masked out; times the weight, if it has one."""
+    """Return ``x`` times the mask: 0 where it is masked out, even if ``x`` is NaN there."""
     if mask.dtype == torch.bool:
         return torch.where(mask, x, 0.0)
     return torch.where(mask > 0, x * mask, 0.0)
 
 
 def over_ranks(own: Moments, gather: Gather) -> Moments:
-    """The moments of the streams of all ranks together; exactly ``own`` for a rank that is alone.
+    """Return the moments of the streams of all ranks together; of a single rank exactly ``own``.
 
     w_i = n_i / n, mean = sum w_i mean_i, var = sum w_i (var_i + (mean_i - mean)^2).
     """

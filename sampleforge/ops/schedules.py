@@ -1,28 +1,29 @@
-"""Learning-rate schedules: pure functions of numbers."""
+"""Schedules of the learning rate and of other hyperparameters, as pure functions of numbers."""
 
 from __future__ import annotations
 
 MIN_LEARNING_RATE = 1e-6
 MAX_LEARNING_RATE = 1e-2
-"""Bounds of kl_adaptive, which would otherwise run away on a policy that no longer moves."""
+"""Bounds of kl_adaptive: without them the rate would grow without limit on a policy that no longer
+changes."""
 
 
 def constant(initial: float) -> float:
-    """The initial rate, always."""
+    """Return the initial rate."""
     return initial
 
 
 def linear(initial: float, progress: float) -> float:
-    """From ``initial`` at progress 0 to 0 at progress 1; beyond is clamped."""
+    """Return the rate on the line from ``initial`` at progress 0 to 0 at progress 1 (clamped)."""
     return initial * (1.0 - min(max(progress, 0.0), 1.0))
 
 
 def kl_adaptive(current: float, kl: float, target: float) -> float:
-    """The next rate from the current one and the KL of the last batch.
+    """Return the next learning rate from the current one and the KL of the last batch.
 
-    KL > 2 target: rate / 1.5; KL < target / 2: rate * 1.5; else unchanged. Stays within
-    [MIN_LEARNING_RATE, MAX_LEARNING_RATE], but never pulls a rate that the user set beyond these
-    bounds back inside. A KL that is not a number (no valid row in the batch) changes nothing.
+    KL > 2 target: rate / 1.5; KL < target / 2: rate * 1.5; otherwise unchanged. The rate stays
+    within [MIN_LEARNING_RATE, MAX_LEARNING_RATE]; a rate that the user set outside these bounds is
+    not pulled inside. A KL of NaN (no valid row in the batch) changes nothing.
     """
     if kl > 2.0 * target:
         return max(current / 1.5, min(current, MIN_LEARNING_RATE))
@@ -32,5 +33,5 @@ def kl_adaptive(current: float, kl: float, target: float) -> float:
 
 
 def between(first: float, last: float, progress: float) -> float:
-    """From ``first`` at progress 0 to ``last`` at 1, in a straight line."""
+    """Return the value on the line from ``first`` at progress 0 to ``last`` at 1 (clamped)."""
     return first + (last - first) * min(1.0, max(0.0, progress))

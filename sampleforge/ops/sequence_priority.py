@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 ETA = 0.9
-"""R2D2's: one large error counts, however long the sequence is."""
+"""R2D2's value: one large error counts, however long the sequence is."""
 
 
 def sequence_priority(errors: Tensor, counted: Tensor, eta: float = ETA) -> Tensor:
-    """[B]: eta max_t |error| + (1 - eta) mean_t |error| over the steps that are ``counted``.
+    """Return eta max_t |error| + (1 - eta) mean_t |error| [B] over the steps that are ``counted``.
 
-    ``errors`` float [T, B], ``counted`` bool [T, B]. 0 for a sequence without any such step.
+    ``errors`` float [T, B], ``counted`` bool [T, B]. A sequence without a counted step has 0.
     """
     sizes = errors.abs().masked_fill(~counted, 0.0)
     mean = sizes.sum(0) / counted.sum(0).clamp(min=1)

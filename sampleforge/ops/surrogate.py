@@ -1,7 +1,8 @@
-"""The parts of PPO's loss. ``mask`` is bool of the same shape (None: every row counts), or says in
-floats how much each row counts, none if 0; means are weighted then.
+"""The terms of PPO's loss.
 
-Rows that are masked out may hold anything, NaN and inf too: they reach neither value nor gradient.
+``mask`` has the shape of the other inputs. If it is bool, rows with True count (None: all rows). If
+it is float, it is the weight of each row, and means are weighted. Rows that are masked out may hold
+anything, also NaN and inf: they reach neither the value nor the gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sampleforge.ops.running_stats import Moments
 
 
 def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over the valid elements; 0 (with zero gradient) if there is none."""
+    """Return the mean over the valid elements [], or 0 (with zero gradient) if there is none."""
     if mask is None:
         return x.mean()
     _check(x, mask)
@@ -32,8 +33,9 @@ def normalise(
     eps: float = 1e-8,
     least_std: float = 0.0,
 ) -> Tensor:
-    """(x - mean) / std, by the moments [] of all valid elements (of all ranks, where there are
-    several), or / ``least_std`` if that is more; 0 where masked out, and where std is 0."""
+    """Return (x - mean) / max(std, ``least_std``), and 0 where ``x`` is masked out or std is 0.
+
+    ``moments`` [] are those of all valid elements (of all ranks, if there are several)."""
     centred = _valid(x - moments.mean.to(x.dtype), mask)
     return centred / (moments.var.sqrt().clamp(min=least_std).to(x.dtype) + eps)
 
@@ -41,7 +43,7 @@ def normalise(
 def clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_ratio: float, mask: Tensor | None = None
 ) -> Tensor:
-    """PPO's policy loss, to be minimised: -mean min(r A, clip(r, 1/(1+e), 1+e) A).
+    """Return PPO's policy loss, to be minimised: -mean min(r A, clip(r, 1/(1+e), 1+e) A).
 
     arXiv 1707.06347, eq. 7, with a range that is symmetric in log r. ``log_ratio`` is
     log pi - log mu, mu being the behaviour policy.
@@ -59,9 +61,10 @@ def clipped_value_loss(
     clip: float | None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """mean max((v - R)^2, (clip(v, v_old +- clip) - R)^2); plain squared error if ``clip`` is None.
+    """Return mean max((v - R)^2, (clip(v, v_old +- clip) - R)^2), or mean (v - R)^2 if ``clip`` is
+    None.
 
-    Without the customary factor 1/2: it is in the value coefficient.
+    The customary factor 1/2 is part of the value coefficient.
     """
     _check(values, old_values, targets)
     values = _valid(values, mask)
@@ -73,23 +76,23 @@ def clipped_value_loss(
 
 
 def approx_kl(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(mu, pi) estimated on actions of mu: mean (r - 1 - log r), never negative per sample.
+    """Return an estimate of KL(mu, pi) on actions of mu: mean (r - 1 - log r).
 
-    The estimator k3 of http://joschu.net/blog/kl-approx.html.
+    It is the estimator k3 of http://joschu.net/blog/kl-approx.html, which is never negative.
     """
     log_ratio = _valid(log_ratio, mask)
     return masked_mean(log_ratio.expm1() - log_ratio, mask)
 
 
 def clip_fraction(log_ratio: Tensor, clip_ratio: float, mask: Tensor | None = None) -> Tensor:
-    """The share of valid rows whose ratio lies outside [1/(1+e), 1+e]."""
+    """Return the fraction of valid rows whose ratio lies outside [1/(1+e), 1+e]."""
     edge = math.log1p(clip_ratio)
     return masked_mean((log_ratio.abs() > edge).to(log_ratio.dtype), mask)
 
 
 def _valid(x: Tensor, mask: Tensor | None) -> Tensor:
-    """0 where masked out: a loss of NaN or inf that is masked *after* it was computed still sends
-    NaN back, because its zero gradient is multiplied by inf."""
+    """Return ``x`` with 0 where it is masked out. If a loss of NaN or inf were masked *after* it is
+    computed, it would still send NaN back, because its zero gradient is multiplied by inf."""
     if mask is None:
         return x
     return torch.where(mask if mask.dtype == torch.bool else mask > 0, x, 0.0)

@@ -1,4 +1,4 @@
-"""Distributions of returns: projection onto atoms (C51), loss of quantiles (QR-DQN)."""
+"""Distributions of returns: the projection onto atoms (C51) and the quantile loss (QR-DQN)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from torch import Tensor
 
 
 def project(positions: Tensor, probabilities: Tensor, atoms: Tensor) -> Tensor:
-    """[B, K]: probabilities [B, K] at ``positions`` [B, K], moved to the evenly spaced ``atoms``
-    [K], each to the two nearest in proportion to its nearness, and from outside to the outermost:
+    """Project ``probabilities`` [B, K] at ``positions`` [B, K] onto evenly spaced ``atoms`` [K].
+
+    Each probability is split between the two nearest atoms in proportion to its nearness;
+    positions outside the atoms count as the outermost atom. Returns [B, K]:
 
         m_i = sum_j [1 - |clip(x_j) - z_i| / dz]_0^1 p_j
 
@@ -21,22 +23,23 @@ def project(positions: Tensor, probabilities: Tensor, atoms: Tensor) -> Tensor:
     below = place.floor().clamp(max=last - 1)
     share = place - below
     below = below.long()
-    found = torch.zeros_like(probabilities)
-    found.scatter_add_(1, below, probabilities * (1 - share))
-    return found.scatter_add_(1, below + 1, probabilities * share)
+    projected = torch.zeros_like(probabilities)
+    projected.scatter_add_(1, below, probabilities * (1 - share))
+    return projected.scatter_add_(1, below + 1, probabilities * share)
 
 
 def midpoints(count: int, device: torch.device | None = None) -> Tensor:
-    """float32 [count]: the tau of each of ``count`` quantiles, (2 i - 1) / (2 count)."""
+    """Return the tau of each of ``count`` quantiles, (2 i - 1) / (2 count), float32 [count]."""
     return (torch.arange(count, device=device) + 0.5) / count
 
 
 def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float) -> Tensor:
-    """[...]: sum_i mean_j |tau_i - 1{u_ij < 0}| L(u_ij) / kappa for u_ij = target_j - quantile_i,
-    ``quantiles`` [..., N], ``targets`` [..., M] and L the Huber loss with ``kappa``.
+    """Return sum_i mean_j |tau_i - 1{u_ij < 0}| L(u_ij) / kappa [...].
 
-    Dabney et al. 2018, arXiv 1710.10044, eq. 10, divided by kappa, so that it goes over into the
-    loss of quantile regression, |u| for L(u) / kappa, which kappa 0 is.
+    Here u_ij = target_j - quantile_i, ``quantiles`` is [..., N], ``targets`` [..., M], and L is the
+    Huber loss with ``kappa``. It is eq. 10 of Dabney et al. 2018, arXiv 1710.10044, divided by
+    kappa. For kappa -> 0 it tends to the loss of quantile regression, with |u| in place of
+    L(u) / kappa; kappa 0 gives that loss.
     """
     assert quantiles.shape[:-1] == targets.shape[:-1], (quantiles.shape, targets.shape)
     errors = targets.unsqueeze(-2) - quantiles.unsqueeze(-1)  # [..., N, M]

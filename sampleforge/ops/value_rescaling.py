@@ -9,21 +9,23 @@ from __future__ import annotations
 from torch import Tensor
 
 EPSILON = 1e-3
-"""R2D2's."""
+"""R2D2's value of eps."""
 
 
 def rescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """h(x), elementwise: |x| / (sqrt(|x| + 1) + 1) is sqrt(|x| + 1) - 1 without the cancellation
-    near 0. Its gradient at 0 is h'(0), which that of sign(x) is not."""
+    """Return h(x), elementwise.
+
+    |x| / (sqrt(|x| + 1) + 1) equals sqrt(|x| + 1) - 1 without the cancellation near 0. In this form
+    the gradient at 0 is h'(0); a factor sign(x) would make it 0."""
     return x / ((x.abs() + 1).sqrt() + 1) + epsilon * x
 
 
 def unrescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """The inverse of `rescale`, elementwise: proposition A.2 of the paper in a form without
-    cancellation, right to 3 roundings in float32 where that form loses 5% of 0.001.
+    """Return h^-1(x), elementwise.
 
-    With t = sqrt(|y| + 1) - 1 for the y that is sought, |x| = t (1 + 2 eps + eps t), of which t is
-    the positive root and |y| = t (t + 2).
+    It is proposition A.2 of the paper in a form without cancellation, correct to 3 roundings in
+    float32; the paper's form loses 5% of 0.001. With y = h^-1(x) and t = sqrt(|y| + 1) - 1,
+    |x| = t (1 + 2 eps + eps t): t is the positive root, and |y| = t (t + 2).
     """
     linear = 1 + 2 * epsilon
     t = 2 * x / (linear + (linear * linear + 4 * epsilon * x.abs()).sqrt())
@@ -31,5 +33,5 @@ def unrescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
 
 
 def slope(x: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """h'(x), elementwise."""
+    """Return h'(x), elementwise."""
     return 0.5 / (x.abs() + 1).sqrt() + epsilon

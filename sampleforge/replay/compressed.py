@@ -1,13 +1,14 @@
-"""Frames of a replay in compressed form, in a ring of bytes that all processes see.
+"""The frames of a replay in compressed form, in rings of bytes in shared memory.
 
-Ownership: the frames of a slot that an actor has lie raw in a place lent to it. When the slot is
-STORED, its shard compresses them into the shard's ring and takes the place back; when it is
-evicted, the oldest first, its bytes in the ring are free. The generation of the slot has risen by
-then, so a reader that was copying them can tell.
+Ownership: while an actor has a slot, the slot's frames are raw, in a place that is lent to the
+slot. When the slot becomes STORED, its shard compresses the frames into the shard's ring and takes
+the place back. When the slot is evicted (oldest first), its bytes in the ring are free. The
+generation of the slot has risen by then, so a reader that was copying the frames notices.
 
-The unit is a block of up to 8 consecutive frames of one row, for LZ4 looks back 64 KiB and finds
-most of a frame in the one before: 55x on Breakout and 13x on Ms. Pac-Man where single frames give
-18x and 4x (benchmarks/results/replay.md). A transition's two stacks lie in one or two blocks.
+The unit is a block of up to 8 consecutive frames of one row, because LZ4 looks back 64 KiB and
+finds most of a frame in the frame before: 55x on Breakout and 13x on Ms. Pac-Man, where single
+frames give 18x and 4x (benchmarks/results/replay.md). The two stacks of a transition are in one or
+two blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _MOST_FRAMES = 8
 
 
 def lz4_block() -> Any:
-    """The module lz4.block. Raises ConfigError with the line that installs it."""
+    """Return the module lz4.block. Raises ConfigError, with the command that installs it, if it is
+    missing."""
     if importlib.util.find_spec("lz4") is None:
         raise ConfigError(
             "--replay-compression lz4 needs the package lz4, which is not installed: "
@@ -45,8 +47,8 @@ def lz4_block() -> Any:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How one leaf's frames [frames, rows, ...] of a slot are cut: ``depth`` consecutive frames of
-    a row make a block, the last one may have fewer."""
+    """The division of one leaf's frames [frames, rows, ...] of a slot into blocks: ``depth``
+    consecutive frames of a row make a block; the last one of a row may have fewer."""
 
     frames: int
     rows: int
@@ -65,28 +67,29 @@ class Blocks:
         return -(-self.frames // self.depth)
 
     def nbytes(self, block: int) -> int:
-        """Of a row's block, raw."""
+        """Return the raw bytes of block number ``block`` of a row."""
         return min(self.depth, self.frames - block * self.depth) * self.frame_bytes
 
     @property
     def most(self) -> int:
-        """Bytes of a whole slot that cannot be compressed at all: LZ4's own bound."""
+        """Upper bound of a slot's compressed bytes (LZ4's own bound), for frames that cannot be
+        compressed."""
         row = sum(n + n // 255 + 16 for n in map(self.nbytes, range(self.per_row)))
         return self.rows * row
 
 
 def ring_bytes(shape: SlotShape, stored: int, ratio: float) -> int:
-    """The ring of a shard of ``stored`` slots whose frames are ``ratio`` times smaller compressed;
-    one slot fits in any case."""
+    """Return the bytes of the ring of a shard with ``stored`` slots whose frames shrink by
+    ``ratio``; at least the bytes of one slot that cannot be compressed."""
     blocks = [Blocks.of(shape, leaf) for leaf in shape.stacks.values()]
     raw = stored * sum(b.frames * b.rows * b.frame_bytes for b in blocks)
     return max(int(raw / ratio), sum(b.most for b in blocks))
 
 
 class CompressedFrames:
-    """The rings of all shards, and where in them each slot's blocks are; in shared memory.
+    """The rings of all shards, and the place of each slot's blocks in them, in shared memory.
 
-    ``slots``: of each shard; ``rings``: bytes of each shard's ring.
+    ``slots``: number of slots of each shard; ``rings``: bytes of each shard's ring.
     """
 
     def __init__(self, shape: SlotShape, slots: Sequence[int], rings: Sequence[int]) -> None:
@@ -112,15 +115,16 @@ class CompressedFrames:
         self.ring: npt.NDArray[np.uint8] = self._arrays["ring"]
 
     def where(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Offsets in the ring and sizes of the blocks of a leaf, [slots, rows, blocks] each."""
+        """Return the offsets in the ring and the sizes of the blocks of a leaf, both in bytes,
+        [slots, rows, blocks]."""
         return self._arrays[f"at/{name}"], self._arrays[f"size/{name}"]
 
     def ring_of(self, shard: int) -> tuple[int, int]:
-        """Offset and size of a shard's ring."""
+        """Return offset and size of a shard's ring, in bytes."""
         return sum(self._rings[:shard]), self._rings[shard]
 
     def columns(self, slots: TrajectorySlots) -> dict[str, StackColumn]:
-        """What reads the stacks of STORED slots."""
+        """Return the readers of the stacks of STORED slots, by leaf."""
         return {
             name: CompressedColumn(name, leaf, slots, self)
             for name, leaf in self.shape.stacks.items()
@@ -135,7 +139,7 @@ class CompressedFrames:
 
 
 class CompressedColumn(StackColumn):
-    """One leaf's stacks of STORED slots."""
+    """Reads one leaf's stacks of STORED slots."""
 
     def __init__(
         self, name: str, leaf: ArraySpec, slots: TrajectorySlots, frames: CompressedFrames
@@ -161,24 +165,24 @@ class CompressedColumn(StackColumn):
         then = stack_index(self._first, slot, later, row, self.depth)
         index = np.concatenate((now.frame, then.frame), axis=1)
         frames, chosen = self._unpacked(slot, index, row)  # once: the two share most blocks
-        found = (
+        selected = (
             frames.index_select(0, torch.from_numpy(half.reshape(-1)))
             for half in (chosen[:, : self.depth], chosen[:, self.depth :])
         )
         shape = (*now.frame.shape, *frames.shape[1:])
-        obs, next_obs = (stacks.view(shape) for stacks in found)
+        obs, next_obs = (stacks.view(shape) for stacks in selected)
         return self._padded(obs, now.before), self._padded(next_obs, then.before)
 
     def _fetch(self, slot: Indices, index: Indices, row: Indices) -> torch.Tensor:
         frames, chosen = self._unpacked(slot, index, row)
-        found = frames.index_select(0, torch.from_numpy(chosen.reshape(-1)))
-        return found.view(*index.shape, *frames.shape[1:])
+        selected = frames.index_select(0, torch.from_numpy(chosen.reshape(-1)))
+        return selected.view(*index.shape, *frames.shape[1:])
 
     def _unpacked(
         self, slot: Indices, index: Indices, row: Indices
     ) -> tuple[torch.Tensor, Indices]:
-        """Frames [N, ...], good until the next call, that hold ``index`` [B, k] of these slots and
-        rows, and where in them [B, k]."""
+        """Return decompressed frames [N, ...], valid until the next call, and the positions [B, k]
+        in them of the frames ``index`` [B, k] of these slots and rows."""
         blocks = self._blocks
         block, within = np.divmod(index, blocks.depth)
         keys = (slot * blocks.rows + row)[:, None] * blocks.per_row + block
@@ -192,10 +196,10 @@ class CompressedColumn(StackColumn):
         return torch.from_numpy(frames), inverse.reshape(index.shape) * blocks.depth + within
 
     def _unpack(self, key: int, at: int, size: int, out: npt.NDArray[np.uint8]) -> None:
-        """Decompress one block. One that is overwritten meanwhile gives nonsense, or nothing."""
+        """Decompress one block. A block that is overwritten meanwhile gives garbage, or zeros."""
         slot_row, block = divmod(key, len(self._expected))
         expected = self._expected[block]
-        most = 2 * expected + 16  # whatever the size says
+        most = 2 * expected + 16  # the size may be garbage
         packed = self._ring[at : at + min(max(size, 0), most)].tobytes()
         try:
             data = self._lz4.decompress(packed, uncompressed_size=expected)
@@ -209,7 +213,7 @@ class CompressedColumn(StackColumn):
 
 
 class FrameStore:
-    """A shard's ring and the places that it lends; only the shard has it."""
+    """A shard's ring and the places that it lends to slots; only the shard's process uses it."""
 
     def __init__(
         self, shard: int, frames: CompressedFrames, slots: TrajectorySlots, places: range
@@ -227,11 +231,11 @@ class FrameStore:
         return self._ring.used
 
     def lend(self, slot: int) -> None:
-        """Give a slot that is to be written a place for its frames."""
+        """Give a slot that an actor is going to write a place for its frames."""
         self._slots.place[slot] = self._places.popleft()
 
     def pack(self, slot: int) -> list[bytes]:
-        """The blocks of a slot, compressed: of leaf by leaf, row by row."""
+        """Return the compressed blocks of a slot, in the order leaf, row, time."""
         packed = []
         for name, leaf in self._frames.shape.stacks.items():
             blocks = Blocks.of(self._frames.shape, leaf)
@@ -245,7 +249,8 @@ class FrameStore:
         return packed
 
     def store(self, slot: int, packed: list[bytes]) -> bool:
-        """Put a slot's blocks into the ring and take its place back; False if there is no room."""
+        """Copy a slot's blocks into the ring and take its place back; return False if there is no
+        room."""
         at = self._take(slot, np.array([len(block) for block in packed]))
         if at is None:
             return False
@@ -255,8 +260,8 @@ class FrameStore:
         return True
 
     def _take(self, slot: int, sizes: npt.NDArray[np.int64]) -> int | None:
-        """Room in the ring for a slot's blocks of these sizes: where it begins, None if there is
-        none."""
+        """Reserve room in the ring for a slot's blocks of these ``sizes`` (bytes). Return its
+        offset, or None if there is not enough."""
         start = self._ring.take(int(sizes.sum()))
         if start is None:
             return None
@@ -272,32 +277,33 @@ class FrameStore:
         return at
 
     def pieces(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """The compressed frames of each stored slot, oldest first: views of the ring."""
+        """Yield the compressed frames of each stored slot, oldest first, as views of the ring."""
         for begin, end in self._ring.pieces:
             yield self._frames.ring[self._begin + begin : self._begin + end]
 
     def sizes(self, slots: Indices) -> dict[str, npt.NDArray[np.int32]]:
-        """How `pieces` are made up: sizes of the blocks of each leaf, [slots, rows, blocks]."""
+        """Return the sizes in bytes of the blocks in `pieces`, for each leaf [slots, rows,
+        blocks]."""
         return {f"sizes/{n}": self._frames.where(n)[1][slots] for n in self._frames.shape.stacks}
 
     def restore(
         self, slots: Indices, arrays: Mapping[str, npt.NDArray[Any]], beat: Callable[[], None]
     ) -> None:
-        """Take `pieces`, one after the other in ``arrays["frames"]``, and their `sizes`, for these
-        slots, oldest first. Only into an empty ring."""
+        """Restore the `pieces` of these slots, oldest first, into the empty ring, from
+        ``arrays["frames"]``, which has them one after the other, and from their `sizes`."""
         names = [f"sizes/{name}" for name in self._frames.shape.stacks]
         done = 0
         for i, slot in enumerate(slots.tolist()):
             sizes = np.concatenate([arrays[name][i].reshape(-1) for name in names])
             at = self._take(slot, sizes.astype(np.int64))
-            assert at is not None, "the ring is as large as the one that they were in"
+            assert at is not None, "the ring is as large as the one that was saved"
             length = int(sizes.sum())
             self._frames.ring[at : at + length] = arrays["frames"][done : done + length]
             done += length
             beat()
 
     def drop_oldest(self) -> None:
-        """Forget the oldest slot in the ring: it is evicted."""
+        """Free the bytes of the oldest slot in the ring, which is evicted."""
         self._ring.free_oldest()
 
 
@@ -311,7 +317,7 @@ class Ring:
         self.used = 0
 
     def take(self, length: int) -> int | None:
-        """The beginning of a new piece, or None if it fits nowhere."""
+        """Take a new piece of ``length`` bytes; return its offset, or None if it does not fit."""
         assert 0 < length <= self._size, (length, self._size)
         begin = self._room(length)
         if begin is not None:
@@ -323,7 +329,7 @@ class Ring:
         if not self.pieces:
             return 0
         oldest, (newest, end) = self.pieces[0][0], self.pieces[-1]
-        if newest < oldest:  # the free part lies between
+        if newest < oldest:  # the free part is between them
             return end if length <= oldest - end else None
         if length <= self._size - end:
             return end

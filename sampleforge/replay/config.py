@@ -1,4 +1,4 @@
-"""How experience is kept and drawn again (ReplayConfig)."""
+"""The configuration of the replay (ReplayConfig)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ReplayConfig(Checked):
     replay_capacity: int = 2_000_000
     """Transitions that the replay holds, over all shards (rounded down to whole rollouts)."""
     replay_compression: Literal["none", "lz4"] = "none"
-    """lz4: frames of stacked images are kept compressed; needs the package lz4."""
+    """lz4: keep the frames of stacked images compressed; needs the package lz4."""
     replay_compression_ratio: float = 10.0
     """Factor by which frames are assumed to shrink: their memory is their size divided by it. Where
     they shrink less, the replay holds fewer transitions."""
@@ -21,7 +21,7 @@ class ReplayConfig(Checked):
     """Keep the replay of the latest checkpoint, so that a resumed run goes on with it; off: a
     resumed run fills its replay anew."""
     num_replay_shards: int = 1
-    """Processes that the replay is divided among."""
+    """Number of processes among which the replay is divided."""
     learning_starts: int | None = None
     """Transitions in the replay before learning begins, also after a resume (default: 50000 for
     images, else 1000)."""
@@ -51,7 +51,7 @@ class ReplayConfig(Checked):
 
     @property
     def priority_exponent(self) -> float:
-        """``priority_alpha`` of a config that was fitted."""
+        """``priority_alpha`` of a config with resolved defaults."""
         assert self.priority_alpha is not None
         return self.priority_alpha
 

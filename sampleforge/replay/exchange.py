@@ -1,4 +1,5 @@
-"""Hand-overs of a replay: slots between actors and shards, samples between shards and learner."""
+"""The hand-over of slots between actors and replay shards, and of samples between shards and
+learner."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
 
 SAMPLE, UPDATE = 0, 1
-"""What a shard is asked for: to draw into a ticket, or to take the priorities that lie in it."""
+"""The kinds of a `SampleRequests` request: fill it with a sample, or take the TD errors in it."""
 
 
 class ReplayExchange:
-    """Slots between actors and replay shards; to an actor, what `SlotExchange` is to it in APPO.
+    """The exchange of slots between actors and replay shards; for an actor it is a
+    `sampleforge.rollouts.exchange.RolloutExchange`.
 
-    Shard s leases slots to actor a through a ring of their own, and gets them back, complete,
-    through another. ``finish(slots, slot)`` runs in the actor before each hand-over.
+    There are two rings for each pair of a shard and an actor: the shard leases slots to the actor
+    through one, and gets complete ones back through the other. ``finish(slots, slot)`` runs in the
+    actor before each hand-over.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class ReplayExchange:
         self.slots = slots
         self.actors = len(actor_wakeups)
         self.leases = leases
-        """Slots of one shard that one actor may have at a time."""
+        """Number of slots of one shard that one actor may have at a time."""
         self._shards = len(shard_wakeups)
         self._actor_wakeups = actor_wakeups
         self._shard_wakeups = shard_wakeups
@@ -45,15 +48,15 @@ class ReplayExchange:
         self._ready = IndexRings(self._shards * self.actors, leases)
         self._turn = [0] * self.actors
         self._inherited: list[list[int]] = [[] for _ in range(self.actors)]
-        # Of each slot: the actor that has it leased (-1: none), and its shard, the only writer of
-        # both.
+        # For each slot the actor that leases it (-1: none) and its shard, which alone writes both.
         self._lease_of = SharedArrays(
             {"actor": ((slots.count,), "int64"), "shard": ((slots.count,), "int64")}
         )
         self._lease_of["actor"][...] = -1
 
     def take_free(self, actor: int) -> int | None:
-        """Actor: a slot to write, from its shards in turn, or None if there is none now."""
+        """Return a slot for this actor to write, from the shards in turn; None if there is none.
+        Called by the actor."""
         if self._inherited[actor]:
             return self._inherited[actor].pop()
         for _ in range(self._shards):
@@ -68,9 +71,10 @@ class ReplayExchange:
         return None
 
     def take_over(self, actor: int) -> None:
-        """Actor: see `RolloutExchange`. The leases stay the actor's; they are for its index."""
+        """Take over the slots of the actor's previous life, see `RolloutExchange`. Called by the
+        actor. Leases belong to the actor's index, so they remain valid."""
         rings = [self._ring(shard, actor) for shard in range(self._shards)]
-        # Before the leases: a shard ends a lease before it takes the slot.
+        # Read this before the leases: a shard ends a lease before it takes the slot.
         ready: set[int] = set().union(*(self._ready.waiting(ring) for ring in rings))
         leased = np.flatnonzero(self._lease_of["actor"] == actor).tolist()
         free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
@@ -79,7 +83,8 @@ class ReplayExchange:
             self._push_ready(actor, slot)
 
     def hand_over(self, actor: int, slot: int) -> None:
-        """Actor: the rollout in ``slot`` is complete; its shard owns it from now on."""
+        """Hand the complete rollout in ``slot`` over to its shard, which owns it from then on.
+        Called by the actor."""
         self._finish(self.slots, slot)
         self.slots.move(slot, Owner.WRITING, Owner.READY)
         self._push_ready(actor, slot)
@@ -90,7 +95,7 @@ class ReplayExchange:
         self._shard_wakeups[shard].set()
 
     def take_ready(self, shard: int, actor: int) -> int | None:
-        """Shard: the oldest complete slot of one actor, or None."""
+        """Return the oldest complete slot of one actor, or None. Called by the shard."""
         ring = self._ring(shard, actor)
         slot = self._ready.peek(ring)
         if slot is not None:
@@ -99,13 +104,14 @@ class ReplayExchange:
         return slot
 
     def lease(self, shard: int, actor: int, slot: int) -> None:
-        """Shard: ``slot`` is the actor's until it comes back complete."""
+        """Lease ``slot`` to the actor until it comes back complete. Called by the shard."""
         self._lease_of["actor"][slot], self._lease_of["shard"][slot] = actor, shard
         self._free.push(self._ring(shard, actor), slot)
         self._actor_wakeups[actor].set()
 
     def fill(self) -> tuple[float, float]:
-        """Fractions of all slots that wait for an actor, and that wait for their shard."""
+        """Return the fractions (0 to 1) of all slots that wait for an actor and that wait for their
+        shard."""
         return self._free.total() / self.slots.count, self._ready.total() / self.slots.count
 
     def _ring(self, shard: int, actor: int) -> int:
@@ -116,9 +122,10 @@ class SampleRequests:
     """Sample requests in flight: each is an index into arrays in shared memory.
 
     The learner requests a sample from a shard; the shard fills it in; the learner learns from it
-    and returns it with the new TD errors; the shard takes these and frees the request. ``count`` is
-    thus the depth of the prefetch. A sample carries the moments of the observations inserted since
-    the last one (``seen``), for the leaves that are ``counted``.
+    and returns it with the new TD errors; the shard takes these and answers, which frees the
+    request. So ``count`` is the depth of the prefetch, and ``batch`` the items of a sample. A
+    sample carries the moments of the observations inserted since the last sample (``seen``), for
+    the leaves ``counted``.
     """
 
     def __init__(
@@ -157,31 +164,33 @@ class SampleRequests:
         self.seen: npt.NDArray[np.float64] = self._arrays["seen"]
 
     def ask(self, shard: int, request: int, kind: int) -> None:
-        """Learner: have the ticket filled with a sample, or the errors in it taken."""
+        """Send a request of this ``kind`` (SAMPLE or UPDATE) to a shard. Called by the learner."""
         self.kind[request] = kind
         self._to_shard.push(shard, request)
         self._shard_wakeups[shard].set()
 
     def wake_shards(self) -> None:
-        """Learner: samples were ordered, so that more may be inserted."""
+        """Wake the shards: samples were requested, so they may insert more. Called by the
+        learner."""
         for wakeup in self._shard_wakeups:
             wakeup.set()
 
     def wake_learner(self) -> None:
-        """Shard: experience was inserted, so that more may be sampled."""
+        """Wake the learner: experience was inserted, so it may request more samples. Called by a
+        shard."""
         self._learner_wakeup.set()
 
     def take_asked(self, shard: int) -> int | None:
-        """Shard: the next ticket to serve, or None."""
+        """Return the next request to serve, or None. Called by the shard."""
         return self._to_shard.pop(shard)
 
     def answer(self, shard: int, request: int) -> None:
-        """Shard: the ticket is served."""
+        """Return a served request to the learner. Called by the shard."""
         self._to_learner.push(shard, request)
         self._learner_wakeup.set()
 
     def take_answered(self, shard: int) -> int | None:
-        """Learner: the next ticket that this shard has served, or None."""
+        """Return the next request that this shard has served, or None. Called by the learner."""
         return self._to_learner.pop(shard)
 
     def __getstate__(self) -> dict[str, object]:

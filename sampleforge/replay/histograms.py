@@ -1,4 +1,4 @@
-"""What TD errors and priorities are like: counts over many orders of magnitude."""
+"""Histograms of TD errors and priorities, over many orders of magnitude."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _PER_OCTAVE = 4
 _LOWEST, _HIGHEST = -24, 24  # octaves: from 6e-8 to 1.7e7
 BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE
 _MOST = 1 << 16
-"""Leaves of a tree that are looked at: 1 to 3 ms. All 2M of the default would take 22."""
+"""Number of a tree's leaves that are counted, in 1 to 3 ms. All 2M of the default would take
+22 ms."""
 
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """``counts`` [n] of values up to each of ``limits`` [n], the first from ``low`` on."""
+    """A histogram of n bins: ``counts`` [n], their upper ``limits`` [n], and ``low``, the lower
+    limit of the first."""
 
     low: float
     limits: npt.NDArray[np.float64]
@@ -30,10 +32,11 @@ class Histogram:
 
 
 def count_positive(values: npt.NDArray[np.float64]) -> Counts:
-    """How many of the finite ``values`` [N] lie in each of `BINS` bins, four per octave; those of 0
-    or less are left out, those beyond the ends count as the ends.
+    """Return the number of the finite ``values`` [N] in each of `BINS` bins, four per octave.
 
-    The upper bits of a float64 are its bin: exponent and two bits of the mantissa. No logarithm.
+    Values of 0 or less are left out; values beyond the ends count in the first or last bin. The
+    bin is the upper bits of the float64 (exponent and two bits of the mantissa), without a
+    logarithm.
     """
     positive = np.ascontiguousarray(values[values > 0])
     bins = (positive.view(np.int64) >> 50) - (1023 + _LOWEST) * _PER_OCTAVE
@@ -41,13 +44,14 @@ def count_positive(values: npt.NDArray[np.float64]) -> Counts:
 
 
 def _limit(edge: int) -> float:
-    """The value at which bin ``edge`` begins."""
+    """Return the lower limit of bin ``edge``."""
     octave, quarter = divmod(edge, _PER_OCTAVE)
     return math.ldexp(1 + quarter / _PER_OCTAVE, octave + _LOWEST)
 
 
 def histogram(counts: Counts) -> Histogram | None:
-    """The part of `count_positive`'s bins that holds anything, None if nothing does."""
+    """Return the bins of `count_positive` from the first to the last that is not empty; None if all
+    are empty."""
     used = np.flatnonzero(counts)
     if not len(used):
         return None
@@ -57,7 +61,8 @@ def histogram(counts: Counts) -> Histogram | None:
 
 
 def evenly(leaves: npt.NDArray[np.float64], steps_per_slot: int) -> npt.NDArray[np.float64]:
-    """Every k-th of too many leaves, for a k that comes round to every row and time of a slot."""
+    """Return every k-th leaf so that at most `_MOST` remain, with a k that is coprime to the steps
+    of a slot, so that every row and time occurs."""
     stride = max(1, -(-len(leaves) // _MOST))
     while math.gcd(stride, steps_per_slot) > 1:
         stride += 1
@@ -65,11 +70,11 @@ def evenly(leaves: npt.NDArray[np.float64], steps_per_slot: int) -> npt.NDArray[
 
 
 class ReplayHistograms:
-    """TD errors and priorities, for the driver to read whenever it reports.
+    """Histograms of TD errors and priorities, which the driver reads for its reports.
 
-    The TD errors are those in the tickets: of the latest batches, where they lie anyway. Priorities
-    are in the shards' own memory, so each shard counts when it is asked, and the answer is read at
-    the next report.
+    The TD errors are those of the latest batches, which are in the sample requests anyway.
+    Priorities are in the shards' own memory: each shard counts them when asked, and the driver
+    reads the answer at the next report.
     """
 
     def __init__(self, sample_requests: SampleRequests, shards: int) -> None:
@@ -82,16 +87,17 @@ class ReplayHistograms:
     def __setstate__(self, state: tuple[SampleRequests, SharedArrays]) -> None:
         self._sample_requests, self._arrays = state
         self.asked: Counts = self._arrays["asked"]
-        """[1]: how often the driver has asked. A shard looks at it in every step."""
+        """[1]: number of the driver's requests so far. A shard reads it in every step."""
 
     def answer(self, shard: int, counts: Counts) -> None:
-        """Shard: its priorities."""
+        """Write the counts of this shard's priorities [BINS]. Called by the shard."""
         self._arrays["counts"][shard] = counts
 
     def read(self) -> dict[str, Histogram]:
-        """Driver: by name, those that hold anything; and ask for the next."""
+        """Return the histograms that are not empty, by name, and request the next ones. Called by
+        the driver."""
         errors = self._sample_requests.errors.reshape(-1).astype(np.float64)
         counts = {"td_error": count_positive(errors), "priority": self._arrays["counts"].sum(0)}
         self.asked[0] += 1
-        found = {name: histogram(of_all) for name, of_all in counts.items()}
-        return {name: made for name, made in found.items() if made is not None}
+        histograms = {name: histogram(of_all) for name, of_all in counts.items()}
+        return {name: each for name, each in histograms.items() if each is not None}

@@ -1,6 +1,6 @@
-"""What replay shards and learner know of each other, and the limit on samples per insert.
+"""The counters that replay shards and learner share, and the limiter of samples per insert.
 
-An item is a transition; with a recurrent core a sequence of them.
+An item is a transition, or, with a recurrent core, a sequence of transitions.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy.typing as npt
 from sampleforge.shared.arrays import SharedArrays
 
 _OF_SHARD = {
-    "inserted": "int64",  # items that could be sampled, ever
+    "inserted": "int64",  # items that could be sampled, in total
     "leased": "int64",  # items of the slots that actors have
     "stored": "int64",  # items that can be sampled now
     "priority_sum": "float64",  # sum of their priorities
     "drawn": "int64",
-    "age_sum": "float64",  # of the drawn, in items inserted since
-    "full": "bool",  # it has begun to evict: it will not hold more
-    "frame_bytes": "int64",  # of compressed frames
-    "restoring": "bool",  # what was saved is being read
+    "age_sum": "float64",  # sum of the ages of drawn items, in items inserted since they were
+    "full": "bool",  # the shard has begun to evict: it will not hold more
+    "frame_bytes": "int64",  # bytes of compressed frames
+    "restoring": "bool",  # the shard is reading a saved replay
     "stale_updates": "int64",  # priorities that came too late: their item was evicted
 }
 _OF_LEARNER = {
     "base": "int64",  # of each shard: inserted before learning began
-    "carried": "float64",  # [0]: the balance of the run before
+    "carried": "float64",  # [0]: the balance at the end of the previous run
     "sampled": "int64",  # [0]
     "learning": "bool",  # [0]
     "begun": "bool",  # [0]: learning had begun in the run whose replay is restored
@@ -35,8 +35,8 @@ _OF_LEARNER = {
 
 
 class ReplayCounters:
-    """Numbers of each shard [shards] in shared memory, each with one writer: the shard, or where it
-    says so the learner."""
+    """Counters of each shard, [shards] each, in shared memory. Those of `_OF_SHARD` are written by
+    the shard, those of `_OF_LEARNER` by the learner."""
 
     inserted: npt.NDArray[np.int64]
     leased: npt.NDArray[np.int64]
@@ -77,24 +77,24 @@ class ReplayCounters:
 
 
 class ItemSteps(NamedTuple):
-    """What an item is in env steps: of a transition 1 and 1."""
+    """The env steps of an item; a transition has 1 and 1."""
 
     inserted: int = 1
-    """New ones in the replay: what a sequence does not share with the one before."""
+    """Steps that an item adds to the replay: those that a sequence does not share with the one
+    before."""
     learned: int = 1
-    """Learned from, each time that it is drawn: all but the burn-in."""
+    """Steps that are learned from each time the item is drawn: all but the burn-in."""
 
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Holds ``|inserts * ratio - samples|`` within ``tolerance``, at every instant (Reverb's
+    """Keeps ``|inserts * ratio - samples|`` within ``tolerance`` at every instant (Reverb's
     SampleToInsertRatio; Cassirer et al. 2021, arXiv 2102.04736).
 
-    Inserts, samples and ``learning_starts`` are items. They count from the moment that
-    ``learning_starts`` were there. A ``ratio`` of None lets both sides run freely. Inserts are
-    limited where slots are leased to actors: what has been leased may come back at any moment, so
-    it counts already, and each shard has an equal share of what is allowed. Neither side needs the
-    other's lock.
+    Inserts, samples and ``learning_starts`` are numbers of items. They count from the moment when
+    the replay has ``learning_starts`` items. With ``ratio`` None both sides run freely. Inserts are
+    limited when slots are leased to actors: a leased slot may come back at any moment, so it counts
+    already, and each shard has an equal share of what is allowed. There is no lock.
     """
 
     replay_counters: ReplayCounters
@@ -104,13 +104,13 @@ class RateLimiter:
 
     @property
     def balance(self) -> float:
-        """inserts * ratio - samples: positive if samples are due."""
+        """inserts * ratio - samples; positive if samples are due."""
         replay_counters = self.replay_counters
         inserts = replay_counters.inserted_since_start * (self.ratio or 0.0)
         return float(replay_counters.carried[0] + inserts - replay_counters.sampled[0])
 
     def may_lease(self, shard: int, items: int) -> bool:
-        """Shard: another slot of ``items`` items may be given to an actor."""
+        """Return whether the shard may lease another slot of ``items`` items to an actor."""
         replay_counters = self.replay_counters
         if self.ratio is None:
             return True
@@ -125,17 +125,19 @@ class RateLimiter:
         ) / self.ratio
         if replay_counters.learning[0]:
             return bool(committed <= allowed / replay_counters.shards)
-        # Also before: a learner that starts late finds no pile of old steps. But what learning
-        # needs to begin is always allowed, whatever the run before owed.
+        # The limit holds before learning too, so that a learner that starts late finds no pile of
+        # old steps. But the items that learning needs to begin are always allowed, whatever the
+        # balance of the previous run.
         needed = self.learning_starts / replay_counters.shards
         return bool(
             committed - items < needed or committed <= needed + allowed / replay_counters.shards
         )
 
     def begin_learning(self) -> bool:
-        """Learner: whether there are enough items to learn from; remembers the first time. Full
-        shards are enough, whatever ``learning_starts``: where episodes are short, steps that reset
-        take room. So is a replay from which learning had begun before."""
+        """Return whether there are enough items to learn from, and record the first time. Called by
+        the learner. Full shards are enough, whatever ``learning_starts`` is, because with short
+        episodes the steps that reset take up room. A restored replay from which learning had begun
+        is enough too."""
         replay_counters = self.replay_counters
         if not replay_counters.learning[0]:
             if replay_counters.restoring.any():
@@ -150,11 +152,12 @@ class RateLimiter:
         return True
 
     def may_sample(self, count: int) -> bool:
-        """Learner, once it may learn: ``count`` more samples may be drawn."""
+        """Return whether ``count`` more samples may be drawn. Called by the learner once it may
+        learn."""
         return self.ratio is None or self.balance - count >= -self.tolerance
 
     def count_samples(self, count: int) -> None:
-        """Learner: ``count`` samples have been ordered."""
+        """Count ``count`` requested samples. Called by the learner."""
         self.replay_counters.sampled[0] += count
 
     def state(self) -> dict[str, Any]:
@@ -164,8 +167,8 @@ class RateLimiter:
         }
 
     def load(self, state: dict[str, Any], *, restoring: bool = False) -> None:
-        """Go on with the balance of a `state`. ``restoring``: with its replay, too, which each
-        shard says it has by clearing its flag."""
+        """Restore the balance of a `state`. ``restoring``: its replay is restored too, and each
+        shard clears its flag when it has read its part."""
         self.replay_counters.carried[0] = state["balance"] if self.ratio is not None else 0.0
         self.replay_counters.restoring[:] = restoring
         self.replay_counters.begun[0] = restoring and state["learning"]

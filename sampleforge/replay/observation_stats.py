@@ -1,8 +1,8 @@
-"""Statistics of the observations that go into a replay, on their way to the learner.
+"""Statistics of the observations that are inserted into a replay, on their way to the learner.
 
-Transitions are drawn again and again, and the same observation is in several of them. So the
-observations are counted where they come in, each once, and their moments travel to the learner with
-the next sample. What a shard has counted since its last sample is lost when a run ends.
+Transitions are drawn many times, and the same observation is in several of them. So the shard
+counts each observation once, when it is inserted, and the moments go to the learner with the next
+sample. Those since a shard's last sample are lost when a run ends.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from sampleforge.ops.running_stats import Moments, merge, moments
 from sampleforge.rollouts.slots import TrajectorySlots
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of the observation leaves that are counted, by name."""
+"""Shapes of the observation leaves that are counted, by name."""
 
 
 def packed_size(shapes: Shapes) -> int:
-    """Numbers in the moments of all leaves: mean and variance of each element, and the count."""
+    """Return the number of floats in the moments of all leaves: mean and variance of each element,
+    and a count per leaf."""
     return sum(2 * math.prod(shape) + 1 for shape in shapes.values())
 
 
 def unpack(packed: npt.NDArray[np.float64], shapes: Shapes) -> dict[str, Moments]:
-    """The inverse of `ObservationStats.take`."""
-    found, values = {}, torch.from_numpy(packed.copy())
+    """Return the moments of each leaf that `ObservationStats.take` has packed."""
+    of_leaves, values = {}, torch.from_numpy(packed.copy())
     for name, shape in shapes.items():
         size = math.prod(shape)
         mean, var, count = values[:size], values[size : 2 * size], values[2 * size]
-        found[name] = Moments(mean.view(shape), var.view(shape), count)
+        of_leaves[name] = Moments(mean.view(shape), var.view(shape), count)
         values = values[2 * size + 1 :]
-    return found
+    return of_leaves
 
 
 class ObservationStats:
-    """Counts the observations of one shard's rollouts, until they are taken."""
+    """Collects the moments of the observations of one shard's rollouts, until `take`."""
 
     def __init__(self, slots: TrajectorySlots, shapes: Shapes) -> None:
         sequences = slots.shape.sequences
@@ -50,31 +51,32 @@ class ObservationStats:
         self._seen = self._empty
 
     def add(self, slot: int) -> None:
-        """Count the observations of a rollout that is not inserted yet, each exactly once. Those
-        of dropped steps are left out: they may have been zeroed."""
+        """Count the observations of a rollout that is not inserted yet, each exactly once. Those of
+        dropped steps are left out, because they may have been zeroed."""
         real = torch.from_numpy(self._real(slot))
         self._seen = {
             name: merge(seen, self._of(slot, name, real)) for name, seen in self._seen.items()
         }
 
     def take(self, packed: npt.NDArray[np.float64]) -> None:
-        """Write what was counted since the last time into ``packed`` [`packed_size`]."""
+        """Write the moments of the observations since the last call into ``packed``, float64
+        [`packed_size`]."""
         parts = [part for seen in self._seen.values() for part in (seen.mean, seen.var, seen.count)]
         if parts:
             packed[:] = torch.cat([part.reshape(-1) for part in parts]).numpy()
         self._seen = self._empty
 
     def _of(self, slot: int, name: str, real: torch.Tensor) -> Moments:
-        found = self._leaf(slot, name)
-        return moments(found if real.all() else found[real])
+        leaf = self._leaf(slot, name)
+        return moments(leaf if real.all() else leaf[real])
 
     def _real(self, slot: int) -> npt.NDArray[np.bool_]:
-        """bool [steps * rows]: whether an observation is what the environment gave.
+        """Return which observations are as the environment gave them, bool [steps * rows].
 
-        It is if the step from it counts. Of the steps that do not, one is taken from the final
-        observation of an episode, and the next observation begins another: that one is real, unless
-        the step before was dropped as well (see `sampleforge.env.not_finite`). The step before the
-        rollout is not known here, and taken for one that counts.
+        An observation is real if the step from it is valid. A step that is not valid may begin with
+        the final observation of an episode, after which another episode begins: this observation is
+        real, unless the step before it was dropped as well (see `sampleforge.env.not_finite`). The
+        step before the rollout is not known here, and counts as valid.
         """
         steps = self._steps
         valid, first = self._slots.valid[slot, :steps], self._slots.first[slot, : steps + 1]
@@ -84,7 +86,7 @@ class ObservationStats:
         return real.reshape(-1)
 
     def _leaf(self, slot: int, name: str) -> torch.Tensor:
-        """Observations [steps * rows, ...]."""
+        """Return the observations of one leaf, [steps * rows, ...]."""
         slots, steps = self._slots, self._steps
         if name in slots.stacks:
             return slots.stacks[name].read_rows(np.full(steps, slot), np.arange(steps))

@@ -1,4 +1,4 @@
-"""Sequences for recurrent Q-learning: stretches of rollouts, with the state they began in."""
+"""Sequences for recurrent Q-learning: parts of rollouts with the recurrent state before them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ Indices = npt.NDArray[np.int64]
 class Sequences:
     """``B`` sequences of ``L`` env steps each.
 
-    An episode may end within one and the next begin: ``first`` resets the state there, and no
-    n-step window reaches over it (`sampleforge.ops.n_step.n_step_windows` over these L steps).
+    An episode may end within a sequence and the next one begin: ``is_first`` resets the state
+    there, and no n-step window reaches across (`sampleforge.ops.n_step.n_step_windows` of these L
+    steps).
     """
 
     obs: dict[str, torch.Tensor]  # [L+1, B, ...]
-    first: torch.Tensor  # bool [L+1, B], observations that begin an episode
-    state: torch.Tensor  # float32 [B, S], the actor's before obs[0]
+    is_first: torch.Tensor  # bool [L+1, B], observations that begin an episode
+    state: torch.Tensor  # float32 [B, S], the actor's recurrent state before obs[0]
     action: torch.Tensor  # int64 [L, B]
     returns: torch.Tensor  # float32 [L, B], of the window
     discount: torch.Tensor  # float32 [L, B], 0 where the episode terminated within the window
-    steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is nothing to learn
+    steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is no window
     scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [L, B], as the environment gave it
 
@@ -41,7 +42,7 @@ class Sequences:
         return Sequences(obs=obs, **plain)
 
     def pick(self, which: torch.Tensor) -> Sequences:
-        """Those of them where ``which``, bool [B]."""
+        """Return the sequences where ``which`` (bool [B]) is True."""
         alone = ("state", "scaled_probability")  # without an axis of time
         plain = {n: c[which] if n in alone else c[:, which] for n, c in self._plain().items()}
         return Sequences(obs={n: leaf[:, which] for n, leaf in self.obs.items()}, **plain)
@@ -51,23 +52,29 @@ class Sequences:
 
 
 class GatheredSequences(NamedTuple):
+    """The sequences of a sample that could be read."""
+
     sequences: Sequences
-    held: npt.NDArray[np.bool_]
-    """[B] of the sample: which of its items are still what was drawn, and so in here."""
+    still_valid: npt.NDArray[np.bool_]
+    """bool [B] of the sample: True for the items that were not evicted, which are in
+    ``sequences``."""
     trained: int
-    """Env steps that are learned from."""
+    """Number of env steps that are learned from."""
 
 
 class MakeWindows(Protocol):
+    """A function that makes the n-step windows of a batch of sequences."""
+
     def __call__(
         self, reward: Floats, terminated: Flags, truncated: Flags, valid: Flags
     ) -> Windows:
-        """The n-step windows of [T, rows] each."""
+        """Return the n-step windows; all arrays are [T, rows]."""
 
 
 class SequenceReader:
-    """Copies sequences out of slots that may be evicted and written anew at any time; as
-    `sampleforge.replay.transitions.TransitionReader` does, it leaves out what changed meanwhile."""
+    """Copies sequences out of slots that may be evicted and overwritten at any time. Like
+    `sampleforge.replay.transitions.TransitionReader`, it leaves out items that changed
+    meanwhile."""
 
     def __init__(
         self,
@@ -75,7 +82,8 @@ class SequenceReader:
         make_windows: MakeWindows,
         frames: CompressedFrames | None = None,
     ) -> None:
-        """``frames``: where those of stored slots are, if not in the slots."""
+        """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
+        frames are in the slots."""
         sequences = slots.shape.sequences
         assert sequences is not None
         self._slots = slots
@@ -95,7 +103,8 @@ class SequenceReader:
     def read(
         self, items: Indices, generations: Indices, scaled_probability: npt.NDArray[np.float64]
     ) -> GatheredSequences:
-        """The sequences of these items (see `sampleforge.replay.shard`)."""
+        """Return the sequences of these items (see `sampleforge.replay.shard`); all arguments are
+        [B]."""
         shape, length = self._slots.shape, self._sequences.length
         slot, within = np.divmod(items, shape.items)
         start, row = np.divmod(within, shape.rows)
@@ -105,13 +114,13 @@ class SequenceReader:
         obs = {name: _take(leaf, seen) for name, leaf in self._obs.items()}
         for name, stacks in self._stacks.items():
             of_slot, of_row = (np.tile(each, length + 1) for each in (slot, row))
-            found = stacks.read(of_slot, t.reshape(-1), of_row)
-            obs[name] = found.view(*t.shape, *found.shape[1:])
+            flat = stacks.read(of_slot, t.reshape(-1), of_row)
+            obs[name] = flat.view(*t.shape, *flat.shape[1:])
         reward, *flags = (column[at] for column in self._of_windows)
         windows = self._make_windows(reward, *flags)
         batch = Sequences(
             obs=obs,
-            first=_take(self._first, seen),
+            is_first=_take(self._first, seen),
             state=self._states.index_select(0, torch.from_numpy(items)),
             action=_take(self._action, torch.from_numpy(at)),
             returns=torch.from_numpy(windows.returns),
@@ -120,15 +129,15 @@ class SequenceReader:
             scaled_probability=torch.from_numpy(scaled_probability.copy()),
             reward=torch.from_numpy(reward),
         )
-        held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
+        still_valid: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         for stacks in self._stacks.values():
-            stacks.assert_whole(slot[held])
-        if not held.all():
-            batch = batch.pick(torch.from_numpy(held))
+            stacks.assert_whole(slot[still_valid])
+        if not still_valid.all():
+            batch = batch.pick(torch.from_numpy(still_valid))
         trained = int(torch.count_nonzero(batch.steps[self._sequences.burn_in :]))
-        return GatheredSequences(batch, held, trained)
+        return GatheredSequences(batch, still_valid, trained)
 
 
 def _take(column: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows ``index`` [L, B] of a column [N, ...]: [L, B, ...]."""
+    """Return the rows ``index`` [L, B] of a column [N, ...], as [L, B, ...]."""
     return column.index_select(0, index.flatten()).view(*index.shape, *column.shape[1:])

@@ -1,14 +1,15 @@
-"""One shard of the replay: which slots hold experience, and what each transition's priority is.
+"""One shard of the replay: the slots that hold experience, and the priorities of their items.
 
-Replay is trajectory slots with a longer life. The shard owns its slots whenever no actor has them:
+A replay consists of trajectory slots with a longer life. The shard owns its slots whenever no actor
+has them:
 
     FREE -> (leased) WRITING -> READY -> STORED -> (evicted, oldest first) FREE
 
-One process has the shard; nobody else writes its tree, and nobody takes a lock. A transition is
-named by its item, ``slot * items_per_slot + t * rows + row``, and by the generation of its slot; so
-is a sequence, the t-th of its row, where a recurrent core learns from sequences.
-Eviction sets the priorities to 0, raises the generation, and only then leases the slot to an actor:
-whoever still holds (item, generation) can tell, after having copied it, that it is another one now.
+The shard belongs to one process, which alone writes its tree; there is no lock. A transition is
+identified by its item, ``slot * items_per_slot + t * rows + row``, and by the generation of its
+slot. With a recurrent core an item is a sequence, the t-th of its row. Eviction sets the priorities
+to 0, raises the generation, and only then leases the slot to an actor. A reader with an (item,
+generation) compares the generation after its copy, and so notices that the item was evicted.
 """
 
 from __future__ import annotations
@@ -34,24 +35,26 @@ Floats = npt.NDArray[np.float64]
 EXTRAS = {
     "value": "float32",  # max_a Q(obs[t], a) by the behaviour network
     "taken": "float32",  # Q(obs[t], action[t])
-    "returns": "float32",  # of the n-step window; see sampleforge.ops.n_step
+    "returns": "float32",  # this and the next two: the n-step window; see sampleforge.ops.n_step
     "discount": "float32",
     "steps": "uint8",
     "td_error": "float32",  # the first priority: see sampleforge.algos.first_priorities
 }
-"""The extras of slots whose experience goes into a replay."""
+"""The extra columns of slots whose experience goes into a replay."""
 SPREADS = {
-    "value_std": "float32",  # standard deviation of what ``value`` is the mean of
-    "taken_std": "float32",  # of what ``taken`` is the mean of
+    "value_std": "float32",  # standard deviation of the distribution whose mean is ``value``
+    "taken_std": "float32",  # standard deviation of the distribution whose mean is ``taken``
 }
-"""More of them, for networks that know how returns are distributed."""
+"""Further extra columns, for networks that predict distributions of returns."""
 RECURRENT_EXTRAS = {name: EXTRAS[name] for name in ("value", "taken")}
-"""... of which sequences are drawn: their windows are made when they are read."""
+"""The extra columns of slots from which sequences are drawn: their windows are made by the
+reader."""
 
 
 class Sample(NamedTuple):
-    """Items, the generations of their slots, and ``scaled_probability``: the number of items in all
-    shards times the probability of this one, 1 if all are equally likely."""
+    """A sample of B items, [B] each: the items, the generations of their slots, and
+    ``scaled_probability``, the number of items in all shards times the probability of this item (1
+    if all are equally likely)."""
 
     items: Indices
     generations: Indices
@@ -60,7 +63,8 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Prioritisation:
-    """Priority of an item: ``(|TD error| + epsilon) ** alpha``; alpha 0 is uniform."""
+    """The priority of an item: ``(|TD error| + epsilon) ** alpha``; alpha 0 is uniform. Raises
+    ValueError if an error is negative or not finite."""
 
     alpha: float
     epsilon: float
@@ -73,17 +77,18 @@ class Prioritisation:
                 f"{errors.size} are not, such as {errors[~good][0]}; an environment that gives "
                 "rewards or observations that are not finite makes them so: correct it"
             )
-        found: Floats = (errors.astype(np.float64) + self.epsilon) ** self.alpha
-        return found
+        priorities: Floats = (errors.astype(np.float64) + self.epsilon) ** self.alpha
+        return priorities
 
 
 class ReplayShard:
-    """Slots ``first`` to ``first + count - 1`` of ``slots``, at most ``capacity`` of them STORED.
+    """The slots ``first`` to ``first + count - 1`` of ``slots``, at most ``capacity`` of them
+    STORED.
 
-    The others are what actors write to, so ``count`` exceeds ``capacity``. With alpha 0 there is no
-    tree: items are drawn uniformly. ``slots`` need the columns of `EXTRAS`, or sequences.
-    ``frames``: where the frames of stored slots go, if they are to be compressed; STORED may be
-    fewer then.
+    Actors write to the other slots, so ``count`` exceeds ``capacity``. With alpha 0 there is no
+    tree: items are drawn uniformly. ``slots`` must have the columns of `EXTRAS`, or sequences.
+    ``frames``: the store of compressed frames, if frames are compressed; if it is full, fewer than
+    ``capacity`` slots are STORED.
     """
 
     def __init__(
@@ -108,11 +113,11 @@ class ReplayShard:
         self._random = np.random.default_rng([*seed, index])
         self.frames = frames
         self._items = slots.shape.items
-        self._usable, self._errors = _first_words(slots)
+        self._usable, self._errors = _first_estimates(slots)
         self._tree = SumTree(count * self._items) if priority.alpha > 0 else None
         self._stored: deque[int] = deque()  # oldest first
         self._free: deque[int] = deque(range(first, first + count))
-        self._born = np.zeros(count, np.int64)  # ``inserted`` of the ledger when a slot was stored
+        self._born = np.zeros(count, np.int64)  # ``inserted`` when each slot was stored
 
     @property
     def stored_slots(self) -> tuple[int, ...]:
@@ -120,7 +125,8 @@ class ReplayShard:
         return tuple(self._stored)
 
     def lease(self) -> int | None:
-        """A free slot, which belongs to the caller until it is inserted; None if there is none."""
+        """Return a free slot, which belongs to the caller until it is inserted; None if there is
+        none."""
         if not self._free:
             return None
         self._replay_counters.leased[self._index] += self._items
@@ -130,7 +136,7 @@ class ReplayShard:
         return slot
 
     def insert(self, slot: int) -> None:
-        """Take a slot that an actor has completed (READY), evicting the oldest one if need be."""
+        """Store a slot that an actor has completed (READY); evict the oldest one if need be."""
         if len(self._stored) == self._capacity:
             self._evict()
         if self.frames is not None:
@@ -146,10 +152,10 @@ class ReplayShard:
         replay_counters.stored[me] += count
         replay_counters.inserted[me] += count
         replay_counters.leased[me] -= self._items
-        self._announce_mass()
+        self._publish_priority_sum()
 
     def draw(self, count: int) -> Sample:
-        """``count`` items, in proportion to their priorities. There must be one."""
+        """Draw ``count`` items in proportion to their priorities. At least one must be stored."""
         replay_counters, me = self._replay_counters, self._index
         everything = float(replay_counters.stored.sum())
         if self._tree is None:
@@ -169,19 +175,20 @@ class ReplayShard:
         return Sample(items, self._slots.generation[local + self._first], scaled_probability)
 
     def update(self, items: Indices, generations: Indices, errors: npt.NDArray[np.float32]) -> None:
-        """New priorities for items drawn before, but not for those evicted since. Raises
-        ValueError, and changes nothing, if an error is negative or not finite."""
+        """Set new priorities, from TD ``errors`` [B], for items drawn before; items that were
+        evicted since are left out. Raises ValueError, and changes nothing, if an error is negative
+        or not finite."""
         priorities = self._priority(errors)
-        held = self._slots.generation[items // self._items] == generations
-        self._replay_counters.stale_updates[self._index] += int(np.count_nonzero(~held))
-        if self._tree is not None and held.any():
-            places = items[held] - self._first * self._items
-            self._tree.set(places, priorities[held])
-            self._announce_mass()
+        still_valid = self._slots.generation[items // self._items] == generations
+        self._replay_counters.stale_updates[self._index] += int(np.count_nonzero(~still_valid))
+        if self._tree is not None and still_valid.any():
+            places = items[still_valid] - self._first * self._items
+            self._tree.set(places, priorities[still_valid])
+            self._publish_priority_sum()
 
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """What the shard knows of its stored slots, oldest first, but not what they hold: arrays,
-        and JSON's plain values."""
+        """Return the shard's own state, without the contents of its slots: arrays, with the stored
+        slots oldest first, and values for JSON."""
         slots = np.array(self._stored, np.int64)
         local = slots - self._first
         arrays: dict[str, Array] = {
@@ -198,8 +205,8 @@ class ReplayShard:
         return arrays, {**plain, "random": self._random.bit_generator.state}
 
     def places_for(self, local: Indices) -> Indices:
-        """The slots for those of a `snapshot`: where they were, or, if there are fewer slots now
-        because there are fewer actors, free ones."""
+        """Return the slots for those of a `snapshot`: the same ones, or, if there are fewer slots
+        now because there are fewer actors, free ones."""
         count = len(self._born)
         assert len(local) <= self._capacity, (len(local), self._capacity)
         free = iter(np.setdiff1d(np.arange(count), local).tolist())
@@ -209,7 +216,7 @@ class ReplayShard:
     def restore(
         self, slots: Indices, arrays: Mapping[str, Array], plain: Mapping[str, Any]
     ) -> None:
-        """Go on from a `snapshot` whose experience is in ``slots`` now. Only of a new shard."""
+        """Restore a `snapshot` whose experience is in ``slots`` already. The shard must be new."""
         assert not self._stored
         replay_counters, me, first, count = (
             self._replay_counters,
@@ -217,9 +224,9 @@ class ReplayShard:
             self._first,
             len(self._born),
         )
-        taken = set(slots.tolist())
-        self._free = deque(slot for slot in range(first, first + count) if slot not in taken)
-        # Nobody's handle of the run before is valid, wherever a slot's experience lies now.
+        stored = set(slots.tolist())
+        self._free = deque(slot for slot in range(first, first + count) if slot not in stored)
+        # No (item, generation) of the previous run is valid, whichever slot has its experience.
         self._slots.generation[first : first + count] = arrays["generation"].max() + 1
         self._born[slots - first] = arrays["born"]
         for i, slot in enumerate(slots.tolist()):
@@ -232,16 +239,18 @@ class ReplayShard:
         self._random.bit_generator.state = plain["random"]
         if self.frames is not None:
             replay_counters.frame_bytes[me] = self.frames.used
-        self._announce_mass()
+        self._publish_priority_sum()
         replay_counters.restoring[me] = False  # last: the learner may begin
 
     def count_priorities(self) -> Counts:
-        """`count_positive` of the priorities, or of evenly spread ones; nothing without a tree."""
+        """Return `count_positive` of the priorities, or of an evenly spaced part of them; all zero
+        without a tree."""
         leaves = np.empty(0) if self._tree is None else self._tree.leaves
         return count_positive(evenly(leaves, self._items))
 
     def _compress(self, frames: FrameStore, slot: int) -> None:
-        """Frames that compress badly take the room of more than one older slot."""
+        """Compress the frames of a slot into the store. Frames that compress badly may need the
+        room of more than one older slot, which is evicted."""
         packed = frames.pack(slot)
         while not frames.store(slot, packed):
             self._evict()
@@ -260,16 +269,16 @@ class ReplayShard:
         self._free.append(slot)
 
     def _place(self, slot: int) -> int:
-        """Leaf of a slot's first item."""
+        """Return the index of the leaf of a slot's first item."""
         return (slot - self._first) * self._items
 
-    def _announce_mass(self) -> None:
+    def _publish_priority_sum(self) -> None:
         tree, replay_counters = self._tree, self._replay_counters
         priority_sum = float(replay_counters.stored[self._index]) if tree is None else tree.total
         replay_counters.priority_sum[self._index] = priority_sum
 
     def _draw_uniformly(self, count: int) -> Indices:
-        """Any item of any stored slot, and again for those that cannot be learned from."""
+        """Draw items of stored slots uniformly, again for those that cannot be learned from."""
         stored = np.array(self._stored, np.int64) - self._first
         usable = self._usable[self._first :].reshape(-1)
         places = np.empty(0, np.int64)
@@ -280,9 +289,9 @@ class ReplayShard:
         return places[:count]
 
 
-def _first_words(slots: TrajectorySlots) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-    """What the actors say of each item, [slots, items]: more than 0 if there is something to learn,
-    and the absolute TD error."""
+def _first_estimates(slots: TrajectorySlots) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+    """Return what the actors have written for each item, [slots, items] each: a number above 0 if
+    the item can be learned from, and the absolute TD error."""
     if slots.shape.sequences is None:
         usable, errors = slots.extras["steps"], slots.extras["td_error"]
     else:

@@ -1,12 +1,13 @@
-"""Saving a replay while actors write into it, and putting it back.
+"""Saving a replay while actors write into it, and restoring it.
 
-The driver asks; each shard writes its own files. What is saved are STORED slots: they belong to the
-shard, only it could evict them, and it does nothing else meanwhile. The slots that actors write to
-are not saved, nor those that wait for the shard by then. So nobody has to stop, and nothing that is
-saved can change: actors go on until they have no more slots, the learner until it has learned from
-the samples that are under way.
+The driver sends a request; each shard writes its own files. It saves its STORED slots: only the
+shard could evict them, and it does nothing else meanwhile. The slots that actors write to are not
+saved, nor those that wait for the shard. So no worker has to stop, and the saved slots cannot
+change: actors continue until they have no more free slots, the learner until it has learned from
+the samples in flight.
 
-Generations go on one above those that were saved: a handle of the run before names nothing here.
+After a restore, generations are above all those that were saved, so that no (item, generation) of
+the previous run is valid.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ Array = npt.NDArray[Any]
 CHUNK = 8 << 20
 """Bytes that are copied at a time."""
 _SYNC = 256 << 20
-"""Bytes after which they are put on the disk: one sync of everything at the end would look as if
-the process hung."""
+"""Bytes after which a file is synced to the disk: a single sync at the end would take so long that
+the process would seem to hang."""
 
 
 @dataclass(frozen=True)
 class SavedFile:
-    """``sha256`` and ``size`` (bytes) are of the whole file."""
+    """A file of a saved replay; ``sha256`` and ``size`` (bytes) are of the whole file."""
 
     file: str
     sha256: str
@@ -50,7 +51,7 @@ class SavedFile:
 
 @dataclass(frozen=True)
 class SavedShard:
-    """``arrays`` by name; ``plain``: JSON's plain values."""
+    """The saved files of a shard: ``arrays`` by name; ``plain``: values for JSON."""
 
     arrays: dict[str, SavedFile]
     plain: dict[str, Any]
@@ -58,8 +59,8 @@ class SavedShard:
 
 @dataclass(frozen=True)
 class SavedReplay:
-    """A whole replay, as it was after ``env_steps``, whose files were found to be what was written.
-    ``geometry``: see `sampleforge.replay.snapshot.geometry`."""
+    """A saved replay, as it was after ``env_steps``, whose files have been verified. ``geometry``:
+    see `sampleforge.replay.snapshot.geometry`."""
 
     folder: Path
     env_steps: int
@@ -68,19 +69,19 @@ class SavedReplay:
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return sum(found.size for shard in self.shards for found in shard.arrays.values())
+        """Bytes of all files."""
+        return sum(file.size for shard in self.shards for file in shard.arrays.values())
 
     @property
     def items(self) -> int:
-        """Transitions, or sequences."""
+        """Number of transitions, or of sequences."""
         return sum(int(shard.plain["stored"]) for shard in self.shards)
 
 
 @dataclass(frozen=True)
 class ReplayFolder:
-    """Where replays of a run are saved, and the one to go on with: ``saved``, or ``missing`` says
-    why there is none."""
+    """The folder of a run's saved replays, and the replay to resume from: ``saved``, or the reason
+    in ``missing`` why there is none."""
 
     path: Path
     saved: SavedReplay | None = None
@@ -88,7 +89,7 @@ class ReplayFolder:
 
 
 def slot_parts(column: Array, slots: npt.NDArray[np.int64]) -> Iterable[Array]:
-    """Copies of ``column[slots]``, piece by piece."""
+    """Yield copies of ``column[slots]``, of about `CHUNK` bytes each."""
     each = max(1, CHUNK // max(1, column[:1].nbytes))
     return (column[slots[i : i + each]] for i in range(0, len(slots), each))
 
@@ -100,8 +101,8 @@ def write_array(
     parts: Iterable[Array],
     tick: Callable[[], None],
 ) -> SavedFile:
-    """Write an array of ``shape`` that consists of ``parts``, one after the other, and put it on
-    the disk. ``tick`` is called after each part. Raises OSError, and whatever ``tick`` raises."""
+    """Write an .npy file with an array of ``shape`` that consists of ``parts``, in order, and sync
+    it to the disk. ``tick`` is called after each part. Raises OSError, and what ``tick`` raises."""
     digest, size, unsynced = hashlib.sha256(), 0, 0
     with path.open("xb") as file:
         for data in chain([_header(shape, dtype)], map(_bytes_of, parts)):
@@ -119,7 +120,7 @@ def write_array(
 
 
 def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> memoryview:
-    """The beginning of an .npy file."""
+    """Return the header of an .npy file."""
     text = io.BytesIO()
     described = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_2_0(text, described)
@@ -134,12 +135,12 @@ _ERROR_BYTES = 1000
 
 
 class Cancelled(Exception):
-    """The driver does not want the replay any more."""
+    """The driver has cancelled the request to save the replay."""
 
 
 def geometry(slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float) -> dict[str, Any]:
-    """What a saved replay must have in common with the one that takes it up; JSON's plain values.
-    ``capacities``: slots of each shard."""
+    """Return what a saved replay and the replay that restores it must have in common, as values for
+    JSON. ``capacities``: number of slots of each shard."""
     shape = slots.shape
     return {
         "rollout": shape.rollout,
@@ -152,23 +153,25 @@ def geometry(slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float) 
 
 
 def columns(slots: TrajectorySlots) -> dict[str, Array]:
-    """All that slots hold, but for frames that are compressed, [slots, ...] each."""
+    """Return all columns of the slots except raw frames that are compressed, [slots, ...] each."""
     compressed = slots.shape.places is not None
     raw = {f"obs/{name}" for name in slots.stacks if compressed}
-    found = {name: slots.arrays[name] for name in slots.columns() if name not in raw}
-    return {name: column for name, column in found.items() if column.nbytes}
+    of_slots = {name: slots.arrays[name] for name in slots.columns() if name not in raw}
+    return {name: column for name, column in of_slots.items() if column.nbytes}
 
 
 def saved_bytes(slots: TrajectorySlots, stored: int, prioritised: bool, rings: int) -> int:
-    """Of a full replay of ``stored`` slots; ``rings``: of compressed frames."""
+    """Return the bytes of a saved replay with ``stored`` slots; ``rings``: bytes of compressed
+    frames."""
     each = sum(column[:1].nbytes for column in columns(slots).values())
     return stored * (each + 8 * prioritised * slots.shape.items) + rings
 
 
 class ReplayArchive:
-    """Joins the driver, who asks for the replay to be saved, and the shards, who save it.
+    """The channel between the driver, which requests that the replay is saved, and the shards,
+    which save it.
 
-    ``asked``, ``answered``, ``cancelled`` number the requests; each has one writer.
+    ``asked``, ``answered`` and ``cancelled`` are numbers of requests; each has one writer.
     """
 
     def __init__(
@@ -195,7 +198,7 @@ class ReplayArchive:
 
     def _attach(self) -> None:
         self.asked = self._arrays["asked"]
-        """[1]: a shard looks at it in every step."""
+        """[1]: number of the latest request. A shard reads it in every step."""
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "asked"}
@@ -207,7 +210,8 @@ class ReplayArchive:
     # ---- driver ----
 
     def ask(self) -> Path:
-        """Driver: have every shard write its files into a new folder, which is returned."""
+        """Have every shard write its files into a new folder; return the folder. Called by the
+        driver."""
         number = int(self.asked[0]) + 1
         folder = self._folder(number)
         folder.mkdir(parents=True)
@@ -219,34 +223,35 @@ class ReplayArchive:
 
     @property
     def answered(self) -> bool:
-        """Driver: every shard has saved, or failed."""
+        """Whether every shard has saved or failed. Read by the driver."""
         return bool((self._arrays["answered"] == self.asked[0]).all())
 
     @property
     def error(self) -> str | None:
-        """Driver: the first shard's that has failed."""
+        """The error of the first shard that has failed, or None. Read by the driver."""
         for text in self._arrays["error"]:
             if text[0]:
                 return bytes(text).rstrip(b"\0").decode(errors="replace")
         return None
 
     def cancel(self) -> None:
-        """Driver: shards need not go on."""
+        """Cancel the latest request. Called by the driver."""
         self._arrays["cancelled"][0] = self.asked[0]
 
     def results(self, folder: Path) -> list[SavedShard]:
-        """Driver: what all shards have written into ``folder``."""
-        found = []
+        """Return what all shards have written into ``folder``. Called by the driver."""
+        shards = []
         for shard in range(len(self._wakeups)):
             path = folder / _about(shard)
-            found.append(shard_from_plain(json.loads(path.read_bytes())))
+            shards.append(shard_from_plain(json.loads(path.read_bytes())))
             path.unlink()
-        return found
+        return shards
 
     # ---- shard ----
 
     def save(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
-        """Shard: write all it holds. ``beat`` is called now and then."""
+        """Write the shard's files and answer the request. Called by the shard. ``beat`` is called
+        at short intervals, to show that the process is alive."""
         number = int(self.asked[0])
 
         def tick() -> None:
@@ -284,12 +289,13 @@ class ReplayArchive:
         (folder / _about(index)).write_text(json.dumps(about))
 
     def restore(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
-        """Shard, before it begins: take what was saved, if there is something."""
+        """Restore the shard's part of the saved replay, if there is one. Called by the shard before
+        it begins."""
         saved = self.where.saved
         if saved is None:
             return
-        found = saved.shards[index]
-        arrays = {name: _open(saved, file) for name, file in found.arrays.items()}
+        of_shard = saved.shards[index]
+        arrays = {name: _open(saved, file) for name, file in of_shard.arrays.items()}
         where = shard.places_for(arrays["slots"])
         for name, column in columns(self._slots).items():
             source = arrays[f"slot/{name}"]
@@ -298,26 +304,27 @@ class ReplayArchive:
                 beat()
         if shard.frames is not None:
             shard.frames.restore(where, arrays, beat)
-        shard.restore(where, arrays, found.plain)
+        shard.restore(where, arrays, of_shard.plain)
 
     def _folder(self, number: int) -> Path:
-        """Of request ``number`` while it is not complete."""
+        """Return the folder of request ``number`` while it is not complete."""
         return self.where.path / f".replay-{number}.unfinished"
 
 
-def shard_from_plain(found: dict[str, Any]) -> SavedShard:
-    """The inverse of `dataclasses.asdict`. Raises TypeError or KeyError."""
-    arrays = {name: SavedFile(**file) for name, file in found["arrays"].items()}
-    return SavedShard(arrays, dict(found["plain"]))
+def shard_from_plain(values: dict[str, Any]) -> SavedShard:
+    """Return the shard whose `dataclasses.asdict` is ``values``. Raises TypeError or KeyError if
+    they are not of one."""
+    arrays = {name: SavedFile(**file) for name, file in values["arrays"].items()}
+    return SavedShard(arrays, dict(values["plain"]))
 
 
 def _about(shard: int) -> str:
     return f"shard-{shard}.json"
 
 
-def _open(saved: SavedReplay, found: SavedFile) -> Array:
-    """An array of a replay, read as it is used. It was verified before."""
-    large = found.size > CHUNK  # and so not without elements, of which no map can be made
-    path = saved.folder / found.file
+def _open(saved: SavedReplay, file: SavedFile) -> Array:
+    """Return an array of a replay; a large one is memory-mapped. The file was verified before."""
+    large = file.size > CHUNK  # an array without elements, which cannot be mapped, is not large
+    path = saved.folder / file.file
     loaded: Array = np.load(path, mmap_mode="r" if large else None, allow_pickle=False)
     return loaded

@@ -1,4 +1,5 @@
-"""A sum tree over non-negative numbers: draws leaves in proportion to them, in whole batches."""
+"""A sum tree over non-negative numbers, from which batches of leaves are drawn in proportion to
+them."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ _FANOUT = 16
 and 32, 16 draws and updates fastest from 10k to 10M leaves (at 1M twice as fast as 2)."""
 _ONES = np.ones(_FANOUT)  # a product with it is a sum over the children, at a third of the cost
 _TOP = 4096
-"""Levels end at so many nodes: these are searched at once, through their cumulative sum."""
+"""The top level has at most so many nodes, which are searched at once through their cumulative
+sum."""
 
 
 class SumTree:
-    """``size`` leaves of float64, all 0 at first.
+    """A sum tree with ``size`` float64 leaves, all 0 at first.
 
     float32 would lose small leaves beside a large sum. Every parent is recomputed from its
-    children, never moved by a difference: rounding errors do not pile up.
+    children, never changed by a difference, so that rounding errors do not accumulate.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,7 +38,7 @@ class SumTree:
 
     @property
     def leaves(self) -> Floats:
-        """All leaves, to read."""
+        """All leaves [size], for reading."""
         return self._levels[0].reshape(-1)[: self.size]
 
     @property
@@ -45,8 +47,9 @@ class SumTree:
         return float(self._levels[-1].sum())
 
     def set(self, indices: Indices, values: Floats) -> None:
-        """Set leaves; of an index that comes twice, the last value holds. Raises ValueError, and
-        changes nothing, if a value is negative or not finite."""
+        """Set the leaves ``indices`` [N] to ``values`` [N]; if an index occurs twice, the last
+        value counts. Raises ValueError, and changes nothing, if a value is negative or not
+        finite."""
         _check(values)
         self._levels[0].reshape(-1)[indices] = values
         for children, parents in zip(self._levels, self._levels[1:], strict=False):
@@ -54,7 +57,8 @@ class SumTree:
             parents.reshape(-1)[indices] = children.take(indices, axis=0) @ _ONES
 
     def set_range(self, start: int, values: Floats) -> None:
-        """Set the leaves from ``start`` on, by slices: for whole blocks. Raises as `set` does."""
+        """Set the leaves from ``start`` on to ``values`` [N]; faster than `set` for whole blocks.
+        Raises ValueError like `set`."""
         _check(values)
         stop = start + len(values)
         assert 0 <= start < stop <= self.size, (start, stop, self.size)
@@ -64,9 +68,11 @@ class SumTree:
             parents.reshape(-1)[start:stop] = children[start:stop].sum(1)
 
     def find(self, at: Floats) -> Indices:
-        """The leaf under each point of [0, total): leaf i takes the points from the sum of those
-        before it to that plus its own. A leaf of 0 is never found, neither by rounding nor by a
-        point at or beyond the total. Needs a positive total; fastest with ``at`` ascending."""
+        """Return the leaf [N] under each point ``at`` [N] of [0, total).
+
+        Leaf i covers the points from the sum of the leaves before it to that sum plus its own
+        value. A leaf of 0 is never returned, neither by rounding nor for a point at or beyond the
+        total. The total must be positive; ascending points are fastest."""
         top = self._levels[-1].reshape(-1)
         ends = top.cumsum()
         node = ends.searchsorted(at, side="right")
@@ -76,19 +82,20 @@ class SumTree:
         left = at - (ends[node] - top[node])
         each = np.arange(len(at))
         for children in reversed(self._levels[:-1]):
-            np.maximum(left, 0.0, out=left)  # below 0, by rounding, a first child of 0 would do
+            np.maximum(left, 0.0, out=left)  # below 0, by rounding, it would choose a child of 0
             rows = children.take(node, axis=0)
             ends = rows.cumsum(1)
             child = (ends > left[:, None]).argmax(1)
             for beyond_row in (left >= ends[:, -1]).nonzero()[0]:
-                # Rounding left more than the children hold: the last that holds anything has it.
+                # By rounding, more is left than the children's sum: take the last nonzero child.
                 child[beyond_row] = rows[beyond_row].nonzero()[0][-1]
             left -= ends[each, child] - rows[each, child]
             node = node * _FANOUT + child
         return node
 
     def draw(self, count: int, random: np.random.Generator) -> Indices:
-        """``count`` leaves, one from each of ``count`` equal parts of the total (stratified)."""
+        """Draw ``count`` leaves, one from each of ``count`` equal parts of the total (stratified
+        sampling); return their indices [count]."""
         points = (np.arange(count) + random.random(count)) * (self.total / count)
         return self.find(points)
 

@@ -1,4 +1,4 @@
-"""Sampled transitions, gathered from where the actors wrote them."""
+"""Sampled transitions, gathered from the slots that the actors wrote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Transitions:
-    """``B`` transitions: what was seen, what was done, and the n-step window after it."""
+    """``B`` transitions: observation, action, and the n-step window from there on."""
 
     obs: dict[str, torch.Tensor]  # [B, ...]
     action: torch.Tensor  # int64 [B]
@@ -36,7 +36,7 @@ class Transitions:
         return Transitions(obs=move(self.obs), next_obs=move(self.next_obs), **plain)
 
     def plain(self) -> dict[str, torch.Tensor]:
-        """What is no observation, [B] each."""
+        """Return all columns but the observations, [B] each."""
         columns = {n: getattr(self, n) for n in _PLAIN}
         return {n: column for n, column in columns.items() if column is not None}
 
@@ -45,25 +45,29 @@ _PLAIN = ("action", "returns", "discount", "scaled_probability", "reward")
 
 
 class Gathered(NamedTuple):
+    """The transitions of a sample that could be read."""
+
     transitions: Transitions
-    held: npt.NDArray[np.bool_]
-    """[B] of the sample: which of its items are still what was drawn, and so in here."""
+    still_valid: npt.NDArray[np.bool_]
+    """bool [B] of the sample: True for the items that were not evicted, which are in
+    ``transitions``."""
 
     @property
     def trained(self) -> int:
-        """Env steps that are learned from."""
+        """Number of env steps that are learned from."""
         return len(self.transitions.action)
 
 
 class TransitionReader:
-    """Copies transitions out of slots that may be evicted and written anew at any time.
+    """Copies transitions out of slots that may be evicted and overwritten at any time.
 
-    The generation is compared after the copy: it moves before an actor may write. What changed
-    meanwhile is left out, so the transitions may be fewer than the items.
+    The reader compares the generation after the copy; the shard raises it before an actor may
+    write. Items that changed meanwhile are left out, so there may be fewer transitions than items.
     """
 
     def __init__(self, slots: TrajectorySlots, frames: CompressedFrames | None = None) -> None:
-        """``frames``: where those of stored slots are, if not in the slots."""
+        """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
+        frames are in the slots."""
         self._slots = slots
         self._stacks = slots.stacks if frames is None else frames.columns(slots)
         columns = slots.columns()
@@ -84,11 +88,12 @@ class TransitionReader:
     def read(
         self, items: Indices, generations: Indices, scaled_probability: npt.NDArray[np.float64]
     ) -> Gathered:
-        """The transitions of these items (see `sampleforge.replay.shard`)."""
+        """Return the transitions of these items (see `sampleforge.replay.shard`); all arguments are
+        [B]."""
         shape = self._slots.shape
         slot, step = np.divmod(items, shape.env_steps)
         at = items + slot * shape.rows  # observations have T + 1 steps per slot
-        # A window read while an actor writes may be anything; it must only not point outside.
+        # A window read while an actor writes may be garbage; it must not point outside the slot.
         window = np.minimum(self._windows[items], shape.rollout - step // shape.rows)
         index, seen = torch.from_numpy(items), torch.from_numpy(at)
         after = torch.from_numpy(at + window.astype(np.int64) * shape.rows)
@@ -100,20 +105,23 @@ class TransitionReader:
             obs[name], next_obs[name] = stacks.read_pair(slot, t, t + window, row)
         if self._final:
             self._put_final(next_obs, items + (np.maximum(window, 1) - 1) * shape.rows)
-        found = Transitions(
+        transitions = Transitions(
             obs=obs,
             next_obs=next_obs,
             scaled_probability=torch.from_numpy(scaled_probability.copy()),
             **plain,
         )
-        held: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
+        still_valid: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         for stacks in self._stacks.values():
-            stacks.assert_whole(slot[held])
-        return Gathered(found if held.all() else _pick(found, held), held)
+            stacks.assert_whole(slot[still_valid])
+        if not still_valid.all():
+            transitions = _pick(transitions, still_valid)
+        return Gathered(transitions, still_valid)
 
     def _put_final(self, next_obs: dict[str, torch.Tensor], last: Indices) -> None:
-        """The final observation into ``next_obs`` where a window was truncated by its ``last``
-        step, as the slot has it apart. (Where it terminated as well, nothing looks at it.)"""
+        """Write the final observation into ``next_obs`` where a window was truncated by its
+        ``last`` step; the slot stores it apart. (If the step terminated as well, its value is not
+        used.)"""
         where = np.flatnonzero(self._truncated[last])
         if not len(where):
             return
@@ -122,17 +130,18 @@ class TransitionReader:
         t, row = np.divmod(step, self._slots.shape.rows)
         for name, leaf in self._final.items():
             seen = leaf.index_select(0, torch.from_numpy(last))
-            if name in self._stacks:  # the stack before it has moved on by this frame
+            if name in self._stacks:  # the stack before the step, moved by this frame
                 before = self._stacks[name].read(slot, t, row)
                 seen = torch.cat((before[:, 1:], seen.unsqueeze(1)), 1)
             next_obs[name].index_copy_(0, into, seen)
 
 
-def _pick(found: Transitions, held: npt.NDArray[np.bool_]) -> Transitions:
-    mask = torch.from_numpy(held)
-    plain = {n: column[mask] for n, column in found.plain().items()}
+def _pick(transitions: Transitions, which: npt.NDArray[np.bool_]) -> Transitions:
+    """Return the transitions where ``which`` (bool [B]) is True."""
+    mask = torch.from_numpy(which)
+    plain = {n: column[mask] for n, column in transitions.plain().items()}
     return Transitions(
-        obs={n: leaf[mask] for n, leaf in found.obs.items()},
-        next_obs={n: leaf[mask] for n, leaf in found.next_obs.items()},
+        obs={n: leaf[mask] for n, leaf in transitions.obs.items()},
+        next_obs={n: leaf[mask] for n, leaf in transitions.next_obs.items()},
         **plain,
     )

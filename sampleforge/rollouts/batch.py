@@ -1,4 +1,4 @@
-"""Slots into a batch: whole columns, one memory copy per slot and column, to any device."""
+"""Batches made of slots, by one memory copy per slot and column, on any device."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Batch:
-    """``B`` rows of ``T`` consecutive env steps, time first; the columns of `SlotShape.layout`."""
+    """``B`` rows of ``T`` consecutive env steps, time first, with the columns of
+    `SlotShape.layout`."""
 
     obs: dict[str, torch.Tensor]  # [T+1, B, ...]
-    first: torch.Tensor  # bool [T+1, B]
+    is_first: torch.Tensor  # bool [T+1, B]
     actions: dict[str, torch.Tensor]  # [T, B, ...]
     log_prob: torch.Tensor  # float32 [T, B], of the behaviour policy
     value: torch.Tensor  # float32 [T, B], of the behaviour policy
     version: torch.Tensor  # int64 [T, B]
-    reward: torch.Tensor  # float32 [T, B], as the environment gave it
+    reward: torch.Tensor  # float32 [T, B], raw
     terminated: torch.Tensor  # bool [T, B]
     truncated: torch.Tensor  # bool [T, B]
     valid: torch.Tensor  # bool [T, B]
-    state: torch.Tensor  # float32 [B, S], before obs[0]
-    final_value: torch.Tensor | None = None  # float32 [T, B], only of same-step environments
-    env_row: torch.Tensor | None = None  # int64 [B]: whose steps; only where batches vary
+    state: torch.Tensor  # float32 [B, S], the recurrent state before obs[0]
+    final_value: torch.Tensor | None = None  # float32 [T, B], for same-step environments
+    env_row: torch.Tensor | None = None  # int64 [B], the env row of each column; variable batches
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -38,7 +39,7 @@ class Batch:
         return rollout, rows
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on another device."""
+        """Return the batch on another device."""
 
         def move(column: torch.Tensor) -> torch.Tensor:
             return column.to(device, non_blocking=True)
@@ -54,10 +55,12 @@ class Batch:
 
 
 class BatchBuilder:
-    """Gathers ``slots_per_batch`` slots, side by side along the rows, into one reused batch; fewer
-    where one is marked as the batch's last. It ends with the longest rollout in it.
+    """Copies ``slots_per_batch`` slots, side by side along the rows, into one reused batch on
+    ``device``.
 
-    It lies on ``device``. A CUDA device fetches the columns by itself, out of page-locked slots.
+    A slot that is marked as the batch's last completes the batch earlier. The batch has as many
+    time steps as its longest rollout. A CUDA device fetches the columns by itself from page-locked
+    slots.
     """
 
     def __init__(
@@ -82,7 +85,8 @@ class BatchBuilder:
         self._batch = self._as_batch(slots_per_batch, slots.shape.rollout)
 
     def add(self, slot: int) -> bool:
-        """Copy one slot in, which may be written anew then; True if the batch is complete now."""
+        """Copy one slot into the batch; afterwards the slot may be overwritten. Return whether the
+        batch is complete."""
         assert self._filled < self._wanted, "take the complete batch before adding to the next"
         for name, column in self._columns.items():
             buffer = self._buffers[name]
@@ -97,11 +101,11 @@ class BatchBuilder:
         return self._complete
 
     def clear(self) -> None:
-        """Forget the slots that are in."""
+        """Drop the slots that are in the batch."""
         self._filled, self._longest, self._complete = 0, 1, False
 
     def take(self) -> Batch:
-        """The complete batch; valid until the next `add`."""
+        """Return the complete batch, which is valid until the next `add`."""
         assert self._complete, f"only {self._filled} of {self._wanted} slots are in"
         filled, longest = self._filled, self._longest
         self.clear()
@@ -109,7 +113,8 @@ class BatchBuilder:
         return self._batch if whole else self._as_batch(filled, longest)
 
     def _as_batch(self, slots: int, rollout: int) -> Batch:
-        """The first so many slots and steps: views if these are all slots, else a copy."""
+        """Return the first ``slots`` slots and ``rollout`` steps: views if these are all slots, a
+        copy otherwise."""
         flat: dict[str, Any] = {}
         left_out = self._slots.shape.rollout - rollout
         for name, buffer in self._buffers.items():
@@ -121,4 +126,5 @@ class BatchBuilder:
         for name in [n for n in flat if "/" in n]:
             kind, leaf = name.split("/", 1)
             leaves[kind][leaf] = flat.pop(name)
-        return Batch(obs=leaves["obs"], actions=leaves["action"], **flat)
+        is_first = flat.pop("first")
+        return Batch(obs=leaves["obs"], actions=leaves["action"], is_first=is_first, **flat)

@@ -1,11 +1,11 @@
-"""Where a learner's batches come from: gathered in turn with learning, or by a thread, ahead of it.
+"""Sources of a learner's batches: gathered by the learner between updates, or ahead by a thread.
 
-Ahead, two batches are in rotation. Each has one owner at a time, and moves only through a deque:
+The thread has two batches in rotation. Each has one owner at a time and moves only through deques:
 
     free -> being filled (the thread) -> complete -> being learned from (the learner) -> free
 
-The learner's end of the exchange is the thread's alone then: it takes what is ready, copies it and
-gives it back, whatever the learner does. Actors are ahead by one batch more for it.
+Only the thread uses the learner's end of the exchange then: it takes ready slots, copies them and
+gives them back while the learner learns. This allows the actors to be one more batch ahead.
 """
 
 from __future__ import annotations
@@ -26,32 +26,35 @@ from sampleforge.shared.staging import Fence, side_stream
 from sampleforge.shared.wakeup import Wakeup
 
 Seconds = npt.NDArray[np.float64]
-"""[1], to be added to."""
-LOOK_AGAIN = 0.5
-"""Seconds after which the thread looks for slots even if nobody has woken it."""
+"""float64 [1], a counter to which seconds are added."""
+POLL_INTERVAL = 0.5
+"""Seconds after which the thread looks for ready slots even without a wake-up."""
 
 
 class BatchSource(Protocol):
-    """Complete batches, one at a time. ``wakeup`` ends a wait for the next one."""
+    """A source of complete batches, one at a time. ``wakeup`` ends a wait for the next one."""
 
     wakeup: Wakeup
 
     def gather(self) -> bool:
-        """Move a slot on, if that is the caller's work; False if nothing was there to do."""
+        """Copy one ready slot, if that is the caller's work; return False if there was nothing to
+        do."""
 
     def take(self) -> Batch | None:
-        """The next complete batch, if there is one. It is the caller's until `done`."""
+        """Return the next complete batch, or None. It belongs to the caller until `done`."""
 
     def done(self) -> None:
-        """The batch that was taken is learned from, and the weights are published."""
+        """Give back the batch that was taken, after learning from it and publishing the weights."""
 
     def close(self) -> None:
-        """Nothing is gathered any more."""
+        """Stop gathering."""
 
 
 class SerialBatchSource:
-    """A slot per call, in the learner's own loop. ``synchronous``: slots go back when the batch is
-    done, else as soon as they are copied. ``spent`` counts the seconds of copying."""
+    """Copies one slot per call of `gather`, in the learner's own loop.
+
+    ``synchronous``: slots are given back when the batch is done, otherwise as soon as they are
+    copied. ``spent`` counts the seconds of copying."""
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class SerialBatchSource:
         self._builder = builder
         self._spent = spent
         self._synchronous = synchronous
-        self._held: list[int] = []
+        self._pending: list[int] = []
         self._complete = False
 
     def gather(self) -> bool:
@@ -77,7 +80,7 @@ class SerialBatchSource:
         started = perf_counter()
         self._complete = self._builder.add(slot)
         if self._synchronous:
-            self._held.append(slot)
+            self._pending.append(slot)
         else:
             self._exchange.give_back(slot)
         self._spent += perf_counter() - started
@@ -90,12 +93,13 @@ class SerialBatchSource:
         return self._builder.take()
 
     def done(self) -> None:
-        for slot in self._held:
+        for slot in self._pending:
             self._exchange.give_back(slot)
-        self._held.clear()
+        self._pending.clear()
 
     def abandon(self) -> None:
-        """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
+        """Give back the slots of the batch that is being gathered or learned from, without
+        learning from it."""
         self.done()
         self._complete = False
         self._builder.clear()
@@ -105,8 +109,9 @@ class SerialBatchSource:
 
 
 class _Rotating(NamedTuple):
-    """A batch in rotation. On a CUDA device copies and kernels run beside each other: ``filled``
-    keeps the learner's kernels after the copies, ``read`` the next copies after the kernels."""
+    """A batch in rotation. On a CUDA device copies and kernels run concurrently: the fence
+    ``filled`` orders the learner's kernels after the copies, ``read`` the next copies after the
+    kernels."""
 
     builder: BatchBuilder
     filled: Fence
@@ -114,12 +119,12 @@ class _Rotating(NamedTuple):
 
 
 class PrefetchingBatchSource:
-    """A thread copies slots into one batch while the learner learns from another.
+    """Has a thread copy slots into one batch while the learner learns from another.
 
-    Copying needs no interpreter lock, and on a CUDA device it goes through a stream of the thread's
-    own, for which the thread waits, never the learner. ``wakeup`` is the process's: the thread
-    waits for it, and passes on what may be meant for the learner (a request, the end) to
-    ``self.wakeup``. What the thread dies of comes out of the next `take`.
+    Copying releases the interpreter lock. On a CUDA device it goes through the thread's own stream,
+    for which only the thread waits. ``wakeup`` is that of the process: the thread waits for it, and
+    then sets ``self.wakeup``, because the wake-up may have been for the learner (a request, the
+    end). The next `take` raises an exception that ended the thread.
     """
 
     def __init__(
@@ -137,7 +142,7 @@ class PrefetchingBatchSource:
         self._device = device
         self._free = deque(_Rotating(b, Fence(device), Fence(device)) for b in builders)
         for batch in self._free:
-            batch.read.mark()  # its memory may have been something else's a moment ago
+            batch.read.mark()  # its memory may have had another use a moment ago
         self._complete: deque[_Rotating] = deque()
         self._filling: _Rotating | None = None
         self._learning: _Rotating | None = None
@@ -176,7 +181,7 @@ class PrefetchingBatchSource:
             with side_stream(self._device):
                 while not self._ending:
                     if not self._gather_one():
-                        self._process_wakeup.wait(LOOK_AGAIN)
+                        self._process_wakeup.wait(POLL_INTERVAL)
                         self.wakeup.set()
         except BaseException as error:
             self._error = error

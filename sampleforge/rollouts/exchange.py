@@ -1,12 +1,12 @@
-"""Hand-over of trajectory slots between actors and one learner.
+"""The hand-over of trajectory slots between actors and one learner.
 
-Every slot belongs to one actor for good and travels in a circle: free ring of that actor -> the
-actor writes -> ready ring of that actor -> the learner reads -> free ring. Each ring has one
-producer and one consumer, so there is no lock that a killed process could hold, and the number of
-slots in circulation is the back-pressure: an actor without a free slot waits.
+Every slot is assigned to one actor permanently and travels in a circle: free ring of that actor ->
+the actor writes -> ready ring of that actor -> the learner reads -> free ring. Each ring has one
+producer and one consumer, so there is no lock that a killed process could leave locked. The number
+of slots in circulation is the back-pressure: an actor without a free slot waits.
 
-A slot is marked with its new owner before it leaves a ring, and before it enters one. Wherever an
-actor is killed, its successor thus finds each slot again, by owner and rings (`left_behind`).
+A slot is marked with its new owner before it leaves a ring, and before it enters one. So wherever
+an actor is killed, its successor finds every slot again, by owner and rings (`left_behind`).
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from sampleforge.shared.wakeup import Wakeup
 
 
 class RolloutExchange(Protocol):
-    """What an actor gets its slots from and hands its rollouts to."""
+    """The actor's view of an exchange: it gets free slots and hands complete rollouts over."""
 
     slots: TrajectorySlots
 
     def take_free(self, actor: int) -> int | None:
-        """A slot to write, or None if there is none now."""
+        """Return a slot to write, or None if there is none."""
 
     def hand_over(self, actor: int, slot: int) -> None:
-        """The rollout in ``slot`` is complete; it is not the actor's any more."""
+        """Hand over the complete rollout in ``slot``, which no longer belongs to the actor."""
 
     def take_over(self, actor: int) -> None:
-        """The calling process is the actor from now on; the one before is dead, if there was one.
-        Its half-written rollouts are dropped, its complete ones handed over."""
+        """Make the calling process the actor; a previous process of this actor must be dead. Its
+        incomplete rollouts are dropped, its complete ones are handed over."""
 
     def fill(self) -> tuple[float, float]:
-        """Fractions of all slots that wait for an actor, and that wait for whoever comes next."""
+        """Return the fractions (0 to 1) of all slots that wait for an actor, and that wait for
+        their reader."""
 
 
 def left_behind(
     slots: TrajectorySlots, of_actor: Iterable[int], free: set[int], ready: set[int]
 ) -> tuple[list[int], list[int]]:
-    """The slots that a killed actor had: (being written, complete but not handed over).
+    """Return the slots that a killed actor had: (being written, complete but not handed over).
 
-    ``of_actor``: those that may have been its own. ``free`` and ``ready`` wait in its rings. Their
-    other ends live on meanwhile: they take what is READY only after having marked it as their own,
-    so ``ready`` must have been looked at before, and what is READY then but was in no ring has
-    never entered it.
+    ``of_actor``: the slots that the actor may have had. ``free`` and ``ready``: the slots in its
+    rings. The readers at the other ends of the rings are still running: they mark a READY slot as
+    their own before they take it from the ring. So ``ready`` must be read before this call, and a
+    slot that is READY now but was not in that ring has never entered it.
     """
     writing, complete = [], []
     for slot in of_actor:
@@ -81,7 +82,7 @@ class SlotExchange:
         self.reset()
 
     def reset(self) -> None:
-        """All slots are free again, whoever had them: only where all who did are gone."""
+        """Make all slots free again. No worker that had one may still be running."""
         self._turn = 0
         self._inherited: list[list[int]] = [[] for _ in range(self._actors)]
         self._free.clear()
@@ -91,7 +92,7 @@ class SlotExchange:
             self._free.push(slot % self._actors, slot)
 
     def take_free(self, actor: int) -> int | None:
-        """Actor: a slot to write, or None if there is none now."""
+        """Return a slot for this actor to write, or None if there is none. Called by the actor."""
         if self._inherited[actor]:
             return self._inherited[actor].pop()
         slot = self._free.peek(actor)
@@ -101,8 +102,9 @@ class SlotExchange:
         return slot
 
     def take_over(self, actor: int) -> None:
-        """Actor: see `RolloutExchange`. The slots stay WRITING until they are used, so that the
-        next successor finds them as well."""
+        """Take over the slots of the actor's previous process, see `RolloutExchange`. Called by the
+        actor. The slots stay WRITING until they are used, so that the next successor would find
+        them too."""
         own = range(actor, self.slots.count, self._actors)
         self._inherited[actor], complete = left_behind(
             self.slots, own, self._free.waiting(actor), self._ready.waiting(actor)
@@ -112,13 +114,15 @@ class SlotExchange:
         self._learner_wakeup.set()
 
     def hand_over(self, actor: int, slot: int) -> None:
-        """Actor: the rollout in ``slot`` is complete; the learner owns it from now on."""
+        """Hand the complete rollout in ``slot`` over to the learner, which owns it from then on.
+        Called by the actor."""
         self.slots.move(slot, Owner.WRITING, Owner.READY)
         self._ready.push(actor, slot)
         self._learner_wakeup.set()
 
     def take_ready(self) -> int | None:
-        """Learner: the oldest complete rollout of the next actor in turn that has one, or None."""
+        """Return the oldest complete slot of the next actor in turn that has one, or None. Called
+        by the learner."""
         for _ in range(self._actors):
             actor, self._turn = self._turn, (self._turn + 1) % self._actors
             slot = self._ready.peek(actor)
@@ -129,11 +133,12 @@ class SlotExchange:
         return None
 
     def give_back(self, slot: int) -> None:
-        """Learner: ``slot`` has been read and may be written again."""
+        """Make ``slot`` free again, after reading it. Called by the learner."""
         self.slots.move(slot, Owner.READING, Owner.FREE)
         self._free.push(slot % self._actors, slot)
         self._actor_wakeups[slot % self._actors].set()
 
     def fill(self) -> tuple[float, float]:
-        """Fractions of all slots that are free, and that wait for the learner."""
+        """Return the fractions (0 to 1) of all slots that are free, and that wait for the
+        learner."""
         return self._free.total() / self.slots.count, self._ready.total() / self.slots.count

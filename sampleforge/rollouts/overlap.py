@@ -1,4 +1,4 @@
-"""What one rollout of a split shares with the next: the steps that begin its sequences."""
+"""The steps that one rollout of a split shares with the next one, for overlapping sequences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Array = npt.NDArray[Any]
 
 
 class Overlap:
-    """Of one split: the last steps of its last rollout, and the recurrent states in them.
+    """The last steps of a split's last rollout, and the recurrent states in them.
 
-    The slot that held them belongs to the replay as soon as it is complete, and may be evicted
-    before this split has its next one: so they are copied out, and into the next one. Only the
-    actor has it. The first rollout begins with nothing, and so takes longer.
+    A complete slot belongs to the replay, which may evict it before the split has its next slot.
+    So the actor copies the steps out of the complete slot and later into the next one. The first
+    rollout has no steps to begin with, and so takes longer.
     """
 
     def __init__(self, slots: TrajectorySlots) -> None:
@@ -26,14 +26,14 @@ class Overlap:
         self._slots = slots
         self._sequences = sequences
         self._new = slots.shape.rollout - sequences.overlap
-        """Where the next rollout begins, in the steps of this one."""
+        """The step of a rollout at which the next rollout begins."""
         self._columns: dict[str, Array] = {}
         self._first_stacks: dict[str, Array] = {}
         self._states: list[npt.NDArray[np.float32]] = []
 
     def keep_state(self, slot: int, t: int, state: npt.NDArray[np.float32]) -> None:
-        """Note ``state`` [rows, S], which is that before obs[t], if a sequence begins there: one of
-        this slot, or one of the next."""
+        """Store ``state`` [rows, S], the recurrent state before obs[t], if a sequence of this slot
+        or of the next one begins there."""
         start, rest = divmod(t, self._sequences.stride)
         if rest:
             return
@@ -43,25 +43,24 @@ class Overlap:
             self._states.append(state.copy())
 
     def keep(self, slot: int) -> None:
-        """Copy the last steps out of a slot that is complete."""
+        """Copy the last steps out of a complete slot."""
         new, end = self._new, self._slots.shape.rollout
         if new == end:
             return
         for name, column in self._of_steps().items():
             self._columns[name] = column[slot, new:end].copy()
         for name, stacks in self._slots.stacks.items():
-            found = stacks.read_rows(np.array([slot]), np.array([new]))
-            self._first_stacks[name] = found.numpy()
+            self._first_stacks[name] = stacks.read_rows(np.array([slot]), np.array([new])).numpy()
             self._columns[f"obs/{name}"] = stacks.newest(slot, new + 1, end).copy()
 
     def zero_states(self, rows: list[int]) -> None:
-        """Zero the recurrent states of ``rows`` that the next rollout begins with."""
+        """Zero the stored recurrent states of ``rows``."""
         for state in self._states:
             state[rows] = 0.0
 
     def restore(self, slot: int) -> int:
-        """Copy what was kept into a new slot; returns the step that comes next, 0 the first time.
-        Its observation is not among them."""
+        """Copy the stored steps into a new slot. Return the next step to write, 0 the first time;
+        its observation is not among the stored ones."""
         if not self._columns:
             return 0
         overlap = self._sequences.overlap
@@ -76,7 +75,7 @@ class Overlap:
         return overlap
 
     def _of_steps(self) -> dict[str, Array]:
-        """The columns [slots, T or T+1, rows, ...] but for frames."""
+        """Return the columns [slots, T or T+1, rows, ...], without frames."""
         slots = self._slots
         skip = {
             *("states", "sequence_error", "sequence_usable"),

@@ -1,4 +1,5 @@
-"""Requests for inference: a sequence counter per (actor, split) in shared memory, and a wake-up."""
+"""Inference requests from actors to policy workers: a counter per (actor, split) in shared memory,
+and wake-ups."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.wakeup import Wakeup
 
 ACT, VALUE = 0, 1
-"""What is asked for: actions at obs[t], or values of the final observations of step t."""
+"""The kinds of a request: actions for obs[t], or values of the final observations of step t."""
 
 
 class InferenceRequests:
-    """The mailbox between actors and the policy workers of one policy.
+    """The inference requests between actors and the policy workers of one policy.
 
-    An actor writes what it wants and raises ``asked``; the policy worker that serves the actor
-    writes the answer into the slot and raises ``answered``. Each counter has one writer. No array
-    travels: observations lie in the slot; the recurrent state of every split (``state`` [actors,
-    splits, rows, S]) and the final observations of same-step environments (``final_obs``) lie here,
+    An actor writes its request and raises ``asked``; the policy worker that serves the actor writes
+    the answer into the slot and raises ``answered``. Each counter has one writer. No array is sent:
+    observations are in the slot. The recurrent state of every split (``state`` [actors, splits,
+    rows, S]) and the final observations of same-step environments (``final_obs``) are stored here,
     because they outlive a slot.
     """
 
@@ -66,11 +67,11 @@ class InferenceRequests:
         self._answered: npt.NDArray[np.int64] = self._arrays["answered"]
 
     def served_by(self, policy_worker: int) -> list[int]:
-        """The actors that a policy worker serves."""
+        """Return the actors that a policy worker serves."""
         return list(range(policy_worker, len(self._actor_wakeups), len(self._policy_wakeups)))
 
     def ask(self, actor: int, split: int, slot: int, t: int, kind: int = ACT) -> None:
-        """Actor: split wants actions (or values of final observations) at (slot, t)."""
+        """Request actions, or values of final observations, at (slot, t). Called by the actor."""
         self.slot[actor, split] = slot
         self.t[actor, split] = t
         self.kind[actor, split] = kind
@@ -78,16 +79,19 @@ class InferenceRequests:
         self._policy_wakeups[actor % len(self._policy_wakeups)].set()
 
     def is_answered(self, actor: int, split: int) -> bool:
-        """Actor: the latest request of this split has been answered."""
+        """Return whether the latest request of this split has been answered. Called by the
+        actor."""
         return bool(self._asked[actor, split] == self._answered[actor, split])
 
     def waiting(self, actors: Sequence[int]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """Policy worker: (actor, split) index pairs of its actors that wait for an answer."""
+        """Return the open requests of ``actors`` as index pairs (actor [N], split [N]). Called by
+        the policy worker."""
         rows, splits = np.nonzero(self._asked[actors] != self._answered[actors])
         return np.asarray(actors, dtype=np.intp)[rows], splits
 
     def answer(self, actors: npt.NDArray[np.intp], splits: npt.NDArray[np.intp]) -> None:
-        """Policy worker: these requests are answered; everything is written."""
+        """Mark these requests as answered, after writing the answers. Called by the policy
+        worker."""
         self._answered[actors, splits] = self._asked[actors, splits]
         for actor in set(actors.tolist()):
             self._actor_wakeups[actor].set()

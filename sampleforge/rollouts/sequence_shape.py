@@ -1,4 +1,4 @@
-"""Where the sequences lie that a recurrent core learns from."""
+"""The shape of the sequences that a recurrent core learns from, and their places in a slot."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """Sequences of ``length`` env steps, one every ``stride`` steps of an env row, of which the
-    first ``burn_in`` are not learned from.
+    """Sequences of ``length`` env steps; one begins at every ``stride`` steps of an env row, and
+    its first ``burn_in`` steps are not learned from.
 
-    A slot begins with the last ``overlap`` steps of the rollout before, so that each of its
-    sequences lies within it: sequence j of a slot is its steps from ``j * stride`` on.
+    A slot begins with the last ``overlap`` steps of the rollout before, so that every sequence lies
+    within one slot: sequence j of a slot begins at its step ``j * stride``.
     """
 
     length: int
@@ -27,11 +27,11 @@ class SequenceShape:
 
     @property
     def learned(self) -> int:
-        """Steps after the burn-in."""
+        """Number of steps after the burn-in."""
         return self.length - self.burn_in
 
     def starts(self, steps: int) -> int:
-        """Sequences of each row in a slot of so many steps."""
+        """Return the number of sequences of each row in a slot of ``steps`` steps."""
         count, rest = divmod(steps - self.overlap, self.stride)
         assert count >= 1 and rest == 0, (steps, self)
         return count

@@ -1,13 +1,13 @@
-"""Trajectory slots: where every rollout lives, from the env step that writes it to the learner.
+"""Trajectory slots: the storage of every rollout, from the actor that writes it to the learner.
 
 Ownership of a slot:
 
     FREE -> WRITING (one actor; its policy worker between request and reply)
-         -> READING (one learner) -> FREE
+         -> READY -> READING (one learner) -> FREE
 
-No column has two writers. Ownership moves only by a hand-over through `SlotExchange`; there are no
-other locks. A slot's generation counts its lives: whoever holds (slot, generation) of an earlier
-life can tell that it is no longer his.
+A column never has two writers at a time. Ownership moves only through an exchange
+(`sampleforge.rollouts.exchange`), without locks. A slot's generation rises with each life of the
+slot: a worker with (slot, generation) of an earlier life can tell that the slot has changed.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from sampleforge.spec import ArraySpec, EnvSpec
 
 
 class Owner(IntEnum):
+    """The owner of a slot; see the head of this file."""
+
     FREE = 0
     WRITING = 1
     READY = 2
     READING = 3
     STORED = 4
-    """In replay, until it is evicted."""
+    """In the replay, until the slot is evicted."""
 
 
 PER_ROLLOUT = ("state", "env_row")
-"""Columns [rows, ...] that a rollout has once, not per step."""
+"""Columns [rows, ...] with one entry per rollout instead of one per step."""
 ACTOR_CRITIC = {"log_prob": "float32", "value": "float32"}
-"""The extras of an actor-critic: log-probability and value by the behaviour policy."""
+"""The extra columns of an actor-critic: log-probability and value by the behaviour policy."""
 
 
 @dataclass(frozen=True)
 class SlotShape:
-    """What one slot holds: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
+    """The contents of a slot: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
 
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
-    ``single_frames``: leaves that are stacks of frames are kept as `rollouts.stacks` says.
-    ``places``: slots whose frames may lie raw at a time (none: all), see
-    `replay.compressed`. ``sequences``: in a replay for a recurrent core; ``rollout`` then
-    counts the overlap too. ``variable``: a batch has as many slots as it happens to take.
-    ``final_obs``: the final observations of truncated episodes are kept where ``obs`` does not hold
-    them, under same-step autoreset; they take as much memory as ``obs``.
+    ``single_frames``: leaves that are stacks of frames are stored as single frames
+    (`sampleforge.rollouts.stacks`). ``places``: number of slots that may have raw frames at a time
+    (None: all), see `sampleforge.replay.compressed`. ``sequences``: the sequences of a replay for a
+    recurrent core; ``rollout`` then includes the overlap. ``variable``: the number of slots of a
+    batch varies. ``final_obs``: the final observations of truncated episodes are stored under
+    same-step autoreset, where ``obs`` does not hold them; they take as much memory as ``obs``.
     """
 
     rollout: int
@@ -75,23 +77,23 @@ class SlotShape:
 
     @property
     def starts(self) -> int:
-        """Sequences of each row; 1 if it is the whole rollout."""
+        """Number of sequences of each row; 1 without sequences."""
         return 1 if self.sequences is None else self.sequences.starts(self.rollout)
 
     @property
     def items(self) -> int:
-        """What a replay draws of a slot: transitions, or sequences."""
+        """Number of items that a replay can draw from a slot: transitions, or sequences."""
         return self.env_steps if self.sequences is None else self.starts * self.rows
 
     @property
     def stacks(self) -> dict[str, ArraySpec]:
-        """The observation leaves that are kept as single frames."""
+        """The observation leaves that are stored as single frames."""
         leaves = self.spec.observations.items()
         return {n: leaf for n, leaf in leaves if self.single_frames and leaf.stack is not None}
 
     def layout(self, count: int) -> Layout:
-        """Arrays of ``count`` slots. [T+1, rows] for what the environment shows before each step
-        and after the last, [T, rows] for what a step adds."""
+        """Return the arrays of ``count`` slots: [count, T+1, rows, ...] for what the environment
+        shows before each step and after the last, [count, T, rows, ...] for what a step adds."""
         before = (count, self.rollout + 1, self.rows)
         step = (count, self.rollout, self.rows)
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -126,7 +128,8 @@ class SlotShape:
         return arrays
 
     def _final_obs(self, step: tuple[int, ...]) -> Layout:
-        """Of the leaves that are stacks of frames the newest frame: the others are in ``obs``."""
+        """Return the arrays of final observations. Of stacks of frames only the newest frame is
+        stored: the others are in ``obs``."""
         if not self.final_obs:
             return {}
         return {
@@ -135,8 +138,8 @@ class SlotShape:
         }
 
     def _beginnings(self, count: int) -> Layout:
-        """The recurrent state that the rollout began with, or each sequence, and what the replay
-        knows of each sequence."""
+        """Return the arrays of the recurrent states before the rollout, or before each sequence,
+        and of the first estimates of each sequence for the replay."""
         if self.sequences is None:
             return {"state": ((count, self.rows, self.state_size), "float32")}
         each = (count, self.starts, self.rows)
@@ -153,15 +156,17 @@ class SlotShape:
 class TrajectorySlots:
     """``count`` slots in shared memory; columns by name as numpy arrays and as torch tensors.
 
-    ``obs`` are the observation leaves that are stored whole, ``stacks`` the others.
+    ``obs`` are the observation leaves that are stored whole, ``stacks`` those stored as single
+    frames.
 
     The columns are those of `SlotShape.layout`: ``first`` marks observations that begin an episode,
-    ``extras`` are the algorithm's own, ``version`` is that of the behaviour policy, ``valid`` is
-    False where the action was ignored, ``state`` is the recurrent state before ``obs[0]``. With
-    sequences there are ``states`` instead, [starts, rows, S] before the first step of each. Where
-    batches vary, ``env_row`` says whose rollout it is, and ``ends_batch`` that none comes after.
-    ``final_obs`` (of a shape that keeps them) holds what was seen after the steps that a same-step
-    environment truncated; of stacks the newest frame. Elsewhere it means nothing.
+    ``extras`` are the algorithm's own columns, ``version`` is the version of the behaviour policy,
+    ``valid`` is False where the environment ignored the action, ``state`` is the recurrent state
+    before ``obs[0]``. With sequences there are ``states`` instead, [starts, rows, S] before the
+    first step of each. If batches vary, ``env_row`` [rows] is the env row of each row of the
+    rollout, and ``ends_batch`` marks the last slot of a batch. ``final_obs`` (if the shape has
+    them) holds the observations after steps that a same-step environment truncated, of stacks only
+    the newest frame; at other steps it has no meaning.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -205,16 +210,16 @@ class TrajectorySlots:
         self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
-        """Every per-step column as a torch tensor [count, T or T+1, rows, ...], and those of the
-        beginnings; frames are [count or places, k-1 + T+1, rows, ...]."""
+        """Return every per-step column as a torch tensor [count, T or T+1, rows, ...], and the
+        columns of recurrent states; frames are [count or places, k-1 + T+1, rows, ...]."""
         skip = ("owner", "generation", "place", "ends_batch")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
         """Record a change of owner; only the old owner calls this."""
         if self.debug:
-            found = Owner(int(self.owner[slot]))
-            assert found == old, f"slot {slot} is {found.name}, expected {old.name} -> {new.name}"
+            owner = Owner(int(self.owner[slot]))
+            assert owner == old, f"slot {slot} is {owner.name}, expected {old.name} -> {new.name}"
         self.owner[slot] = new
         if new is Owner.FREE:
             self.generation[slot] += 1
@@ -232,7 +237,7 @@ class TrajectorySlots:
         """Overwrite a freed slot, so that a read of stale data shows."""
         for name, column in self.columns().items():
             if name.startswith("obs/") and self.shape.places is not None:
-                continue  # its place is another slot's already
+                continue  # its place belongs to another slot already
             array = column[slot].numpy()
             if np.issubdtype(array.dtype, np.floating):
                 array.fill(np.nan)
@@ -250,16 +255,16 @@ class TrajectorySlots:
 
 
 NOT_TAKEN = -1
-"""The policy version of steps that a short rollout does not have."""
+"""The policy version of the steps after the end of a short rollout."""
 
 
 def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
     """Make the rollout in ``slot`` end with step ``t - 1``.
 
-    ``obs[t]`` and what the policy said of it (its value is the bootstrap) must be there. They are
-    repeated to the end of the slot, so that every number in it is finite and the next rollout finds
-    its first observation in the last place; the steps from ``t`` on are not valid, and their
-    version is `NOT_TAKEN`.
+    ``obs[t]`` and the policy's output for it (its value is the bootstrap) must have been written.
+    They are repeated to the end of the slot, so that every number in it is finite and the next
+    rollout finds its first observation in the last place. The steps from ``t`` on are not valid,
+    and their version is `NOT_TAKEN`.
     """
     for name, column in slots.columns().items():
         if name not in PER_ROLLOUT:
@@ -273,5 +278,5 @@ def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
 
 
 def length(slots: TrajectorySlots, slot: int) -> int:
-    """Steps that the rollout in ``slot`` has."""
+    """Return the number of steps of the rollout in ``slot``."""
     return int(np.count_nonzero(slots.version[slot, :, 0] != NOT_TAKEN))

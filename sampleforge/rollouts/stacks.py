@@ -1,8 +1,8 @@
-"""Stacks of frames, kept as single frames and rebuilt where they are read.
+"""Stacks of frames, which are stored as single frames and rebuilt when they are read.
 
-A slot's T+1 stacks of k frames are k-1 + T+1 frames: the first stack whole, then the newest frame
-of every later one. An episode that begins within the slot (``first``) has its first stacks padded,
-as the environment does it (`sampleforge.spec.ArraySpec.stack`).
+The T+1 stacks of k frames of a slot are stored as k-1 + T+1 frames: the whole first stack, then the
+newest frame of every later one. When an episode begins within the slot (``first``), its first
+stacks are padded as the environment does it (`sampleforge.spec.ArraySpec.stack`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Indices = npt.NDArray[np.int64]
 
 
 class StackIndex(NamedTuple):
-    """``frame`` int64 [B, k]: which of their slots' frames the stacks consist of, oldest first;
-    ``before`` bool [B, k]: those that would lie before the beginning of the episode."""
+    """The frames of B stacks. ``frame`` int64 [B, k]: indices of frames in their slots, oldest
+    first; ``before`` bool [B, k]: the frames that would be before the beginning of the episode."""
 
     frame: Indices
     before: npt.NDArray[np.bool_]
@@ -30,16 +30,17 @@ class StackIndex(NamedTuple):
 def stack_index(
     first: npt.NDArray[np.bool_], slot: Indices, t: Indices, row: Indices, depth: int
 ) -> StackIndex:
-    """The stacks of obs[t] of these slots and rows, int64 [B] each; ``first`` [slots, T+1, rows].
+    """Return the frames of the stacks obs[t] of these slots and rows (int64 [B] each); ``first`` is
+    bool [slots, T+1, rows].
 
-    Before the beginning of an episode, the first frame of the episode stands in.
+    In place of frames before the beginning of an episode there is its first frame.
     """
     begun = np.full(len(t), depth - 1)  # steps since the episode's first observation, at most
     for age in reversed(range(depth - 1)):
         is_first = first[slot, np.maximum(t - age, 0), row] & (t >= age)
         begun[is_first] = age
     ages = np.arange(depth - 1, -1, -1)
-    # Obs 0 is whole: its frames are the first k, whatever began when.
+    # obs[0] is stored whole: its frames are the first k, wherever the episode began.
     frame = t[:, None] + (depth - 1) - np.minimum(ages, begun[:, None])
     return StackIndex(frame, ages > begun[:, None])
 
@@ -47,8 +48,8 @@ def stack_index(
 class StackColumn:
     """One observation leaf of all slots, as single frames [places, k-1 + T+1, rows, ...].
 
-    ``first`` is the slots' column, [slots, T+1, rows]; ``place`` int64 [slots] is where a slot's
-    frames lie.
+    ``first`` is the slots' column, bool [slots, T+1, rows]; ``place`` int64 [slots] is the index of
+    each slot's frames along the first axis.
     """
 
     def __init__(
@@ -72,40 +73,44 @@ class StackColumn:
         self._frames[self._place[slot], : self.depth] = stacks.swapaxes(0, 1)
 
     def put(self, slot: int, t: int, stacks: npt.NDArray[Any]) -> None:
-        """Write obs[t], [rows, k, ...], of which only the newest frame is kept."""
+        """Write obs[t], [rows, k, ...], of which only the newest frame is stored."""
         self._frames[self._place[slot], t + self.depth - 1] = stacks[:, -1]
 
     def newest(self, slot: int, begin: int, end: int) -> npt.NDArray[Any]:
-        """The newest frames of obs[begin] to obs[end - 1] where they lie, [steps, rows, ...]."""
+        """Return a view of the newest frames of obs[begin] to obs[end - 1], [steps, rows, ...]."""
         frames: npt.NDArray[Any] = self._frames[self._place[slot]]
         return frames[begin + self.depth - 1 : end + self.depth - 1]
 
     def read(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor:
-        """A copy of obs[t] of these slots and rows (int64 [B] each): [B, k, ...].
+        """Return a copy of obs[t] of these slots and rows (int64 [B] each), [B, k, ...].
 
-        ``t`` must be within the slot; what else the columns hold only decides what is copied."""
+        ``t`` must be within the slot. If the columns change meanwhile, the copy is garbage, but
+        this does not fail."""
         index, before = stack_index(self._first, slot, t, row, self.depth)
         return self._padded(self._fetch(slot, index, row), before)
 
     def read_pair(
         self, slot: Indices, t: Indices, later: Indices, row: Indices
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of obs[t] and obs[later]: [B, k, ...] each. Not of twice as many in one piece: the
-        allocator keeps blocks of up to 32 MiB, and new memory costs ten times the copying."""
+        """Return copies of obs[t] and obs[later], [B, k, ...] each.
+
+        They are not one array of twice the size, because the allocator keeps blocks of up to 32
+        MiB, and new memory costs ten times the copying."""
         return self.read(slot, t, row), self.read(slot, later, row)
 
     def read_rows(self, slot: Indices, t: Indices) -> torch.Tensor:
-        """A copy of obs[t] of all rows of these slots (int64 [N] each): [N * rows, k, ...]."""
+        """Return a copy of obs[t] of all rows of these slots (int64 [N] each), [N * rows, k,
+        ...]."""
         rows = self._frames.shape[2]
         every_row = np.tile(np.arange(rows), len(slot))
         return self.read(np.repeat(slot, rows), np.repeat(t, rows), every_row)
 
     def check(self, slot: int, t: int, stacks: npt.NDArray[Any]) -> None:
-        """Raise ConfigError unless obs[t], as it is read, is ``stacks`` [rows, k, ...]."""
-        found = self.read_rows(np.array([slot]), np.array([t])).numpy()
-        if found.tobytes() == stacks.tobytes():
+        """Raise ConfigError unless reading obs[t] returns ``stacks`` [rows, k, ...]."""
+        rebuilt = self.read_rows(np.array([slot]), np.array([t])).numpy()
+        if rebuilt.tobytes() == stacks.tobytes():
             return
-        row = next(i for i, stack in enumerate(stacks) if found[i].tobytes() != stack.tobytes())
+        row = next(i for i, stack in enumerate(stacks) if rebuilt[i].tobytes() != stack.tobytes())
         raise ConfigError(
             f"the environment says that its observation leaf {self.name!r} is a stack of "
             f"{self.depth} frames of which each step adds one, the newest in the last place, with "
@@ -115,7 +120,7 @@ class StackColumn:
 
     def assert_whole(self, slots: Indices) -> None:
         """Raise AssertionError if the frames of one of these slots, which were not evicted, could
-        not be read. Raw frames always can."""
+        not be read. Raw frames can always be read."""
 
     def _padded(self, stacks: torch.Tensor, before: npt.NDArray[np.bool_]) -> torch.Tensor:
         if self._leaf.stack == "zero":
@@ -124,8 +129,8 @@ class StackColumn:
         return stacks
 
     def _fetch(self, slot: Indices, index: Indices, row: Indices) -> torch.Tensor:
-        """Frames ``index`` [B, k] of these slots and rows: [B, k, ...]."""
+        """Return the frames ``index`` [B, k] of these slots and rows, [B, k, ...]."""
         per_slot, rows = self._frames.shape[1:3]
         at = (self._place[slot][:, None] * per_slot + index) * rows + row[:, None]
-        found = self._flat.index_select(0, torch.from_numpy(at.reshape(-1)))
-        return found.view(*index.shape, *self._flat.shape[1:])
+        frames = self._flat.index_select(0, torch.from_numpy(at.reshape(-1)))
+        return frames.view(*index.shape, *self._flat.shape[1:])

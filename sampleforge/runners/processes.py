@@ -156,9 +156,9 @@ class ProcessRunner:
     """Runs each worker of ``graph``, or only ``nodes``, in a process of its own.
 
     ``step_timeout``: seconds a worker may spend in one step before it counts as hung. ``alert`` is
-    told of restarts. ``interrupted``: the run is about to end by a signal, which may have ended
-    what the environments run on, and workers by that: those that no checkpoint needs are neither
-    restarted nor missed.
+    told of restarts, ``note`` of what is for the log alone. ``interrupted``: the run is about to
+    end by a signal, which may have ended what the environments run on, and workers by that: those
+    that no checkpoint needs are neither restarted nor missed.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class ProcessRunner:
         context: WorkerContext,
         step_timeout: float,
         alert: Callable[[str], None] = lambda text: None,
+        note: Callable[[str], None] = lambda text: None,
         interrupted: Callable[[], bool] = lambda: False,
         nodes: Sequence[Node] | None = None,
     ) -> None:
@@ -175,6 +176,7 @@ class ProcessRunner:
         self._context = context
         self._step_timeout = step_timeout
         self._alert = alert
+        self._note = note
         self._interrupted = interrupted
         self._not_missed: dict[str, str] = {}
         """Death messages of the workers that ended after the run was interrupted."""
@@ -244,7 +246,7 @@ class ProcessRunner:
             message = life.death_message()
             if self._interrupted() and not node.in_checkpoint:
                 self._not_missed[node.name] = message
-                self._alert(f"after the interrupt: {message}")
+                self._note(f"after the interrupt: {message}")
             elif not life.was_killed or not self._restart(node, message):
                 raise WorkerDied(message)
 

@@ -28,14 +28,17 @@ class Checkpoints(Callback):
         graph, config = session.graph, session.config
         self._group = graph.group
         self.writes = not (config.sampler_only or config.benchmark)
-        self._timer = CheckpointTimer(
-            config.checkpoint_interval, lambda: graph.counters.total("updates") > 0
-        )
         self._saving = Saving(
             session.opened.replays,
             self._group.archive,
             config.milestone_interval,
             lambda: graph.progress.env_steps,
+        )
+
+    def on_start(self, session: Session) -> None:
+        counters = session.graph.counters
+        self._timer = CheckpointTimer(
+            session.config.checkpoint_interval, lambda: counters.total("updates") > 0
         )
 
     def on_poll(self, session: Session) -> None:

@@ -57,6 +57,7 @@ class OneMachine:
             session.worker_context,
             session.config.env_timeout,
             session.restarted,
+            session.note,
             session.is_interrupted,
         )
 

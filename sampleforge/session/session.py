@@ -143,6 +143,7 @@ class Session:
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.staleness import StaleExperience
+        from sampleforge.shared.rings import check_store_order
         from sampleforge.topologies.builders import ResumePoint
         from sampleforge.workers.worker import WorkerContext
 
@@ -180,6 +181,8 @@ class Session:
         resumed = self.resume_point.env_steps if earlier else None
         for told in opening(self.graph, config, self.plan, self.spec, resumed):
             self.message(*told)
+        if (order := check_store_order()) is not None:
+            self.message(order, "warning")
         for text in self._deployment.notices(self):
             self.message(text, "warning")
 
@@ -226,7 +229,7 @@ class Session:
             # The signal may have ended what an environment in this process runs on.
             if not (self._deployment.has_workers_here and self.is_interrupted()):
                 raise
-            self.message(f"after the interrupt: {describe(error)}", "warning")
+            self.note(f"after the interrupt: {describe(error)}")
         self.take_results()
 
     def take_results(self) -> None:
@@ -300,6 +303,10 @@ class Session:
         """Tell the callbacks what the user is to know."""
         for callback in self._callbacks:
             callback.on_message(self, Message(text, level, source))
+
+    def note(self, text: str) -> None:
+        """A message for the log alone."""
+        self.message(text, "debug")
 
     def alert(self, text: str) -> None:
         """A warning that is shown even where only errors and results are."""

@@ -1,4 +1,4 @@
-"""Named arrays in one piece of shared memory."""
+"""Named arrays in one block of shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIGNMENT = 64  # a cache line: columns with different writers never share one
 
 
 def layout_bytes(layout: Layout) -> int:
-    """Bytes of shared memory that `SharedArrays` takes for this layout."""
+    """Return the bytes of shared memory that `SharedArrays` takes for this layout."""
     return sum(_padded(shape, dtype) for shape, dtype in layout.values())
 
 
@@ -33,12 +33,12 @@ class SharedArrays:
     """Zero-initialised arrays by name, as numpy views (``arrays["x"]``) and torch views.
 
     The memory is one file descriptor without a name (torch's file-descriptor sharing): a killed run
-    leaves nothing in /dev/shm. All of it is reserved at once, so that no write can fail later
-    (SIGBUS). Picklable to child processes, which then see the same memory.
+    leaves nothing in /dev/shm. All of it is reserved at once, so that no later write can fail with
+    SIGBUS. It can be pickled to child processes, which then see the same memory.
     """
 
     def __init__(self, layout: Layout) -> None:
-        """Raises ConfigError if there is not so much shared memory."""
+        """Reserve the memory. Raises ConfigError if there is not enough shared memory."""
         size = layout_bytes(layout)
         try:
             storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
@@ -67,12 +67,12 @@ class SharedArrays:
         return self._numpy[name]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The array as a torch tensor on the same memory."""
+        """Return the array as a torch tensor on the same memory."""
         return self._torch[name]
 
     @property
     def buffer(self) -> torch.Tensor:
-        """All of the memory, uint8."""
+        """The whole memory, uint8 [nbytes]."""
         return self._buffer
 
     @property

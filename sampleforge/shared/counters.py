@@ -1,4 +1,4 @@
-"""What every process counts about itself in shared memory: numbers, the first fault, progress."""
+"""Counters of every worker in shared memory, its first fault, and the run's progress."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy.typing as npt
 from sampleforge.shared.arrays import SharedArrays
 
 FAULT_BYTES = 16 << 10
-"""Bytes of a text; of a longer one the beginning is left out, as the cause stands at the end."""
+"""Longest text of a fault in bytes. The beginning of a longer one is left out, because the cause
+stands at the end."""
 
 
 class Counters:
     """A row of float64 numbers per worker in shared memory; each row has one writer.
 
-    Writers index their own row by `index`; readers sum or look at whole columns. A number is read
-    whole, but two numbers need not be of the same instant. Beside them each worker may leave one
-    `note`, before the number that it explains. ``first_fault`` has the text of what
+    A worker writes its own `row`; readers read or sum whole columns. A number is read atomically,
+    but two numbers need not be of the same instant. Each worker may also write one `note`, before
+    the number that it explains. ``first_fault`` holds the text of the first fault that
     ``env_restarts`` counts.
     """
 
@@ -37,42 +38,43 @@ class Counters:
         self.first_fault = FirstFault(workers)
 
     def row(self, worker: int) -> dict[str, npt.NDArray[np.float64]]:
-        """One worker's numbers by name, each as a [1] view: ``row["env_steps"] += 32``."""
+        """Return one worker's numbers by name, each as a [1] view: ``row["env_steps"] += 32``."""
         values = self._arrays["values"][worker]
         return {name: values[i : i + 1] for i, name in enumerate(self.names)}
 
     def note(self, worker: int, text: str) -> None:
-        """Leave a text of ``worker``, unless there is one: the first is kept."""
+        """Write the note of ``worker``, unless it has one: the first is kept."""
         note = self._arrays["notes"][worker]
         if not note[0]:
             data = text.encode()[: self.NOTE_BYTES]
             note[: len(data)] = np.frombuffer(data, np.uint8)
 
     def noted(self, worker: int) -> str:
-        """The note of ``worker``; empty without one, or if it is on another machine."""
+        """Return the note of ``worker``; empty if it has none or is on another machine."""
         return bytes(self._arrays["notes"][worker]).rstrip(b"\0").decode(errors="ignore")
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
-        """One number of every worker, as a copy [workers]."""
+        """Return one number of every worker, as a copy, float64 [workers]."""
         column: npt.NDArray[np.float64] = self._arrays["values"][:, self.names.index(name)].copy()
         return column
 
     def tell(self, rows: npt.NDArray[np.float64], *, keep: int) -> None:
-        """Set the first rows [n, names], but for row ``keep``, to what their writers have said: for
-        workers that write into memory of another machine."""
-        others = np.flatnonzero(np.arange(len(rows)) != keep)
-        self._arrays["values"][others] = rows[others]
+        """Set the first rows [n, names] except row ``keep``, for workers whose own counters are in
+        the memory of another machine."""
+        remote = np.flatnonzero(np.arange(len(rows)) != keep)
+        self._arrays["values"][remote] = rows[remote]
 
     def total(self, name: str) -> float:
-        """Sum of one number over the workers."""
+        """Return the sum of one number over the workers."""
         return float(self.column(name).sum())
 
 
 class FirstFault:
-    """A text per worker, each written once and by that worker alone; the driver reads the earliest.
+    """The first fault of each worker, as a text that the worker writes once; the driver reads the
+    earliest.
 
-    How many faults there were is counted in `Counters`, so that a worker
-    that is replaced neither counts nor tells anew.
+    The number of faults is in `Counters`. Both outlive a worker that is replaced, so that its
+    successor does not report again.
     """
 
     def __init__(self, workers: int) -> None:
@@ -85,29 +87,30 @@ class FirstFault:
         )
 
     def put(self, worker: int, text: str, at: float) -> None:
-        """Keep ``text``, of the time ``at``, unless this worker has said something before."""
+        """Write ``text``, with the time ``at`` (seconds since the epoch), unless this worker has
+        written one before."""
         arrays = self._arrays
         if arrays["size"][worker, 0]:
             return
         data = text.encode(errors="replace")[-FAULT_BYTES:]
         arrays["text"][worker, : len(data)] = bytearray(data)
         arrays["at"][worker, 0] = at
-        arrays["size"][worker, 0] = len(data)  # last: a text that is half written is not there
+        arrays["size"][worker, 0] = len(data)  # last: an incomplete text is never read
 
     def get(self) -> str | None:
-        """The earliest text so far."""
+        """Return the earliest text so far, or None."""
         sizes = self._arrays["size"][:, 0]
-        said = [worker for worker in range(len(sizes)) if sizes[worker]]
-        if not said:
+        faulty = [worker for worker in range(len(sizes)) if sizes[worker]]
+        if not faulty:
             return None
-        first = min(said, key=lambda worker: float(self._arrays["at"][worker, 0]))
+        first = min(faulty, key=lambda worker: float(self._arrays["at"][worker, 0]))
         data: bytes = self._arrays["text"][first, : sizes[first]].tobytes()
         return data.decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Env steps and seconds so far, earlier runs of the same folder counted in, and their limits.
+    """Env steps and seconds so far, including earlier runs of the same folder, and their limits.
 
     ``started`` is the wall clock (seconds since the epoch) at which this run began.
     """
@@ -129,7 +132,7 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """Part of the nearer limit that is used up, 0 to 1; 0 without limits."""
+        """Fraction of the nearer limit that is used up, 0 to 1; 0 without limits."""
         parts = [0.0]
         if self.limit_env_steps is not None:
             parts.append(self.env_steps / max(1, self.limit_env_steps))
@@ -144,8 +147,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class AgreedProgress(Progress):
-    """Done when ``ranks`` say that all have agreed on it: they end together, after an update, so
-    that nothing that was sampled is lost and none leaves while another waits for it."""
+    """Progress of several ranks, which end together.
+
+    It is done when the rows of all ``ranks`` (worker numbers) say that the ranks have agreed to
+    end. They agree after an update, so that no sampled steps are lost and no rank leaves while
+    another one waits for it."""
 
     ranks: tuple[int, ...] = ()
 

@@ -1,8 +1,8 @@
-"""Events: messages without a fixed size, from any worker to the session.
+"""Events: messages of any size from workers to the session.
 
-Log lines, warnings and statistics that an environment reports travel this way; trajectories,
-episodes and requests do not (they have rings in shared memory). A worker calls `send`; where its
-events go is set once per process, by what runs it.
+Log lines, warnings and statistics that an environment reports are sent as events. Trajectories,
+episodes and requests are not: they have rings in shared memory. A worker calls `send`; the runner
+sets the destination once per process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import faster_fifo
 Kind = Literal["log", "episode_stats"]
 QUEUE_BYTES = 1 << 18
 MAX_TEXT = 16 << 10
-"""Characters of a log line; of a longer one the end is kept, where the cause stands."""
+"""Longest log line in characters. Of a longer one the end is kept, because the cause stands
+there."""
 
 
 class Event(NamedTuple):
-    """``source``: the worker's name. ``payload``: of a log line (level, text), of an episode's
-    statistics {name: value}."""
+    """An event. ``source``: the worker's name. ``payload``: (level, text) of a log line, or
+    {name: value} of an episode's statistics."""
 
     source: str
     kind: Kind
@@ -31,14 +32,15 @@ class Event(NamedTuple):
 
 
 class EventSender:
-    """A worker's end of its event queue, one per life. Picklable to the worker's process."""
+    """A worker's end of its event queue, one per life. It can be pickled to the worker's
+    process."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.queue = faster_fifo.Queue(QUEUE_BYTES)
 
     def __call__(self, kind: Kind, payload: Any) -> None:
-        """Send without waiting: where the queue is full, the event is lost."""
+        """Send without waiting; if the queue is full, the event is lost."""
         with suppress(Full):
             self.queue.put(Event(self.source, kind, payload), block=False)
 
@@ -54,12 +56,13 @@ _send: Send = _ignore
 
 
 def send(kind: Kind, payload: Any) -> None:
-    """Send an event of this process's worker; ignored where no session listens."""
+    """Send an event of this process's worker; it is dropped if no session listens."""
     _send(kind, payload)
 
 
 def send_through(sender: Send | None) -> Send | None:
-    """Set where this process's events go (None: nowhere); returns where they went before."""
+    """Set the destination of this process's events (None: they are dropped); return the previous
+    one."""
     global _send
     before, _send = _send, sender or _ignore
     return None if before is _ignore else before

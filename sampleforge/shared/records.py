@@ -1,4 +1,5 @@
-"""Fixed-size records from workers to the driver, without a lock: episodes and evaluations."""
+"""Queues of fixed-size records from workers to the driver, without locks: episodes and
+evaluations."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import NamedTuple, Protocol
 from sampleforge.shared.arrays import SharedArrays
 
 PATIENCE = 10.0
-"""Seconds that an actor waits for the driver to take some of its episodes."""
+"""Seconds that an actor waits for room in a full queue before it fails."""
 
 
 class EpisodeRecord(NamedTuple):
-    """One finished episode: who played it, the sum of its raw rewards, its length in env steps."""
+    """One finished episode: the actor, split and row that played it, ``ret`` the sum of its raw
+    rewards, ``length`` in env steps."""
 
     actor: int
     split: int
@@ -33,7 +35,7 @@ class _Episode(Protocol):
 
 
 class Episodes(Protocol):
-    """Where actors put finished episodes, and the driver takes them."""
+    """A queue of finished episodes from the actors to the driver."""
 
     def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None: ...
 
@@ -41,7 +43,7 @@ class Episodes(Protocol):
 
 
 class EpisodeList:
-    """Episodes that stay in one process."""
+    """A queue of episodes within one process."""
 
     def __init__(self) -> None:
         self._records: list[EpisodeRecord] = []
@@ -53,17 +55,17 @@ class EpisodeList:
         self._records += records
 
     def take(self) -> list[EpisodeRecord]:
-        """All of them, which are then gone from here."""
-        found, self._records = self._records, []
-        return found
+        """Remove and return all episodes."""
+        records, self._records = self._records, []
+        return records
 
 
 class EpisodeQueue:
-    """``actors`` put, each into a ring of its own, and the driver takes. A full ring makes its
-    actor wait: nothing is dropped.
+    """A queue of episodes between processes, with a ring for each of ``actors``. An actor whose
+    ring is full waits: no episode is dropped.
 
-    A queue with a lock would be left locked by an actor that is killed while it puts, and the
-    driver, which goes on with another in its place, would wait for ever.
+    There is no lock, because an actor that is killed inside `put` would leave it locked, and the
+    driver, which replaces that actor, would wait for ever.
     """
 
     def __init__(self, actors: int, capacity: int = 16384) -> None:
@@ -90,7 +92,7 @@ class EpisodeQueue:
             arrays["who"][actor, at] = split, episode.row
             arrays["ret"][actor, at] = episode.ret
             arrays["length"][actor, at] = episode.length
-            tails[actor, 0] += 1  # last: a record that is half written is not there
+            tails[actor, 0] += 1  # last: an incomplete record is never read
 
     def _wait_for_room(self, actor: int, capacity: int) -> None:
         heads, tails = self._arrays["head"], self._arrays["tail"]
@@ -102,8 +104,8 @@ class EpisodeQueue:
             sleep(0.001)
 
     def take(self) -> list[EpisodeRecord]:
-        """All episodes that wait, without waiting for more."""
-        arrays, found = self._arrays, []
+        """Remove and return all episodes in the rings, without waiting for more."""
+        arrays, records = self._arrays, []
         capacity = arrays["ret"].shape[1]
         for actor, (head, tail) in enumerate(
             zip(arrays["head"][:, 0].tolist(), arrays["tail"][:, 0].tolist(), strict=True)
@@ -111,9 +113,9 @@ class EpisodeQueue:
             for at in (n % capacity for n in range(head, tail)):
                 split, row = arrays["who"][actor, at].tolist()
                 ret, length = float(arrays["ret"][actor, at]), int(arrays["length"][actor, at])
-                found.append(EpisodeRecord(actor, split, row, ret, length))
+                records.append(EpisodeRecord(actor, split, row, ret, length))
             arrays["head"][actor, 0] = tail
-        return found
+        return records
 
     def __getstate__(self) -> SharedArrays:
         return self._arrays
@@ -123,8 +125,10 @@ class EpisodeQueue:
 
 
 class Evaluation(NamedTuple):
-    """What one evaluation found: ``policy_version`` and ``env_steps`` (of training, so far) are
-    those of the moment at which its weights were copied; returns are raw, lengths in env steps."""
+    """The result of one evaluation.
+
+    ``policy_version`` and ``env_steps`` (of training) are those of the moment when the weights were
+    copied. Returns are sums of raw rewards; lengths are in env steps."""
 
     policy_version: int
     env_steps: int
@@ -137,8 +141,10 @@ class Evaluation(NamedTuple):
 
 
 class Evaluations:
-    """The evaluator puts and the driver takes. A ring with one producer and one consumer, so that
-    an evaluator which is killed leaves nothing locked, and its successor goes on where it was."""
+    """The queue of evaluations from the evaluator to the driver.
+
+    It is a ring with one producer and one consumer and without a lock, so that an evaluator that is
+    killed leaves it usable, and its successor continues with it."""
 
     def __init__(self, capacity: int = 256) -> None:
         self._arrays = SharedArrays(
@@ -150,23 +156,23 @@ class Evaluations:
         )
 
     def has_room(self) -> bool:
-        """Whether one more may be put."""
+        """Return whether there is room for one more evaluation."""
         arrays = self._arrays
         return int(arrays["tail"][0] - arrays["head"][0]) < len(arrays["records"])
 
     def put(self, evaluation: Evaluation) -> None:
-        assert self.has_room(), "look before an evaluation is begun"
+        assert self.has_room(), "check has_room() before an evaluation begins"
         records, tail = self._arrays["records"], self._arrays["tail"]
         records[tail[0] % len(records)] = evaluation
-        tail[0] += 1  # last: a record that is half written is not there
+        tail[0] += 1  # last: an incomplete record is never read
 
     def take(self) -> list[Evaluation]:
-        """All that wait, in their order, without waiting for more."""
+        """Remove and return all evaluations in the ring, in order, without waiting for more."""
         records, head = self._arrays["records"], self._arrays["head"]
         tail = int(self._arrays["tail"][0])
-        found = []
+        evaluations = []
         for at in range(int(head[0]), tail):
             version, env_steps, episodes, *floats = records[at % len(records)].tolist()
-            found.append(Evaluation(int(version), int(env_steps), int(episodes), *floats))
+            evaluations.append(Evaluation(int(version), int(env_steps), int(episodes), *floats))
         head[0] = tail
-        return found
+        return evaluations

@@ -1,4 +1,4 @@
-"""How often actors that were killed have been replaced."""
+"""The number of restarts of the actors of a run, and its limit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from sampleforge.shared.arrays import SharedArrays
 
 
 class RestartBudget:
-    """The driver replaces any of ``workers`` actors, at most ``limit`` times all in all. The lives
-    of each are in shared memory: a successor must not play the same episodes again."""
+    """Counts the restarts of ``workers`` actors, of which the driver may make ``limit`` in total.
+
+    The count of each actor is in shared memory: its next life seeds its episodes by it, so that it
+    does not play the same episodes again."""
 
     def __init__(self, workers: int, limit: int) -> None:
         self.workers = workers
@@ -16,15 +18,15 @@ class RestartBudget:
 
     @property
     def total(self) -> int:
-        """RestartBudget so far."""
+        """Number of restarts so far."""
         return int(self._arrays["lives"].sum())
 
     def life(self, worker: int) -> int:
-        """How often this one was replaced."""
+        """Return how often actor ``worker`` was restarted."""
         return int(self._arrays["lives"][worker])
 
     def begin(self, worker: int) -> bool:
-        """Begin another life; False if that has happened too often."""
+        """Count a restart of ``worker``; return False if the budget is used up."""
         if self.total >= self.limit:
             return False
         self._arrays["lives"][worker] += 1

@@ -1,21 +1,46 @@
-"""Rings of indices in shared memory: one process pushes, one pops, nobody locks."""
+"""Lock-free rings of indices in shared memory, each with one producer and one consumer process.
+
+They rely on the order of stores that x86 guarantees: another core sees the stores of one core in
+program order, so a consumer that sees a new tail also sees the item before it. Python has no memory
+fence to enforce this elsewhere; see `check_store_order`.
+"""
 
 from __future__ import annotations
+
+import platform
 
 import numpy as np
 import numpy.typing as npt
 
 from sampleforge.shared.arrays import SharedArrays
 
+ORDERED_STORES = ("x86_64", "amd64", "i386", "i686", "x86")
+"""Machines, as `platform.machine` names them in lower case, on which stores become visible in
+program order."""
+
+
+def check_store_order() -> str | None:
+    """Return a warning if this machine may reorder stores, which `IndexRings` and the other
+    lock-free records in shared memory do not allow for; None on x86."""
+    machine = platform.machine()
+    if machine.lower() in ORDERED_STORES:
+        return None
+    return (
+        f"this machine is {machine or 'of an unknown type'}, not x86: it may reorder writes to "
+        "shared memory, on whose order the workers' queues rely; use --serial if a run hangs or "
+        "fails"
+    )
+
 
 class IndexRings:
     """``count`` independent rings of small integers, each with a single producer and a single
     consumer.
 
-    The producer alone moves a ring's tail, the consumer alone its head, and an item is written
-    before the tail moves past it, so a process killed at any point leaves the ring whole. (The
-    order of stores is x86's and that of every machine after a system call; a `Wakeup` follows each
-    push.)
+    Only the producer moves a ring's tail, only the consumer its head, and an item is written before
+    the tail moves past it. A process that is killed at any point therefore leaves the ring
+    consistent. The order of these stores is x86's; on other machines the only order is that of the
+    system call of the `Wakeup` that follows each push, and a consumer that polls without waiting
+    for the `Wakeup` may read an item too early.
     """
 
     def __init__(self, count: int, capacity: int) -> None:
@@ -23,7 +48,7 @@ class IndexRings:
         self._arrays = SharedArrays(
             {
                 "items": ((count, capacity), "int64"),
-                # One cache line each: producer and consumer do not share one.
+                # A cache line each, so that producer and consumer do not share one.
                 "head": ((count, 8), "int64"),
                 "tail": ((count, 8), "int64"),
             }
@@ -36,14 +61,15 @@ class IndexRings:
         self._tail: npt.NDArray[np.int64] = self._arrays["tail"]
 
     def push(self, ring: int, item: int) -> None:
-        """Append an item. The capacity is the number of items there are, so it never overflows."""
+        """Append an item. The capacity is the number of items that exist, so a ring never
+        overflows."""
         tail = self._tail[ring, 0]
         assert tail - self._head[ring, 0] < self._capacity, f"ring {ring} overflows"
         self._items[ring, tail % self._capacity] = item
         self._tail[ring, 0] = tail + 1
 
     def pop(self, ring: int) -> int | None:
-        """Take the oldest item, or None if there is none."""
+        """Remove and return the oldest item, or return None if there is none."""
         head = self._head[ring, 0]
         if head == self._tail[ring, 0]:
             return None
@@ -52,29 +78,29 @@ class IndexRings:
         return item
 
     def peek(self, ring: int) -> int | None:
-        """The oldest item, which stays, or None. What is marked as taken before it is popped is
-        never lost to a kill between the two."""
+        """Return the oldest item without removing it, or None. A consumer that marks an item as
+        taken before it pops it does not lose the item if it is killed between the two."""
         head = self._head[ring, 0]
         if head == self._tail[ring, 0]:
             return None
         return int(self._items[ring, head % self._capacity])
 
     def waiting(self, ring: int) -> set[int]:
-        """All items in a ring, as its producer or its consumer sees them."""
+        """Return all items in a ring, as its producer or its consumer sees them."""
         head, tail = int(self._head[ring, 0]), int(self._tail[ring, 0])
         return {int(self._items[ring, at % self._capacity]) for at in range(head, tail)}
 
     def clear(self) -> None:
-        """Empty all rings, which nobody else may be using."""
+        """Empty all rings. No other process may use them at the same time."""
         self._head[...] = 0
         self._tail[...] = 0
 
     def size(self, ring: int) -> int:
-        """How many items wait in a ring."""
+        """Return the number of items in a ring."""
         return int(self._tail[ring, 0] - self._head[ring, 0])
 
     def total(self) -> int:
-        """How many items wait in all rings together."""
+        """Return the number of items in all rings together."""
         return int((self._tail[:, 0] - self._head[:, 0]).sum())
 
     def __getstate__(self) -> tuple[int, SharedArrays]:

@@ -1,8 +1,8 @@
-"""Between slots and the device of whoever reads them: where they lie, or across the bus.
+"""Staging: copies between the slots in shared memory and the device of a policy worker or learner.
 
-On a CPU nothing is moved that need not be. To a CUDA device everything goes straight out of the
-slots, whose memory is page-locked for it: the device fetches one block per request or slot by
-itself, with no copy by the processor in between, and what comes back is waited for once.
+For a CPU, rows are copied only if they have to be. A CUDA device fetches one block per request or
+slot directly from the slots, whose memory is page-locked, without a copy by the processor in
+between; results are waited for once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ Index = npt.NDArray[np.intp]
 
 
 class Staging(Protocol):
-    """Blocks of rows to a device, and answers back. Not for two threads at a time."""
+    """Copies blocks of rows to a device, and results back. Only one thread may use it at a time."""
 
     def gather(self, array: npt.NDArray[Any], *at: Index) -> torch.Tensor:
-        """``array[at]``, blocks [n, rows, ...], as one batch [n * rows, ...] on the device."""
+        """Return ``array[at]``, blocks [n, rows, ...], as one batch [n * rows, ...] on the
+        device."""
 
     def put(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """A small array [n, rows, ...] that lies nowhere yet, as [n * rows, ...] on the device."""
+        """Return a small array [n, rows, ...] that is not in shared memory as [n * rows, ...] on
+        the device."""
 
     def back(self, tensors: Sequence[torch.Tensor]) -> list[npt.NDArray[Any]]:
-        """All of them as arrays, complete."""
+        """Return all tensors as numpy arrays, after their copies are complete."""
 
 
 class HostStaging:
-    """For a CPU."""
+    """Staging for a CPU."""
 
     def gather(self, array: npt.NDArray[Any], *at: Index) -> torch.Tensor:
         return self.put(array[at])
@@ -48,7 +50,7 @@ class HostStaging:
 
 
 class DeviceStaging:
-    """For ``device``; ``sources`` are the memory that `gather` reads from."""
+    """Staging for ``device``; ``sources`` are the shared arrays that `gather` reads from."""
 
     def __init__(self, device: torch.device, sources: Sequence[SharedArrays]) -> None:
         self._device = device
@@ -72,27 +74,28 @@ class DeviceStaging:
         return host.to(self._device, non_blocking=True)
 
     def back(self, tensors: Sequence[torch.Tensor]) -> list[npt.NDArray[Any]]:
-        found = []
+        on_host = []
         for tensor in tensors:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pins)
-            found.append(host.copy_(tensor, non_blocking=True))
+            on_host.append(host.copy_(tensor, non_blocking=True))
         wait_for_copies(self._device)
-        return [host.numpy() for host in found]
+        return [host.numpy() for host in on_host]
 
 
 def staging_to(device: torch.device, sources: Sequence[SharedArrays]) -> Staging:
+    """Return the staging for ``device``; ``sources`` are the shared arrays that it gathers from."""
     return HostStaging() if device.type == "cpu" else DeviceStaging(device, sources)
 
 
 _locked: set[int] = set()
-"""Addresses of what `page_lock` has locked in this process: CUDA refuses to do so twice, and in
-serial mode learner and policy worker read the same slots."""
+"""Addresses of the buffers that `page_lock` has locked in this process: CUDA refuses to lock one
+twice, and in serial mode learner and policy worker read the same slots."""
 
 
 def page_lock(buffer: torch.Tensor) -> None:
-    """Have CUDA page-lock ``buffer``'s memory, shared or not, for as long as the tensor lives.
+    """Page-lock the memory of ``buffer``, shared or not, for CUDA, as long as the tensor lives.
 
-    Raises torch.cuda.CudaError where the machine does not allow so much (ulimit -l).
+    Raises torch.cuda.CudaError if the machine does not allow so much (ulimit -l).
     """
     address = buffer.data_ptr()
     if address in _locked:
@@ -100,7 +103,7 @@ def page_lock(buffer: torch.Tensor) -> None:
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(address, buffer.nbytes, 0)))
     _locked.add(address)
-    # Not at the interpreter's end: CUDA may have ended before.
+    # Not at the interpreter's exit: CUDA may have shut down before.
     weakref.finalize(buffer, _unlock, runtime, address).atexit = False
 
 
@@ -110,32 +113,33 @@ def _unlock(runtime: Any, address: int) -> None:
 
 
 class Fence:
-    """Keeps an order between the streams of two threads on a CUDA device, which the device sees to:
-    no processor waits. On a CPU a thread's work is done when its call returns."""
+    """Orders the work of two threads' streams on a CUDA device, without making the processor wait.
+    On a CPU it does nothing, because a thread's work is done when its call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
-        """What the calling thread has begun so far comes first ..."""
+        """Record the work that the calling thread has begun so far."""
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(self._device))
 
     def follow(self) -> None:
-        """... and what the calling thread begins from now on comes after the latest `mark`."""
+        """Let all work that the calling thread begins from now on come after the latest `mark`."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 def side_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """In the calling thread, what is begun on a CUDA device goes through a stream of its own."""
+    """Return a context in which the calling thread's work on a CUDA device goes through a new
+    stream."""
     if device.type == "cuda":
         return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return nullcontext()
 
 
 def wait_for_copies(device: torch.device) -> None:
-    """Until what was begun on the current stream of a CUDA device is complete."""
+    """Wait until all work on the current stream of a CUDA device is complete."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,5 @@
-"""The newest complete state of a learner, in shared memory: it outlives the learner's process."""
+"""The newest complete state of a learner, in shared memory, where it outlives the learner's
+process."""
 
 from __future__ import annotations
 
@@ -12,21 +13,21 @@ import torch
 from sampleforge.shared.arrays import SharedArrays
 
 _PER_TENSOR = 1024
-"""Bytes of a tensor's entry in the header, and of Adam's counter beside it."""
+"""Bytes reserved per tensor, for its entry in the header and for Adam's step counter."""
 _OTHERS = 64 << 10
-"""Bytes for random generators, running statistics and plain values."""
+"""Bytes reserved for random generators, running statistics and plain values."""
 
 
 class StateSnapshot:
-    """What `Learner.state` returns, twice, in shared memory.
+    """Two copies (halves) of the result of `Learner.state` in shared memory.
 
-    The writer fills the idle half and then announces it. A writer that is killed in the middle of
-    that leaves the other half, which is complete. One writer at a time, any number of readers.
-    Picklable to child processes.
+    The writer fills the half that is not in use and then announces it. If the writer is killed
+    before that, the other half is still complete. There is one writer at a time and any number of
+    readers. It can be pickled to child processes.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Reserve room for the state of a learner of ``model`` with Adam's two moments."""
+        """Reserve memory for the state of a learner of ``model`` with Adam's two moments."""
         own = model.state_dict()
         moments = sum(2 * p.nbytes for p in model.parameters() if p.requires_grad)
         room = sum(tensor.nbytes for tensor in own.values()) + moments
@@ -53,7 +54,8 @@ class StateSnapshot:
         return int(self._arrays["versions"][count % 2]) if count else -1
 
     def publish(self, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]) -> None:
-        """Make this state, whose ``plain`` values have its ``version``, the newest one."""
+        """Make this state the newest one; ``plain`` holds its ``version``. Raises ValueError if the
+        state does not fit."""
         data = safetensors.torch.save(dict(tensors), {"plain": json.dumps(plain)})
         if len(data) > self.room:
             raise ValueError(f"a learner's state has {len(data)} bytes, but room for {self.room}")
@@ -68,7 +70,7 @@ class StateSnapshot:
         self._arrays["published"][0] = count
 
     def read(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The newest state, as it was published. Raises LookupError if there is none."""
+        """Return the newest state as it was published. Raises LookupError if there is none."""
         while True:
             count = int(self._arrays["published"][0])
             if not count:

@@ -1,4 +1,4 @@
-"""A wake-up between processes: one waits, any other one ends the wait."""
+"""Wake-ups between processes: one process waits, and any other one ends the wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _ONE = (1).to_bytes(8, "little")
 
 
 class Wakeup:
-    """Remembers that it was set until somebody waits: a wake-up before the wait is not lost.
+    """A flag that ends a wait. It stays set until the next wait, so a wake-up before the wait is
+    not lost.
 
-    An eventfd on Linux (measured: 0.9 us per message of own CPU, 50 us round trip), a pipe
-    elsewhere. It carries no data and orders nothing: what happened is read from shared memory
-    afterwards. A process killed inside any call leaves it usable. Picklable to child processes. Its
-    descriptors are closed when nobody refers to it any more: a script may train many times.
+    It is an eventfd on Linux (measured: 0.9 us of CPU per message, 50 us round trip) and a pipe
+    elsewhere. It carries no data and orders nothing: the woken process reads from shared memory
+    what has happened. A process that is killed inside any call leaves it usable. It can be pickled
+    to child processes. Its descriptors are closed when the object is garbage-collected, because a
+    script may train many times.
     """
 
     def __init__(self) -> None:
@@ -38,12 +40,12 @@ class Wakeup:
 
     def set(self) -> None:
         """End the current wait, or the next one."""
-        # Full of wake-ups that nobody has read yet: the next wait ends at once anyway.
+        # BlockingIOError: full of unread wake-ups, so the next wait ends at once anyway.
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, _ONE)
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds; True if it was set, and it is then unset again."""
+        """Wait up to ``timeout`` seconds. Return whether the flag was set, and clear it."""
         if not self._poll.poll(max(0.0, timeout) * 1000):
             return False
         try:
@@ -53,7 +55,7 @@ class Wakeup:
         return True
 
     def close(self) -> None:
-        """Release it at once; nobody may use it afterwards."""
+        """Close the descriptors now; the object must not be used afterwards."""
         self._close()
 
     def __getstate__(self) -> tuple[Any, Any]:

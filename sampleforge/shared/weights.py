@@ -1,4 +1,5 @@
-"""The newest weights of one policy, from its learner to everyone who acts with it."""
+"""The newest weights of one policy in shared memory, from its learner to the workers that act with
+them."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from sampleforge.shared.staging import page_lock, wait_for_copies
 
 
 class SharedWeights:
-    """All tensors of a model's state_dict, twice, in shared memory.
+    """Two copies (halves) of all tensors of a model's state_dict in shared memory.
 
-    The learner writes the idle half and then announces it; readers copy the announced half. A
-    reader that is overtaken while it copies notices and copies again: the half it reads is written
-    anew only by the publication after next, and the writer says so *before* it begins (``begun``).
-    Looking at the announced count alone would miss a write in progress. No lock, no torn read.
+    The learner writes the half that is not in use and then announces it; readers copy the announced
+    half. The publication after next overwrites the half that a reader copies, and the writer
+    announces that in ``begun`` *before* it begins. A reader checks ``begun`` after its copy and
+    copies again if it was overtaken. (The published count alone would not show a write in
+    progress.) There is no lock and no torn read.
 
-    One writer, any number of readers. Picklable to child processes.
+    There is one writer and any number of readers. It can be pickled to child processes.
     """
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -48,7 +50,7 @@ class SharedWeights:
 
     @property
     def published(self) -> int:
-        """How often weights were published; 0 before the first time."""
+        """Number of publications so far."""
         return int(self._arrays["published"][0])
 
     @property
@@ -57,7 +59,7 @@ class SharedWeights:
         return int(self._arrays["versions"][self.published % 2])
 
     def scalar(self, name: str) -> float:
-        """The newest value of a tensor [] among the weights."""
+        """Return the newest value of the scalar tensor [] ``name`` among the weights."""
         return float(self._arrays.tensor(f"{self.published % 2}/{name}"))
 
     def read(self, into: Mapping[str, torch.Tensor]) -> tuple[int, int]:
@@ -77,8 +79,8 @@ class SharedWeights:
                 return count, version
 
     def _reach(self, state: Mapping[str, torch.Tensor]) -> torch.device:
-        """The device that ``state`` is on, which copies to or from here without being waited for
-        tensor by tensor."""
+        """Return the device of ``state``, after page-locking this memory if it is a CUDA device, so
+        that copies need not be waited for one by one."""
         device = state[self._names[0]].device
         if device.type == "cuda":
             page_lock(self._arrays.buffer)

@@ -27,15 +27,16 @@ Array = npt.NDArray[Any]
 
 
 class Split:
-    """One part of an actor's env vector, and how far its rollout is.
+    """One part of an actor's env vector, and the progress of its rollout.
 
-    ``slot`` is None between two rollouts. ``stepping``: the environments work on an action;
-    ``valuing``: final observations are being valued. ``carry`` keeps what the next rollout begins
-    with: the slot that held it belongs to the learner by then. Leaves that the slots keep as single
-    frames are written there at every step. ``overlap``: what else it begins with, where sequences
-    are drawn. ``before``: the recurrent state that it last asked with. ``rollouts``: how many it
-    has begun. ``dropped_steps``: those of its environments that are counted already;
-    ``bad_rollouts``: the last ones in a row for which the policy said something that is not finite.
+    ``slot`` is None between two rollouts. ``stepping``: the environments are taking a step;
+    ``valuing``: values of final observations have been requested. ``carry`` holds the last
+    observation of a rollout, with which the next one begins, because the slot belongs to the
+    learner by then. Leaves that the slots store as single frames are written to ``carry`` at every
+    step. ``overlap``: the steps that the next rollout begins with, if sequences are drawn.
+    ``before``: the recurrent state of the last request. ``rollouts``: number of rollouts begun.
+    ``dropped_steps``: dropped steps of its environments that are counted already;
+    ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class Split:
 
 
 def never(t: int) -> bool:
-    """No rollout ends before its slot is full."""
+    """Return False: rollouts do not end before their slot is full."""
     return False
 
 
 class ActorWorker(EventDriven):
-    """Steps its splits in turn: whichever has its actions, or whose environments are done.
+    """Steps each of its splits as soon as the split has its actions, or its environments are done.
 
-    With a simulator that steps in the calling thread, the other splits' inference runs meanwhile in
-    a policy worker; with one that steps in threads of its own (``spec.asynchronous``), the other
-    splits' inference runs here meanwhile.
+    If the simulator steps in the calling thread, the other splits' inference runs meanwhile in a
+    policy worker; if it steps in threads of its own (``spec.asynchronous``), the other splits'
+    inference runs meanwhile in this process.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class ActorWorker(EventDriven):
         self._splits: list[Split] = []
 
     def recover(self) -> None:
-        """The predecessor's half-written slots are written anew, its complete ones handed over."""
+        """Take over the slots of the previous life: hand over the complete ones, and write the
+        incomplete ones again."""
         self._exchange.take_over(self._index)
 
     def start(self) -> None:
@@ -108,7 +110,7 @@ class ActorWorker(EventDriven):
         for index, make in enumerate(self._make_envs):
             overlap = Overlap(slots) if slots.shape.sequences else None
             self._splits.append(Split(index, make(), overlap, slots.shape.state_size))
-        limit_threads(1)  # also those of libraries that the environments have brought
+        limit_threads(1)  # also of libraries that the environments have loaded
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._inference.start()
         self._count["heartbeat"][0] = time()
@@ -119,7 +121,7 @@ class ActorWorker(EventDriven):
                 raise self._named(split, error) from None
 
     def step(self) -> bool:
-        """Move every split as far as it goes without waiting for anybody else."""
+        """Advance every split as far as is possible without waiting."""
         started = perf_counter()
         self._count["heartbeat"][0] = self.alive_at()
         self._ending = self._is_ending()
@@ -133,19 +135,19 @@ class ActorWorker(EventDriven):
 
     @property
     def idle(self) -> bool:
-        """Whether no rollout is under way: the batch is with the learner."""
+        """Whether no rollout is in progress: the learner has the batch."""
         return all(split.slot is None for split in self._splits)
 
     def alive_at(self) -> float:
-        """Seconds since the epoch at which no environment's step was too long under way: now, for
-        an actor that waits for them."""
+        """Return the time (seconds since the epoch) at which this actor was last known to be alive:
+        now, for an actor that waits for its environments."""
         return time()
 
     def _is_ending(self) -> bool:
-        """Whether rollouts end with the steps that they have, or that are under way: asked before
-        each round of steps, so that all of them have as many."""
-        under_way = [split.t for split in self._splits if split.slot is not None]
-        return bool(under_way) and self._ends_early(min(under_way))
+        """Return whether all rollouts end with the steps that they have, or that are in progress.
+        It is decided before each round of steps, so that all of them have the same number."""
+        steps = [split.t for split in self._splits if split.slot is not None]
+        return bool(steps) and self._ends_early(min(steps))
 
     def _advance(self, split: Split) -> bool:
         moved = False
@@ -165,7 +167,7 @@ class ActorWorker(EventDriven):
         return moved
 
     def _begin(self, split: Split) -> bool:
-        """Start a rollout where the last one ended, if there is a free slot and more to do."""
+        """Start a rollout where the last one ended, if there is a free slot and the run goes on."""
         if self._progress.done or not self._is_next(split):
             return False
         slot = self._exchange.take_free(self._index)
@@ -186,8 +188,8 @@ class ActorWorker(EventDriven):
         return True
 
     def _is_next(self, split: Split) -> bool:
-        """Whether no split that waits for a slot has begun fewer rollouts: where slots come one at
-        a time, the first split would take them all."""
+        """Return whether no other split without a slot has begun fewer rollouts. Otherwise the
+        first split would take all slots when they come one at a time."""
         return all(s.slot is not None or s.rollouts >= split.rollouts for s in self._splits)
 
     def _ask(self, split: Split) -> None:
@@ -200,7 +202,7 @@ class ActorWorker(EventDriven):
         self._count["infer_s"] += perf_counter() - started
 
     def _act(self, split: Split) -> bool:
-        """Hand the actions at (slot, t) to the environments."""
+        """Send the actions at (slot, t) to the environments."""
         started = perf_counter()
         actions = self._exchange.slots.actions
         split.env.send({name: leaf[split.slot, split.t] for name, leaf in actions.items()})
@@ -209,7 +211,7 @@ class ActorWorker(EventDriven):
         return True
 
     def _collect(self, split: Split) -> bool:
-        """Take what the environments gave, straight into the slot."""
+        """Receive the environments' step directly into the slot."""
         started = perf_counter()
         slots, slot, t = self._exchange.slots, split.slot, split.t
         out = StepOut(
@@ -243,16 +245,18 @@ class ActorWorker(EventDriven):
             raise self._named(split, error) from None
 
     def _named(self, split: Split, error: NotFiniteError) -> NotFiniteError:
-        """The same error, saying whose environments they are."""
+        """Return the same error with the name of this actor and the split."""
         return NotFiniteError(f"{self.name}, split {split.index}, {error}")
 
     def _whole(self, split: Split) -> dict[str, Array]:
-        """Where stacks of frames are written, of which the slot keeps the newest frame."""
+        """Return the arrays for whole stacks of frames, of which the slot stores the newest
+        frame."""
         return {name: split.carry[name] for name in self._exchange.slots.stacks}
 
     def _keep_frames(self, split: Split) -> None:
-        """The newest frames into the slot. What the next rollout begins with is compared with what
-        will be read of this one: a wrong word of the environment does not go unnoticed."""
+        """Write the newest frames into the slot. At the rollout's end, compare the stacks with
+        those that are read from the slot, so that an environment whose metadata is wrong about its
+        stacks is noticed."""
         slots, slot, t = self._exchange.slots, split.slot, split.t + 1
         for name, column in slots.stacks.items():
             assert slot is not None
@@ -261,7 +265,8 @@ class ActorWorker(EventDriven):
                 column.check(slot, t, split.carry[name])
 
     def _keep_final(self, split: Split, out: StepOut) -> None:
-        """What was seen after truncated steps into the slot, where ``obs`` does not have it."""
+        """Write the final observations after truncated steps into the slot, if the slot stores them
+        apart from ``obs``."""
         slots = self._exchange.slots
         if not slots.final_obs or not out.truncated.any():
             return
@@ -283,19 +288,19 @@ class ActorWorker(EventDriven):
             faults.put(self._counter_row, f"{split.env.fault}", time())
             self._count["env_restarts"] += split.env.rebuilt - split.rebuilt
             split.rebuilt = split.env.rebuilt
-        found = split.env.not_finite
-        if found.dropped_steps != split.dropped_steps:
-            self._count_dropped(split, found.dropped_steps - split.dropped_steps, found.first)
-            split.dropped_steps = found.dropped_steps
+        events = split.env.not_finite
+        if events.dropped_steps != split.dropped_steps:
+            self._count_dropped(split, events.dropped_steps - split.dropped_steps, events.first)
+            split.dropped_steps = events.dropped_steps
 
     def _count_dropped(self, split: Split, steps: int, why: str) -> None:
-        """Count env steps that were dropped, as something was not finite. The driver shows ``why``,
-        the first time."""
+        """Count env steps that were dropped because a value was not finite. The driver shows
+        ``why`` the first time."""
         self._progress.counters.note(self._counter_row, f"{self.name}, split {split.index}, {why}")
         self._count["nonfinite_steps"] += steps
 
     def _next(self, split: Split) -> bool:
-        """On to t + 1, or, at the end of the rollout, hand the slot over and begin another."""
+        """Go on to t + 1, or, at the end of the rollout, hand the slot over and begin another."""
         split.valuing = False
         split.t += 1
         slots, slot = self._exchange.slots, split.slot
@@ -308,7 +313,7 @@ class ActorWorker(EventDriven):
         return True
 
     def _hand_over(self, split: Split) -> None:
-        """The rollout is complete; the next one begins with its last observation."""
+        """Hand a complete rollout over, and keep its last observation for the next one."""
         slots, slot = self._exchange.slots, split.slot
         assert slot is not None
         for name, leaf in slots.obs.items():
@@ -322,19 +327,20 @@ class ActorWorker(EventDriven):
         split.slot = None
 
     def _drop_bad_outputs(self, split: Split, slot: int) -> None:
-        """Drop the rows of the rollout for which the policy said something that is not finite.
-        Raises NotFiniteError where that happens too often in a row."""
-        found = outputs_not_finite(self._exchange.slots, slot)
-        if not found:
+        """Drop the rows of the rollout with policy outputs that are not finite. Raises
+        NotFiniteError if that happens in too many successive rollouts."""
+        bad_outputs = outputs_not_finite(self._exchange.slots, slot)
+        if not bad_outputs:
             split.bad_rollouts = 0
             return
-        rows = list(found)
+        rows = list(bad_outputs)
         steps = drop_rows(self._exchange.slots, slot, rows)
         self._inference.state[split.index][rows] = 0.0
         if split.overlap is not None:
             split.overlap.zero_states(rows)
         env, row = split.env.spec.env_id, rows[0]
-        why = f"{env}, row {row}: the policy's {found[row]} is not finite for a finite observation"
+        output = bad_outputs[row]
+        why = f"{env}, row {row}: the policy's {output} is not finite for a finite observation"
         self._count_dropped(split, steps, why)
         split.bad_rollouts += 1
         if split.bad_rollouts == MAX_IN_A_ROW:
@@ -345,9 +351,9 @@ class ActorWorker(EventDriven):
             )
 
     def _end_early(self, split: Split) -> bool:
-        """End the rollout before step t, of which the policy has said everything: the learner
-        bootstraps from its value. The next rollout begins with the same observation, and asks again
-        with the same recurrent state."""
+        """End the rollout before step t, for which the policy's output is in the slot: the learner
+        bootstraps from its value. The next rollout begins with the same observation and the same
+        recurrent state, and requests actions again."""
         assert split.slot is not None
         self._inference.state[split.index] = split.before
         end_rollout(self._exchange.slots, split.slot, split.t)

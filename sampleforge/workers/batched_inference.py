@@ -1,4 +1,4 @@
-"""Inline inference for splits that come one by one: whoever waits is answered together."""
+"""Inline inference that answers the requests of several splits with one forward pass."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sampleforge.workers.inference import InlineInference
 
 
 class BatchedInference(InlineInference):
-    """Collects what is asked until `answer`: one forward pass for all, however many they are.
-    The slots keep observations whole, as all but a replay's do.
+    """Collects requests until `answer`, which answers all of them with one forward pass. The slots
+    must store whole observations, not single frames.
     """
 
     def start(self) -> None:
@@ -27,7 +27,7 @@ class BatchedInference(InlineInference):
         return split not in self._asked
 
     def answer(self) -> None:
-        """Answer everything that was asked."""
+        """Answer all open requests."""
         if not self._asked:
             return
         slots, policy = self._slots, self._policy
@@ -49,5 +49,5 @@ class BatchedInference(InlineInference):
 
 
 def _flat(array: npt.NDArray[Any]) -> torch.Tensor:
-    """[n, rows, ...] as [n * rows, ...]."""
+    """Return an array [n, rows, ...] as a tensor [n * rows, ...]."""
     return torch.from_numpy(array).flatten(0, 1)

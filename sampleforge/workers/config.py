@@ -1,4 +1,5 @@
-"""How experience is collected: processes, rows, splits, rollouts."""
+"""The configuration of sampling (SamplerConfig), ranks (RanksConfig) and evaluation
+(EvaluatorConfig)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class EvaluatorConfig(Checked):
     copy of the newest weights while training goes on (default: no evaluations). An evaluation that
     is under way at the end of the run is cancelled."""
     evaluate_episodes: int = 10
-    """Episodes of each evaluation."""
+    """Number of episodes of each evaluation."""
     evaluate_stochastic: bool = False
     """Sample the actions of evaluations, as in training; off: take the most likely actions."""
 
@@ -85,7 +86,7 @@ class SamplerConfig(Checked):
     """Consecutive env steps of an environment that are learned from together, T (default: as many
     as make a batch of 2048 env steps; with --async-rl 32)."""
     set_workers_cpu_affinity: bool = True
-    """Pin each actor worker to a core (only where there is a core for every actor)."""
+    """Pin each actor worker to a core (only if there is a core for every actor)."""
     worker_niceness: int = 5
     """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
     max_worker_restarts: int = 3

@@ -1,4 +1,5 @@
-"""Playing episodes with a policy that does not change: raw returns, repeatable with a seed."""
+"""The episode player: plays episodes with a fixed policy, for raw returns, repeatable with a
+seed."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from sampleforge.models.q_network import QNetwork
 
 MAX_ROWS = 16
 EPISODE_LIMIT = 27_000
-"""Steps after which an episode is cut where the environment has no limit: Atari's in the
-literature."""
+"""Env steps after which an episode is cut if the environment has no limit; it is Atari's limit in
+the literature."""
 
 
 class Played(NamedTuple):
-    """One episode: the sum of its raw rewards, its length in env steps; whether it was ``cut`` by
-    the player's limit."""
+    """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, and whether it was
+    ``cut`` by the player's limit."""
 
     ret: float
     length: int
@@ -33,27 +34,28 @@ class Played(NamedTuple):
 
 
 def evaluation_envs(config: EnvConfig, episodes: int, seed: int) -> EnvVector:
-    """The rows that play ``episodes`` episodes, from their beginnings."""
+    """Return env rows for ``episodes`` episodes, which all start at the beginning of an episode."""
     rows = min(MAX_ROWS, episodes)
     config = dataclasses.replace(config, decorrelate=False)
     return make_vector(config, rows, row_seeds(seed, 0, 0, rows))
 
 
 def evaluation_seed(seed: int) -> int:
-    """Of the evaluations of a run, unless another is asked for."""
+    """Return the default seed of the evaluations of a run with ``seed``."""
     return seed + 1
 
 
 class EpisodePlayer:
-    """Plays ``episodes`` episodes on ``envs``, which were not reset yet, a vector step at a time.
+    """Plays ``episodes`` episodes on ``envs``, which must not have been reset, one vector step at a
+    time.
 
     Every row plays the same number of episodes (the first rows one more), so that short episodes
-    are not over-represented; it goes on when it has, and what it plays then is not counted. Actions
-    are the most likely ones, or with ``stochastic`` drawn from the policy.
+    are not over-represented. Afterwards the row continues, but its episodes are not counted.
+    Actions are the most likely ones, or drawn from the policy if ``stochastic``.
 
-    Episodes are cut after ``limit`` steps; None: `EPISODE_LIMIT` where the environment has no limit
-    itself. A row of a VectorEnv cannot be ended alone (``can_cut`` is False): what it has played so
-    far counts as its last episode.
+    Episodes are cut after ``limit`` steps (None: `EPISODE_LIMIT` if the environment has no limit).
+    If the rows of a VectorEnv cannot be ended one by one (``can_cut`` is False), the steps of a row
+    up to the limit count as its last episode.
     """
 
     def __init__(
@@ -92,26 +94,26 @@ class EpisodePlayer:
 
     @property
     def played(self) -> list[Played]:
-        """The counted episodes, in the order of rows and then of time."""
+        """The counted episodes, ordered by row and then by time."""
         return [one for row in self._played for one in row]
 
     @property
     def num_played(self) -> int:
-        """How many episodes have been counted so far."""
+        """Number of episodes counted so far."""
         return sum(len(row) for row in self._played)
 
     @property
     def return_mean(self) -> float | None:
-        """Of those; None before the first."""
+        """Mean return of the episodes counted so far; None before the first."""
         return float(np.mean([one.ret for one in self.played])) if self.num_played else None
 
     @property
     def rows_in_first(self) -> int:
-        """How many rows have not ended their first episode yet."""
+        """Number of rows that have not finished their first episode."""
         return sum(not row for row in self._played)
 
     def shorten(self, episodes: int) -> None:
-        """Play ``episodes`` in total, no fewer than one per row. A row that has played more than
+        """Reduce the total to ``episodes``, at least one per row. A row that has played more than
         its new share keeps its first ones."""
         self._share(episodes)
         self._played = [row[:n] for row, n in zip(self._played, self._quota, strict=True)]
@@ -123,7 +125,7 @@ class EpisodePlayer:
         self._quota = [episodes // rows + (row < episodes % rows) for row in range(rows)]
 
     def step(self) -> None:
-        """One step of every row."""
+        """Take one step of every row."""
         out = self._out
         actions, self._state = self._policy.act(
             out.obs,
@@ -139,15 +141,15 @@ class EpisodePlayer:
             cut = self.limit is not None and episode.length >= self.limit
             self._count(episode.row, Played(episode.ret, episode.length, cut))
         if not self.can_cut:
-            self._give_up_endless([episode.row for episode in ended])
+            self._end_at_limit([episode.row for episode in ended])
 
     def _count(self, row: int, episode: Played) -> None:
         if len(self._played[row]) < self._quota[row]:
             self._played[row].append(episode)
             self._left -= 1
 
-    def _give_up_endless(self, ended: list[int]) -> None:
-        """End the share of each row whose episode has reached the limit."""
+    def _end_at_limit(self, ended: list[int]) -> None:
+        """End the share of each row whose current episode has reached the limit."""
         assert self.limit is not None
         self._returns += self._out.reward
         self._lengths += self._out.valid
@@ -159,7 +161,8 @@ class EpisodePlayer:
 
 
 def outcome(played: Sequence[Played]) -> dict[str, Any]:
-    """What episodes say of the policy that played them."""
+    """Return the statistics of episodes: their number, and mean, standard deviation, minimum and
+    maximum of their returns, and their mean length in env steps."""
     returns = np.array([one.ret for one in played])
     return {
         "episodes": len(played),

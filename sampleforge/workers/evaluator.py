@@ -1,4 +1,4 @@
-"""The evaluator: plays episodes with weights that it copied, while others go on learning."""
+"""The evaluator worker: plays episodes with a copy of the weights while training goes on."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ log = logging.getLogger(__name__)
 
 NewModel = Callable[[], ActorCritic | QNetwork]
 
-LOOK = 0.1
-"""Seconds after which a waiting evaluator looks how far the training is."""
+POLL_INTERVAL = 0.1
+"""Seconds between the checks of a waiting evaluator on the progress of the training."""
 
 
 class EvaluatorWorker(EventDriven):
-    """Begins an evaluation at every multiple of ``interval`` env steps of training, or, where one
-    takes longer than that, when it is over.
+    """Begins an evaluation at every multiple of ``interval`` env steps of training, or, if an
+    evaluation takes longer than that, as soon as it is over.
 
-    The newest weights are copied at its beginning and not looked at again before its end: all its
-    steps are one policy's. Each evaluation has the same seed, and thus the same rows from the same
-    beginnings, made anew. Its steps are nobody's experience: ``counters`` are its own alone.
+    It copies the newest weights at the beginning of an evaluation, so that all steps of an
+    evaluation are of one policy. All evaluations have the same seed, and create the same rows anew.
+    Its env steps are not experience, and are not counted as such.
     """
 
     name = "evaluator"
@@ -74,7 +74,7 @@ class EvaluatorWorker(EventDriven):
         self._tensors = self._model.state_dict()
 
     def step(self) -> bool:
-        """Begin an evaluation, if it is time to, or take one step of it."""
+        """Begin an evaluation if it is due, or take one step of the current one."""
         self._count["heartbeat"][0] = time()
         if self._player is None:
             return self._begin()
@@ -86,10 +86,10 @@ class EvaluatorWorker(EventDriven):
         return True
 
     def wait(self, timeout: float) -> None:
-        super().wait(min(timeout, LOOK))
+        super().wait(min(timeout, POLL_INTERVAL))
 
     def close(self) -> None:
-        """What is not finished is given up."""
+        """Cancel the current evaluation, if there is one, and close its environments."""
         self._player = None
         if self._envs is not None:
             self._envs.close()

@@ -1,6 +1,6 @@
-"""Where an actor gets its actions from: itself (inline) or a policy worker (remote).
+"""The sources of an actor's actions: inline inference in the actor, or a policy worker (remote).
 
-Both answer the same three calls, so the actor's loop does not know which it has.
+Both have the same interface, so the actor's loop is independent of the choice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from sampleforge.rollouts.slots import TrajectorySlots
 
 
 class Inference(Protocol):
-    """Actions for one actor's splits. ``state`` float32 [splits, rows, S] is carried by it, and
-    ``final_obs`` leaves [splits, rows, ...] are where same-step environments put theirs."""
+    """Computes the actions of one actor's splits. ``state`` float32 [splits, rows, S] is their
+    recurrent state; same-step environments write their final observations into the leaves of
+    ``final_obs`` [splits, rows, ...]."""
 
     state: npt.NDArray[np.float32]
     final_obs: dict[str, npt.NDArray[np.generic]]
@@ -28,16 +29,17 @@ class Inference(Protocol):
     def start(self) -> None: ...
 
     def ask(self, split: int, slot: int, t: int) -> None:
-        """Have the action columns at (slot, t) written for obs[t]."""
+        """Request that the action columns at (slot, t) are written, for obs[t]."""
 
     def ask_final(self, split: int, slot: int, t: int) -> None:
-        """Have ``final_value`` at (slot, t) written for the split's final observations."""
+        """Request that ``final_value`` at (slot, t) is written, for the split's final
+        observations."""
 
     def is_answered(self, split: int) -> bool: ...
 
 
 class InlineInference:
-    """The actor computes its own actions, in the call that asks for them."""
+    """Inference in the actor itself, which computes the actions when they are requested."""
 
     def __init__(
         self, make_policy: Callable[[], Policy], slots: TrajectorySlots, splits: int, actor: int
@@ -82,14 +84,15 @@ class InlineInference:
 
 
 class RemoteInference:
-    """A policy worker computes the actions; meanwhile the actor steps its other splits."""
+    """Inference in a policy worker; meanwhile the actor steps its other splits."""
 
     def __init__(self, requests: InferenceRequests, actor: int) -> None:
         self._requests = requests
         self._actor = actor
 
     def start(self) -> None:
-        # What a killed predecessor asked for is still written into its slots: not after this.
+        # The policy worker may still write answers to requests of a killed predecessor into the
+        # slots. Wait for these.
         while not all(map(self.is_answered, range(self._requests.splits))):
             sleep(0.001)
         self.state = self._requests.state[self._actor]

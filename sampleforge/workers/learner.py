@@ -1,4 +1,4 @@
-"""The learner worker: complete slots in, newer weights out."""
+"""The learner worker: it learns from complete slots and publishes newer weights."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class LearnerWorker(EventDriven):
     """Gathers ready slots, learns from each complete batch, publishes the weights.
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
-    when the weights that were learned from it are published, so that no rollout begins before.
+    it goes back when the weights of the update are published, so that no rollout begins before.
     ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
-    ``counts_updates``: of several ranks, which make the same updates, one counts them.
-    ``batches``: how many it has learned from.
+    ``counts_updates``: whether this worker counts updates; of several ranks, which make the same
+    updates, only one does. ``batches``: number of batches learned from.
     """
 
     name = "learner"
@@ -116,8 +116,9 @@ class LearnerWorker(EventDriven):
         self.batches += 1
 
     def abandon(self) -> None:
-        """Give back, unlearned, the slots of the batch that is being gathered or learned from."""
-        assert isinstance(self._batch_source, SerialBatchSource), "ranks gather in turn"
+        """Give back the slots of the batch that is being gathered or learned from, without learning
+        from it."""
+        assert isinstance(self._batch_source, SerialBatchSource), "ranks do not prefetch"
         self._batch_source.abandon()
 
     def close(self) -> None:
@@ -125,9 +126,11 @@ class LearnerWorker(EventDriven):
             self._batch_source.close()
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """Answer the driver: "metrics" gives the `ReportMetrics` of the batches since the last one;
-        "save" writes a checkpoint with the driver's plain state (``payload``) and gives None, or
-        the error's text."""
+        """Return the answer to a request of the driver.
+
+        "metrics" returns the `ReportMetrics` of the batches since the last request. "save" writes a
+        checkpoint with the driver's plain state (``payload``) and returns None, or the text of the
+        error."""
         if kind == "metrics":
             return self._metrics.take()
         assert kind == "save", kind
@@ -140,7 +143,7 @@ class LearnerWorker(EventDriven):
 
 
 class NoLearner(EventDriven):
-    """In the learner's place when experience is only collected: answers the driver, no more."""
+    """Takes the learner's place when experience is only collected: it only answers the driver."""
 
     name = "sink"
 
@@ -157,12 +160,12 @@ class NoLearner(EventDriven):
         self._wakeup.wait(timeout)
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """There is nothing to report and nothing to save."""
+        """Return empty metrics, or None for any other request: there is nothing to save."""
         return {} if kind == "metrics" else None
 
 
 class ExperienceSink(NoLearner):
-    """`NoLearner` for experience that waits to be taken: every complete slot goes back."""
+    """A `NoLearner` that gives every complete slot back to its actor."""
 
     def __init__(self, exchange: SlotExchange, wakeup: Wakeup) -> None:
         super().__init__(wakeup)

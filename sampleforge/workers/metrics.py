@@ -1,4 +1,4 @@
-"""The metrics of all updates since the last report, put together."""
+"""The metrics of a report, aggregated over updates, and the check for divergence."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 PER_UPDATE = frozenset(
     {"valid_steps", "stale_steps", "skipped_steps", "empty_minibatches", "learning_rate"}
 )
-"""Metrics that say something of an update, not of its rows: each update counts alike."""
+"""Metrics of an update as a whole, not of its rows: each update has the same weight."""
 LAG = "policy_lag"
-"""Metrics that begin with this are over all valid rows, the stale ones among them."""
+"""Prefix of metrics over all valid rows, including stale ones."""
 
 
 class ReportMetrics:
-    """Add each update's metrics, take those of the report.
+    """Aggregates the metrics of all updates since the last report.
 
     A name that ends with ``_max`` or ``_min`` is the extreme of all updates. Other metrics are
     means, weighted by the rows that each update has learned from (``valid_steps`` less
-    ``stale_steps``; where an update does not tell these, all count alike). A metric of rows is left
+    ``stale_steps``; updates without these metrics have the same weight). A metric of rows is left
     out if there was no such row.
     """
 
@@ -41,15 +41,15 @@ class ReportMetrics:
                 self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def take(self) -> dict[str, float]:
-        """The metrics since the last call, none if there was no update."""
-        found = {name: total / self._weights[name] for name, total in self._sums.items()}
-        found |= self._extremes
+        """Return the metrics since the last call; empty if there was no update."""
+        metrics = {name: total / self._weights[name] for name, total in self._sums.items()}
+        metrics |= self._extremes
         self._sums, self._weights, self._extremes = {}, {}, {}
-        return found
+        return metrics
 
 
 def _weight(name: str, metrics: dict[str, float]) -> float:
-    """How many rows of an update a metric is the mean of."""
+    """Return the number of rows of an update over which a metric is the mean."""
     seen = metrics.get("valid_steps")
     if seen is None or name in PER_UPDATE:
         return 1.0
@@ -57,23 +57,23 @@ def _weight(name: str, metrics: dict[str, float]) -> float:
 
 
 MAX_SKIPPED_UPDATES = 10
-"""Updates in a row whose gradient steps were all skipped, before the run ends."""
+"""Number of successive updates with all gradient steps skipped that ends the run."""
 
 
 class DivergedError(RuntimeError):
-    """Losses or gradients were not finite too often in a row."""
+    """Losses or gradients were not finite in too many successive updates."""
 
 
 class Divergence:
-    """Counts updates in a row of which every gradient step was skipped, because its gradient was
-    not finite. Observations and rewards are finite at that point (`sampleforge.env.not_finite`)."""
+    """Counts successive updates in which every gradient step was skipped because its gradient was
+    not finite. Observations and rewards are finite at this point (`sampleforge.env.not_finite`)."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def look(self, metrics: Mapping[str, float], *, all_skipped: bool) -> None:
-        """After an update, of which every gradient step was skipped or not. Raises DivergedError
-        after too many that were."""
+        """Count an update; ``all_skipped``: every gradient step was skipped. Raises DivergedError
+        after too many such updates in succession."""
         self._in_a_row = self._in_a_row + 1 if all_skipped else 0
         if self._in_a_row == MAX_SKIPPED_UPDATES:
             raise DivergedError(

@@ -22,7 +22,7 @@ Index = npt.NDArray[np.intp]
 
 
 class PolicyWorker(EventDriven):
-    """Answers whatever requests wait, together, with one forward pass."""
+    """Answers all open requests of its actors with one forward pass."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PolicyWorker(EventDriven):
         return True
 
     def _act(self, actors: Index, splits: Index) -> None:
-        """obs[slots, t] in one gather, one forward, one write per column."""
+        """Answer requests for actions: one gather, one forward pass, one write per column."""
         started = perf_counter()
         slots, requests = self._slots, self._requests
         at = requests.slot[actors, splits], requests.t[actors, splits]
@@ -88,14 +88,14 @@ class PolicyWorker(EventDriven):
         columns = [slots.actions[n] for n in acted.actions] + [
             slots.extras[n] for n in acted.extras
         ]
-        *found, after = staging.back([*answers, acted.state])
-        for column, answer in zip(columns, found, strict=True):
+        *on_host, after = staging.back([*answers, acted.state])
+        for column, answer in zip(columns, on_host, strict=True):
             column[at] = answer.reshape(*each, *answer.shape[1:])
         slots.version[at] = self._policy.version
         requests.state[actors, splits] = after.reshape(*each, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
-        """Values of the final observations of same-step environments."""
+        """Answer requests for the values of final observations of same-step environments."""
         slots, requests = self._slots, self._requests
         assert slots.final_value is not None
         staging = self._staging
@@ -103,11 +103,11 @@ class PolicyWorker(EventDriven):
         obs = {name: staging.gather(leaf, actors, splits) for name, leaf in leaves}
         values = self._policy.values(obs, staging.gather(requests.state, actors, splits))
         at = requests.slot[actors, splits], requests.t[actors, splits]
-        (found,) = staging.back([values])
-        slots.final_value[at] = found.reshape(len(actors), slots.shape.rows)
+        (on_host,) = staging.back([values])
+        slots.final_value[at] = on_host.reshape(len(actors), slots.shape.rows)
 
     def _numbers(self, actors: Index, splits: Index) -> torch.Tensor:
-        """Which of the run's env rows these are [requests * rows]."""
+        """Return the numbers of the env rows in the run, int64 [requests * rows]."""
         rows = self._slots.shape.rows
         first = (actors * self._requests.splits + splits) * rows
         return self._staging.put(first[:, None] + np.arange(rows))

@@ -1,8 +1,8 @@
-"""What a policy said must be finite, too: the last check before a rollout is handed over.
+"""The check that a policy's outputs are finite, the last one before a rollout is handed over.
 
-The env vector lets only finite observations in (`sampleforge.env.not_finite`), but a network can
-still overflow on them. The row is dropped for that rollout then, and its recurrent state is zeroed;
-the other rows stay.
+The env vector lets only finite observations through (`sampleforge.env.not_finite`), but a network
+can still overflow on them. Then the row is dropped for that rollout, and its recurrent state is
+zeroed; the other rows are kept.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ import numpy as np
 from sampleforge.ops.finite import all_finite, rows_not_finite
 from sampleforge.rollouts.slots import TrajectorySlots
 
-SAID = ("log_prob", "value", "taken", "value_std", "taken_std")
-"""The extras that policies write; the others of a slot come later."""
+OUTPUTS = ("log_prob", "value", "taken", "value_std", "taken_std")
+"""The extra columns that policies write; other extra columns are computed later."""
 MAX_IN_A_ROW = 10
-"""Rollouts of a split in a row with rows that must be dropped; so many end the run."""
+"""Number of successive rollouts of a split with dropped rows that ends the run."""
 
 
 def outputs_not_finite(slots: TrajectorySlots, slot: int) -> dict[int, str]:
-    """The rows of a complete rollout for which the policy said something that is not finite, and
-    what: such as "value"."""
-    found: dict[int, str] = {}
-    for name in SAID:
+    """Return the rows of a complete rollout with a policy output that is not finite, row -> name of
+    the output, such as "value"."""
+    bad_outputs: dict[int, str] = {}
+    for name in OUTPUTS:
         column = slots.extras.get(name)
         if column is not None and not all_finite(column[slot]):
             for row in np.flatnonzero(rows_not_finite(column[slot].swapaxes(0, 1))).tolist():
-                found.setdefault(row, name)
+                bad_outputs.setdefault(row, name)
     if slots.final_value is not None:
-        bad = slots.truncated[slot] & ~np.isfinite(slots.final_value[slot])  # others mean nothing
+        bad = slots.truncated[slot] & ~np.isfinite(slots.final_value[slot])  # used there only
         for row in np.flatnonzero(bad.any(0)).tolist():
-            found.setdefault(row, "final_value")
-    return found
+            bad_outputs.setdefault(row, "final_value")
+    return bad_outputs
 
 
 def drop_rows(slots: TrajectorySlots, slot: int, rows: list[int]) -> int:
-    """Drop ``rows`` of a complete rollout; returns how many of their steps were valid. Their floats
-    are 0 afterwards, so that what is masked cannot become NaN in a gradient."""
+    """Drop ``rows`` of a complete rollout; return the number of their steps that were valid. Their
+    floats are set to 0, so that masked steps cannot become NaN in a gradient."""
     dropped = int(np.count_nonzero(slots.valid[slot][:, rows]))
     slots.valid[slot][:, rows] = False
-    said = [slots.extras[name] for name in SAID if name in slots.extras]
-    for column in (slots.reward, *said, *slots.obs.values(), *slots.actions.values()):
+    outputs = [slots.extras[name] for name in OUTPUTS if name in slots.extras]
+    for column in (slots.reward, *outputs, *slots.obs.values(), *slots.actions.values()):
         if np.issubdtype(column.dtype, np.floating):
             column[slot][:, rows] = 0.0
     if slots.final_value is not None:

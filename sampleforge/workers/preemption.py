@@ -1,4 +1,5 @@
-"""When the rollouts of a rank end: so that none waits long for another (arXiv 1911.00357)."""
+"""Preemption: ends the rollouts of slow ranks early, so that no rank waits long for another
+(DD-PPO, arXiv 1911.00357)."""
 
 from __future__ import annotations
 
@@ -9,31 +10,33 @@ from time import perf_counter
 from sampleforge.distributed.progress_board import Board
 
 STALE = 0.05
-"""Part of a round that a board's latency may be: in shorter ones nobody goes on after his steps,
-whom others, who have theirs as well, cannot tell so in time."""
+"""Largest ratio of the board's latency to the duration of a round at which an early rank goes on
+sampling. In shorter rounds it would know too late that the other ranks have their steps as well."""
 
 
 class Stage(IntEnum):
-    """How far a rank is in an iteration; with its number, the rank's mark on the board."""
+    """The progress of a rank in an iteration. With the iteration's number it is the rank's mark on
+    the board."""
 
     SAMPLING = 0
     LAST_STEP = 1
-    """The next steps are the last that were asked for."""
+    """The next steps complete the rollouts."""
     HAS_STEPS = 2
     SAMPLES_NO_MORE = 3
 
 
 class Preemption:
-    """Ends the rollouts of ``rank`` after ``t`` steps once ``sync_fraction`` of the ranks have
-    theirs, of ``rollout`` steps, and t is at least ``min_rollout_fraction`` of those.
+    """Decides when the rollouts of ``rank`` end: after ``t`` steps, once ``sync_fraction`` of the
+    ranks have complete rollouts of ``rollout`` steps, and t is at least ``min_rollout_fraction`` of
+    ``rollout``.
 
-    A rank that is early goes on sampling, where its slots have room for it: the paper lets it wait,
-    and of equal ranks with uneven steps half of the waiting is that. But it begins no step when so
-    many others are in their last one: they would wait for it.
+    An early rank goes on sampling as far as its slots have room. (In the paper it waits; for equal
+    ranks with uneven steps this is half of all waiting.) But it begins no further step when
+    ``sync_fraction`` of the ranks are in their last one, because they would have to wait for it.
 
-    ``at_once`` of the steps are taken together. ``iteration`` counts rounds of rollouts and an
-    update, from 1; marks are keyed by it, so that a rank which is ahead is never taken for one of
-    another round.
+    ``at_once`` steps are taken together. ``iteration`` counts iterations (rollouts and an update)
+    from 1. Marks include it, so that a rank that is ahead is not confused with ranks in another
+    iteration.
     """
 
     def __init__(
@@ -58,18 +61,19 @@ class Preemption:
         self.iteration = 1
 
     def begin(self) -> None:
-        """The rollouts of ``iteration`` begin: for the first time, or anew after a loss."""
+        """Begin the rollouts of ``iteration``, for the first time or again after a rank was
+        lost."""
         self._cut_short = False
         self._began = perf_counter()
         self._enter(Stage.SAMPLING)
 
     def forget(self) -> None:
-        """Take back the mark of a predecessor, before the others are met: where none of them has
-        survived, iterations count from 1 again."""
+        """Reset this rank's mark, before it joins the other ranks: if no rank has survived,
+        iterations count from 1 again."""
         self._board.mark(self._rank, 0)
 
     def ends(self, t: int) -> bool:
-        """Whether the rollouts end here, all of which have ``t`` steps or more."""
+        """Return whether the rollouts end now; all of them have at least ``t`` steps."""
         has_steps = t >= self._rollout
         if t >= self._rollout - self._at_once and self._stage < Stage.HAS_STEPS:
             self._enter(Stage.HAS_STEPS if has_steps else Stage.LAST_STEP)
@@ -81,16 +85,17 @@ class Preemption:
         return True
 
     def finish(self) -> bool:
-        """This rank samples no more. Whether its rollouts were cut short."""
+        """Record that this rank has stopped sampling; return whether its rollouts were cut
+        short."""
         self._enter(Stage.SAMPLES_NO_MORE)
         return self._cut_short
 
     def missing(self) -> list[int] | None:
-        """The ranks that still sample; None if that cannot be known now."""
+        """Return the ranks that are still sampling; None if that cannot be known now."""
         return self._board.missing(self._mark(Stage.SAMPLES_NO_MORE))
 
     def _reached(self, stage: Stage) -> bool:
-        """Whether enough ranks have."""
+        """Return whether enough ranks have reached ``stage``."""
         return self._board.reached(self._mark(stage)) >= self._enough
 
     def _enter(self, stage: Stage) -> None:

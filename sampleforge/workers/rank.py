@@ -1,4 +1,5 @@
-"""A rank: an actor and a learner in one process, one of several that learn the same policy."""
+"""The rank worker: an actor and a learner in one process, one of several that learn the same
+policy."""
 
 from __future__ import annotations
 
@@ -24,27 +25,28 @@ from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
 
-LOOK = 0.05
-"""Seconds between two looks at who has finished, while this rank waits for its environments."""
+POLL_INTERVAL = 0.05
+"""Seconds between the checks of a waiting rank on the progress of the other ranks."""
 REPLACED_WITHIN = 5.0
-"""Seconds within which the driver replaces a rank that died, or never."""
+"""Seconds within which the driver replaces a rank that has died, if it does so at all."""
 SNAPSHOT_SHARE = 0.01
-"""Part of rank 0's time that publishing its state may take."""
+"""Largest fraction of rank 0's time that publishing its state may take."""
 
 
 class StateLost(RuntimeError):
-    """New ranks hold an older state than the one that was kept for them."""
+    """After a restart the ranks hold an older state than the snapshot that was stored for them."""
 
 
 class RankWorker:
-    """Samples a rollout of every split, learns from them together with the other ranks, and again.
+    """Repeats an iteration: samples a rollout of every split, and learns from these together with
+    the other ranks.
 
-    The actor and the learner worker are those of other topologies: the slots of this rank go round
-    between the two, and what the learner publishes, the actor acts with. ``join`` meets the other
-    ranks, and does so again when one of them was replaced. All end after the same update, the first
-    at which one of them finds the progress done.
-    ``metrics_sync`` are kept where the ranks have no common memory. ``snapshot`` holds the state of
-    rank 0 as it was a moment ago: where no rank survives, their successors go on from that.
+    The actor and the learner worker are those of other topologies: the slots of this rank circulate
+    between them, and the actor acts with the weights that the learner publishes. ``join`` joins the
+    other ranks, also again when a rank was replaced. All ranks end after the same update, the first
+    one after which a rank finds the progress done. ``metrics_sync`` is needed if the ranks share no
+    memory. ``snapshot`` holds a recent state of rank 0: if no rank survives, the new ranks resume
+    from it.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class RankWorker:
         self._index = index
         self._join = join
         self._actor = actor
-        actor.name = self.name  # in what it reports
+        actor.name = self.name  # used in the actor's messages
         self._new_learner = new_learner
         self._new_learner_worker = new_learner_worker
         self._exchange = exchange
@@ -90,14 +92,14 @@ class RankWorker:
         self._group: RankGroup | None = None
 
     def recover(self) -> None:
-        """The predecessor's rollouts are dropped: its group samples them again."""
+        """Drop the rollouts of the previous life, which the group samples again."""
         self._exchange.reset()
         self._preemption.forget()
 
     def start(self) -> None:
         self._actor.start()
         self._count = self._progress.counters.row(self._index)
-        self._count["heartbeat"][0] = math.inf  # from here on others are waited for
+        self._count["heartbeat"][0] = math.inf  # from here on it waits for other ranks
         self._generation = self._group_epoch.generation
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
         self._group = self._meet()
@@ -112,8 +114,8 @@ class RankWorker:
         self._begin_iteration()
 
     def _meet(self) -> RankGroup:
-        """Join the newest group. Another rank may be replaced meanwhile: there is a newer one then.
-        Raises RankLost if none is formed."""
+        """Join the newest group, or a newer one if another rank is replaced meanwhile. Raises
+        RankLost if no group is formed."""
         while True:
             self._generation = self._group_epoch.generation
             try:
@@ -123,7 +125,7 @@ class RankWorker:
                     raise
 
     def _take_over_with_all(self) -> None:
-        """As `_take_over`, for a rank that starts, during which another one may be replaced."""
+        """Call `_take_over` in a starting rank, again if another rank is replaced meanwhile."""
         while not self._ended:
             try:
                 return self._take_over()
@@ -134,7 +136,7 @@ class RankWorker:
                     self._group = self._averaging.group = self._meet()
 
     def step(self) -> bool:
-        """One env step of every split, and, when all their rollouts are complete, one update."""
+        """Take one env step of every split, and one update when all rollouts are complete."""
         if self._ended:
             return False
         try:
@@ -151,12 +153,12 @@ class RankWorker:
             self._abandon()
             if self._stop_or_new_group():
                 return True
-            raise RankLost(f"{error}; {self._whom_we_miss()}") from error
+            raise RankLost(f"{error}; {self._missing_ranks()}") from error
         self._count["heartbeat"][0] = self._actor.alive_at()
         return moved
 
     def wait(self, timeout: float) -> None:
-        self._wakeup.wait(min(timeout, LOOK))
+        self._wakeup.wait(min(timeout, POLL_INTERVAL))
 
     def close(self) -> None:
         self._actor.close()
@@ -169,9 +171,9 @@ class RankWorker:
         return self._ended
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """Answer the driver; see `LearnerWorker.handle`."""
+        """Return the answer to a request of the driver; see `LearnerWorker.handle`."""
         if kind == "save":
-            self._publish_state()  # so that it is never older than a checkpoint
+            self._publish_state()  # so that the snapshot is never older than a checkpoint
         answer = self._worker.handle(kind, payload)
         return {**answer, **self._of_each_rank()} if kind == "metrics" else answer
 
@@ -180,7 +182,7 @@ class RankWorker:
         self._count["ended"][0] = ended
 
     def _of_each_rank(self) -> dict[str, float]:
-        """What every rank has done since the run began."""
+        """Return counters of every rank since the run began, by name."""
         names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
         counters = self._progress.counters
         return {
@@ -190,8 +192,8 @@ class RankWorker:
         }
 
     def _stop_or_new_group(self) -> bool:
-        """After a loss: whether all is over, and the others have left as this rank was about to, or
-        the driver replaces the lost one, which it notices within a moment."""
+        """Return, after a rank was lost, whether there is a new group, or the run has ended, so
+        that the other ranks have left regularly."""
         if self._is_regrouped():
             return True
         if self._stop.is_set():
@@ -199,7 +201,8 @@ class RankWorker:
         return self._ended
 
     def _is_regrouped(self) -> bool:
-        """Whether the driver has replaced a rank, or does so within a moment."""
+        """Return whether the driver has replaced a rank, waiting for it up to ``replaced_within``
+        seconds."""
         give_up_at = perf_counter() + self._replaced_within
         while self._group_epoch.generation == self._generation:
             if self._stop.is_set() or perf_counter() > give_up_at:
@@ -208,7 +211,8 @@ class RankWorker:
         return True
 
     def _regroup(self) -> None:
-        """Join the new group. Whoever has learned most gives its state to all."""
+        """Join the new group, in which the rank with the most gradient steps gives its state to all
+        ranks."""
         assert self._group is not None
         self._count["heartbeat"][0] = math.inf
         self._group.close()
@@ -217,36 +221,36 @@ class RankWorker:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Every rank's state becomes that of the one with the most gradient steps. Each step was
-        agreed on by all: it came after a complete sum of gradients. Raises StateLost if none of
-        them is as far as the snapshot."""
+        """Give all ranks the state of the rank with the most gradient steps. All ranks have agreed
+        on each of these steps, because a step comes after a complete all-reduce of gradients.
+        Raises StateLost if no rank is as far as the snapshot."""
         assert self._group is not None
         own = (self._learner.version, self._preemption.iteration, self._progress.done)
-        versions, iterations, done = self._group.gather(torch.tensor(own)).T.tolist()
-        self._end(any(done))  # as a run that is resumed where it has already reached its limit
-        newest, learned = int(max(versions)), self._group_epoch.learned
+        versions, iterations, done = self._group.all_gather(torch.tensor(own)).T.tolist()
+        self._end(any(done))  # like a resumed run that has already reached its limit
+        newest, agreed = int(max(versions)), self._group_epoch.agreed_version
         self._check_against_snapshot(newest)
         share_state(self._learner, self._group, source=versions.index(max(versions)))
         self._preemption.iteration = int(max(iterations))
-        # After all ranks have seen what was lost:
-        self._group_epoch.learn(self._index, self._learner.version)
+        # After all ranks have read the version that was agreed on before:
+        self._group_epoch.set_agreed_version(self._index, self._learner.version)
         self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         if self._index == 0:
             self._publish_state()
             if self._generation:
-                self._group_epoch.go_on(newest, max(0, learned - newest))
+                self._group_epoch.report_resumed(newest, max(0, agreed - newest))
 
     def _check_against_snapshot(self, newest: int) -> None:
-        kept = -1 if self._snapshot is None else self._snapshot.version
-        if newest < kept:
+        stored = -1 if self._snapshot is None else self._snapshot.version
+        if newest < stored:
             raise StateLost(
                 f"after a rank was replaced, the ranks hold the weights of update {newest}, but "
-                f"those of update {kept} were kept for them; start the same command again: it "
-                "goes on from the newest checkpoint"
+                f"those of update {stored} were stored for them; start the same command again: it "
+                "resumes from the newest checkpoint"
             )
 
     def _publish_state(self) -> None:
-        """Keep the whole state for the case that no rank survives."""
+        """Publish the whole state in the snapshot, for the case that no rank survives."""
         if self._snapshot is None:
             return
         started = perf_counter()
@@ -256,12 +260,12 @@ class RankWorker:
         self._count["publish_s"] += self._publishing_took
 
     def _publishing_is_due(self) -> bool:
-        """Whether so much time has passed that publishing stays within its share."""
+        """Return whether enough time has passed for publishing to stay within `SNAPSHOT_SHARE`."""
         passed = perf_counter() - self._published_at
         return self._index == 0 and passed * SNAPSHOT_SHARE >= self._publishing_took
 
     def _abandon(self) -> None:
-        """All that was handed over is sampled again."""
+        """Drop all rollouts that were handed over, and sample them again."""
         self._worker.abandon()
         while (slot := self._exchange.take_ready()) is not None:
             self._exchange.give_back(slot)
@@ -273,34 +277,36 @@ class RankWorker:
         self._began = perf_counter()
 
     def _finish_rollouts(self) -> None:
-        """All rollouts are complete: the update may begin, and others need not wait."""
+        """Record that all rollouts of this rank are complete."""
         self._count["preempted"] += self._preemption.finish()
         self._sampling = False
         self._count["rollout_s"] += perf_counter() - self._began
 
-    def _whom_we_miss(self) -> str:
-        """The board knows of rollouts only: once this rank's own next one is awaited, nothing."""
+    def _missing_ranks(self) -> str:
+        """Return a text that names the ranks that are still sampling, as far as the board knows. It
+        knows nothing if this rank is sampling itself."""
         missing = self._preemption.missing()
         if missing is None:
-            return "nobody can say which: their store does not answer either"
+            return "it is not known which, because their store does not answer either"
         if missing and self._index not in missing:
             return f"still sampling, stopped or dead: rank {', '.join(map(str, missing))}"
-        return "all had complete rollouts"
+        return "all ranks had complete rollouts"
 
     def _agree(self) -> None:
-        """After an update: whether to end is decided together, as all that happens to all."""
+        """Complete an iteration together with the other ranks: exchange metrics, decide whether to
+        end, and, with --debug, compare states."""
         assert self._group is not None
         self._batches = self._worker.batches
-        self._group_epoch.learn(self._index, self._learner.version)
+        self._group_epoch.set_agreed_version(self._index, self._learner.version)
         if self._publishing_is_due():
             self._publish_state()
         self._preemption.iteration += 1
         if self._metrics_sync is not None:
             self._metrics_sync.exchange(self._group)
-        self._end(bool(self._group.gather(torch.tensor([float(self._progress.done)])).any()))
+        self._end(bool(self._group.all_gather(torch.tensor([float(self._progress.done)])).any()))
         if self._debug:
             check_same_state(self._learner, self._group)
-            self._count["checksums_compared"] += self._index == 0  # by all together: one counts
+            self._count["checksums_compared"] += self._index == 0  # one rank counts for all
         self._count["wait_s"] += self._group.waited
         self._group.waited = 0.0
         self._begin_iteration()

@@ -1,4 +1,5 @@
-"""The ranks of one policy synchronise their learner state and, over a network, their metrics."""
+"""Synchronisation of the ranks of one policy: their learner state and, over a network, their
+metrics."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from sampleforge.shared.records import EpisodeList, EpisodeRecord
 
 
 class MetricsSync:
-    """Keeps all rows of ``counters`` as their ranks last told them; a rank's own row is live.
+    """Copies the counters and episodes of all ranks to every rank; a rank's own row of ``counters``
+    is always current, the other rows are those of the last exchange.
 
-    ``played``: where this rank's actor puts its episodes. ``known``: those of all ranks, for the
-    driver, where there is one to take them. All ranks call `exchange` together.
+    ``played``: the queue of this rank's actor. ``known``: the queue of all ranks' episodes, if
+    there is a driver here to take them. All ranks call `exchange` together.
     """
 
     def __init__(
@@ -33,33 +35,34 @@ class MetricsSync:
         played = self._played.take()
         row = self._counters.row(group.rank)
         own = np.concatenate([*row.values(), [len(played)]])
-        told = group.gather(torch.from_numpy(own)).numpy()
-        self._counters.tell(told[:, :-1], keep=group.rank)
-        episodes = told[:, -1].astype(int).tolist()
+        gathered = group.all_gather(torch.from_numpy(own)).numpy()
+        self._counters.tell(gathered[:, :-1], keep=group.rank)
+        episodes = gathered[:, -1].astype(int).tolist()
         if any(episodes):
             self._exchange_episodes(group, played, episodes)
 
     def _exchange_episodes(
         self, group: RankGroup, played: list[EpisodeRecord], counts: list[int]
     ) -> None:
-        """Every rank's episodes in messages of one size: collectives know no other."""
+        """Send every rank's episodes to all ranks, in messages of equal size, which collectives
+        require."""
         own = torch.zeros(max(counts), len(EpisodeRecord._fields), dtype=torch.float64)
         for at, record in enumerate(played):
             own[at] = torch.tensor(record, dtype=torch.float64)
-        told = group.gather(own.flatten()).view(group.size, *own.shape)
+        gathered = group.all_gather(own.flatten()).view(group.size, *own.shape)
         if self._known is None:
             return
         for rank, count in enumerate(counts):
-            for _, split, row, ret, length in told[rank, :count].tolist():
+            for _, split, row, ret, length in gathered[rank, :count].tolist():
                 self._known.extend([EpisodeRecord(rank, int(split), int(row), ret, int(length))])
 
 
 class RanksDiverged(RuntimeError):
-    """Ranks that should hold the same weights, optimiser state and statistics do not."""
+    """The ranks do not hold the same weights, optimiser state and statistics."""
 
 
 def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
-    """Give every rank the whole state of the learner of rank ``source``, and check that it has it.
+    """Copy the whole learner state of rank ``source`` to every rank, and check that all have it.
     All ranks call this together."""
     if group.rank == source:
         tensors, plain = learner.state()
@@ -73,18 +76,19 @@ def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
 
 def check_same_state(learner: Learner, group: RankGroup) -> None:
     """Compare the state of all ranks by checksum. Raises RanksDiverged, on every rank."""
-    sums = group.gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
+    sums = group.all_gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
     if len(set(sums)) > 1:
         shown = ", ".join(f"rank {rank}: {int(value):012x}" for rank, value in enumerate(sums))
         raise RanksDiverged(
             f"after update {learner.version} the ranks do not hold the same weights and statistics "
             f"(checksums {shown}); unless the model keeps statistics of its own, as BatchNorm "
-            "does, this is a fault of SampleForge or of this machine"
+            "does, this is a bug of SampleForge or a fault of this machine"
         )
 
 
 def checksum(learner: Learner) -> int:
-    """48 bits, which float64 holds exactly, of all tensors and plain values of the state."""
+    """Return a checksum of all tensors and plain values of the state, of 48 bits, which float64
+    holds exactly."""
     tensors, plain = learner.state()
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for name in sorted(tensors):

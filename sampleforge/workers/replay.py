@@ -1,4 +1,4 @@
-"""The replay worker: one shard of the replay, between actors and learner."""
+"""The replay worker: the process of one replay shard, between actors and learner."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sampleforge.workers.worker import EventDriven
 
 
 class ReplayWorker(EventDriven):
-    """Takes complete rollouts, leases slots, draws samples, takes new priorities.
+    """Inserts complete rollouts, leases slots to actors, draws samples and updates priorities.
 
-    It alone has the shard's tree. The experience itself stays where the actors wrote it.
+    Only this process has the shard's tree. The experience stays in the slots that the actors wrote.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class ReplayWorker(EventDriven):
         self._seen = ObservationStats(self._exchange.slots, self._sample_requests.counted)
         self._leased = [0] * self._exchange.actors
         self._turn = 0
-        self._asked = 0  # for a histogram
-        self._saves = 0  # asked for
+        self._asked = 0  # latest request for histograms
+        self._saves = 0  # latest request to save the replay
 
     def _beat(self) -> None:
         self._count["heartbeat"][0] = time()
@@ -66,7 +66,7 @@ class ReplayWorker(EventDriven):
         if self._histograms.asked[0] != self._asked:
             self._asked = int(self._histograms.asked[0])
             self._histograms.answer(self._index, self._shard.count_priorities())
-        # Each of them, and not only the first that moves: none may starve the others.
+        # Do all three in every step, so that none starves the others.
         moved = any([self._take_rollouts(), self._lease(), self._serve()])
         if self._archive.asked[0] != self._saves:
             self._saves = int(self._archive.asked[0])
@@ -78,7 +78,7 @@ class ReplayWorker(EventDriven):
         started, moved = perf_counter(), False
         for actor in range(self._exchange.actors):
             while (slot := self._exchange.take_ready(self._index, actor)) is not None:
-                self._seen.add(slot)  # first: its frames may be compressed then
+                self._seen.add(slot)  # before `insert`, which may compress its frames
                 self._shard.insert(slot)
                 self._leased[actor] -= 1
                 moved = True
@@ -88,8 +88,8 @@ class ReplayWorker(EventDriven):
         return moved
 
     def _lease(self) -> bool:
-        """Give the actors what they may have, one slot at a time and in turn: where the limiter
-        allows only one now and then, the first actor would get them all."""
+        """Lease the actors as many slots as they may have, one at a time and in turn. Otherwise the
+        first actor would get all slots when the limiter allows only one now and then."""
         moved, passed, exchange = False, 0, self._exchange
         while passed < exchange.actors:
             actor = self._turn
@@ -107,7 +107,7 @@ class ReplayWorker(EventDriven):
         return moved
 
     def _serve(self) -> bool:
-        """Answer the learner's tickets."""
+        """Answer the learner's requests."""
         started, moved, sample_requests = perf_counter(), False, self._sample_requests
         while (request := sample_requests.take_asked(self._index)) is not None:
             if sample_requests.kind[request] == SAMPLE:

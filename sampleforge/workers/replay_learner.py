@@ -1,4 +1,5 @@
-"""The learner worker of a replay: samples in, priorities and newer weights out."""
+"""The learner worker of a replay: it learns from samples, and returns priorities and newer
+weights."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ from sampleforge.workers.worker import EventDriven
 
 
 class ReplayLearnerWorker(EventDriven):
-    """Keeps samples ordered, learns from each, returns its errors, publishes the weights, each
-    ``publish_interval`` env steps of all actors together.
+    """Requests samples ahead, learns from each, returns its TD errors, and publishes the weights
+    every ``publish_interval`` env steps of all actors together.
 
-    A shard is drawn by its mass, so that all shards together are like one. Order is kept per shard:
-    errors reach it before a sample is drawn that was ordered after them.
+    Each request goes to a shard that is drawn in proportion to its sum of priorities, so that all
+    shards together act like one. A shard serves requests in order: it takes errors before it draws
+    a sample that was requested after them.
     """
 
     name = "learner"
@@ -55,7 +57,8 @@ class ReplayLearnerWorker(EventDriven):
         item_steps: ItemSteps,
         shard_choice: dict[str, Any] | None = None,
     ) -> None:
-        """``shard_choice``: the state of what it draws with, of the run before."""
+        """Store the arguments. ``shard_choice``: state of the generator that draws shards, from the
+        previous run."""
         self._make_learner = make_learner
         self._make_reader = make_reader
         self._sample_requests = sample_requests
@@ -82,16 +85,16 @@ class ReplayLearnerWorker(EventDriven):
             self._random.bit_generator.state = self._shard_choice
         self._batch = self._sample_requests.items.shape[1]
         self._spare = deque(range(self._sample_requests.count))
-        self._ready: deque[tuple[int, int]] = deque()  # (shard, ticket)
+        self._ready: deque[tuple[int, int]] = deque()  # (shard, request)
         self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
         self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
-        self._late = 0  # samples that were evicted before they were read
+        self._late = 0  # sampled items that were evicted before they were read
         self._count = self._progress.counters.row(self._counter_row)
 
     def step(self) -> bool:
         moved = self._take_answers()
-        moved = self._order() or moved
+        moved = self._request_samples() or moved
         if self._ready:
             self._learn(*self._ready.popleft())
             return True
@@ -112,9 +115,9 @@ class ReplayLearnerWorker(EventDriven):
                 moved = True
         return moved
 
-    def _order(self) -> bool:
-        """Have as many samples drawn as tickets and limiter allow."""
-        # Beginning is a move, too: it may be the shards' turn then.
+    def _request_samples(self) -> bool:
+        """Request as many samples as spare requests and the limiter allow."""
+        # Beginning to learn counts as progress too: the shards may have to act next.
         replay_counters = self._limiter.replay_counters
         moved = not replay_counters.learning[0] and self._limiter.begin_learning()
         while self._spare and replay_counters.learning[0] and self._limiter.may_sample(self._batch):
@@ -129,15 +132,15 @@ class ReplayLearnerWorker(EventDriven):
 
     def _learn(self, shard: int, request: int) -> None:
         started, sample_requests = perf_counter(), self._sample_requests
-        found = self._reader.read(
+        gathered = self._reader.read(
             sample_requests.items[request],
             sample_requests.generations[request],
             sample_requests.scaled_probability[request],
         )
-        batch, held = found[0], found.held
-        self._late += int(np.count_nonzero(~held))
+        batch, still_valid = gathered[0], gathered.still_valid
+        self._late += int(np.count_nonzero(~still_valid))
         self._count["batch_s"] += perf_counter() - started
-        if not held.any():
+        if not still_valid.any():
             self._spare.append(request)
             return
         started, fraction = perf_counter(), self._progress.fraction
@@ -147,19 +150,19 @@ class ReplayLearnerWorker(EventDriven):
         if errors is None:
             self._spare.append(request)
         else:
-            sample_requests.errors[request] = 0.0  # of those evicted, which the shard will not take
-            sample_requests.errors[request, held] = errors
+            sample_requests.errors[request] = 0.0  # for evicted items, which the shard ignores
+            sample_requests.errors[request, still_valid] = errors
             sample_requests.ask(shard, request, UPDATE)
         self._publish()
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
-        self._count["trained_steps"] += found.trained
+        self._count["trained_steps"] += gathered.trained
         self._metrics.add(metrics)
 
     def _publish(self) -> None:
-        """Publish the weights, if the actors have come far enough to look for newer ones: after
-        every update it would take a small network as long as learning."""
+        """Publish the weights if ``publish_interval`` env steps have passed since the last time.
+        For a small network, publishing after every update would take as long as learning."""
         env_steps = self._progress.env_steps
         if env_steps - self._published_at >= self._publish_interval:
             self._published_at = env_steps
@@ -167,11 +170,12 @@ class ReplayLearnerWorker(EventDriven):
 
     def _beta(self, fraction: float) -> float:
         first, last = self._config.priority_beta, self._config.priority_beta_final
-        assert first is not None, "fitted"
+        assert first is not None, "the config has unresolved defaults"
         return first if last is None else between(first, last, fraction)
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """Answer the driver, as `sampleforge.workers.learner.LearnerWorker` does."""
+        """Return the answer to a request of the driver, like
+        `sampleforge.workers.learner.LearnerWorker.handle`."""
         if kind == "metrics":
             return self._metrics.take() | self._replay_metrics()
         assert kind == "save", kind
@@ -185,7 +189,7 @@ class ReplayLearnerWorker(EventDriven):
         return None
 
     def _replay_metrics(self) -> dict[str, float]:
-        """In env steps, whatever the items are."""
+        """Return the metrics of the replay, in env steps even if items are sequences."""
         replay_counters, config, each = (
             self._limiter.replay_counters,
             self._config,

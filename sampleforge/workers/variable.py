@@ -1,5 +1,5 @@
-"""An actor whose splits step independently of each other and share a number of steps: the
-sampling of variable experience rollout (Wijmans et al. 2022, arXiv 2210.05064)."""
+"""The actor of variable experience rollout, whose splits step independently and share a number of
+steps (Wijmans et al. 2022, arXiv 2210.05064)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from sampleforge.workers.batched_inference import BatchedInference
 
 
 class VariableActor(ActorWorker):
-    """A round: ``round_steps`` of whichever splits are ready for one, unless ``round_ends`` says so
-    before, after so many. Then all rollouts are handed over, and the next round begins when all
-    slots are free again, after the update.
+    """An actor that samples in rounds of ``round_steps`` steps, taken by the splits that are ready.
 
-    A fast split fills several slots in a round, a slow one a part of one; each hands over at least
-    one, if only an empty one. A step that is under way when the round ends goes on through the
-    update. It counts in the next round, as the first one of its rollout, with the action, log-prob
-    and policy version of when it began: the ratio says what it is worth under the newer policy.
-    (Were it dropped, then the slowest steps would be, again and again.)
+    ``round_ends(steps)`` may end a round earlier. Then all rollouts are handed over. The next round
+    begins when all slots are free again, after the update.
 
-    ``parts`` are those of `ActorWorker`, with `ThreadedVector`, `BatchedInference` and slots that
-    are ``variable``: those that ``round_steps`` fill, and one per split, which it may have open.
+    A fast split fills several slots in a round, a slow one only a part of one; each split hands
+    over at least one, which may be empty. A step that is in progress when the round ends continues
+    during the update. It counts in the next round, as the first one of its rollout, with the
+    action, log-probability and policy version of its beginning, and the importance ratio weights it
+    under the newer policy. (If such steps were dropped, they would always be the slowest ones.)
+
+    ``parts`` are the arguments of `ActorWorker`, with `ThreadedVector`, `BatchedInference` and
+    ``variable`` slots: as many as ``round_steps`` fill, and one per split, which may be open.
     """
 
     _inference: BatchedInference
@@ -42,7 +43,7 @@ class VariableActor(ActorWorker):
     def start(self) -> None:
         self._sampling = False
         self._taken = 0
-        self._under_way: dict[int, dict[str, npt.NDArray[Any]]] = {}
+        self._in_progress: dict[int, dict[str, npt.NDArray[Any]]] = {}
         self._sent: dict[int, float] = {}
         super().start()
 
@@ -55,24 +56,25 @@ class VariableActor(ActorWorker):
         return moved
 
     def alive_at(self) -> float:
-        """When the oldest step began that is not done."""
+        """Return the time (seconds since the epoch) at which the oldest step in progress began; now
+        if there is none."""
         busy = [self._sent[s.index] for s in self._splits if s.stepping and not s.env.ready]
         return min(busy, default=time())
 
     def _answer(self) -> None:
-        """Actions for all who wait; but a step that is under way has its own."""
+        """Compute the actions of all splits that wait; a step in progress keeps its own action."""
         started = perf_counter()
         self._inference.answer()
         slots = self._exchange.slots
-        for index, columns in list(self._under_way.items()):
+        for index, columns in list(self._in_progress.items()):
             slot = self._splits[index].slot
             if slot is not None and self._inference.is_answered(index):
                 for name, column in columns.items():
                     slots.arrays[name][slot, 0] = column
-                del self._under_way[index]
-        taken = perf_counter() - started
-        self._count["infer_s"] += taken
-        self._count["step_s"] += taken
+                del self._in_progress[index]
+        seconds = perf_counter() - started
+        self._count["infer_s"] += seconds
+        self._count["step_s"] += seconds
 
     def _advance(self, split: Split) -> bool:
         if split.stepping and split.slot is None:
@@ -82,8 +84,8 @@ class VariableActor(ActorWorker):
         return super()._advance(split)
 
     def _is_next(self, split: Split) -> bool:
-        """There is a slot for everybody: nobody waits for whoever has begun fewer rollouts, which
-        fast splits would do at the beginning of a round, and miss a short one."""
+        """Return True, because there is a slot for every split. If fast splits waited for those
+        with fewer rollouts at the beginning of a round, they would miss a short round."""
         return True
 
     def _begin(self, split: Split) -> bool:
@@ -115,8 +117,8 @@ class VariableActor(ActorWorker):
         return True
 
     def _end_round(self) -> None:
-        """Every open rollout ends with the last step that is done. Its value is there: whoever is
-        not stepping was asked for actions, and whoever is had been."""
+        """End every open rollout with its last complete step. The value for the bootstrap is in the
+        slot, because every split has requested actions for the observation after that step."""
         self._answer()
         self._sampling = False
         slots = self._exchange.slots
@@ -127,14 +129,15 @@ class VariableActor(ActorWorker):
             assert slot is not None
             if t < slots.shape.rollout:
                 if split.stepping:
-                    self._under_way[split.index] = self._action_at(slot, t)
+                    self._in_progress[split.index] = self._action_at(slot, t)
                 self._inference.state[split.index] = split.before
                 end_rollout(slots, slot, t)
             slots.ends_batch[slot] = split is is_open[-1]
             self._hand_over(split)
 
     def _action_at(self, slot: int, t: int) -> dict[str, npt.NDArray[Any]]:
-        """What was decided there; its value is asked for anew."""
+        """Return copies of action, log-probability and version at (slot, t); the value is computed
+        again."""
         slots = self._exchange.slots
         names = [*(f"action/{name}" for name in slots.actions), "log_prob", "version"]
         return {name: slots.arrays[name][slot, t].copy() for name in names}

@@ -1,9 +1,9 @@
-"""What every worker is, and the process around one.
+"""The protocol of all workers, and the process around a worker.
 
-A worker's constructor runs in the driver and only remembers its parts; `start` runs where the
-worker works. `step` never waits: it does one piece of work, or returns False if there is none.
-`wait` is the waiting, and only a process does it. Thus the same workers run as processes, and in
-turn in one process (see `sampleforge.runners.serial`).
+A worker's constructor runs in the driver and only stores its arguments; `start` runs in the
+worker's process. `step` never waits: it does one piece of work, or returns False if there is none.
+`wait` waits, and is called only in a process of the worker's own. So the same workers run as
+processes, or one after the other in one process (see `sampleforge.runners.serial`).
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from sampleforge.shared.events import EventLogHandler, EventSender, send_through
 from sampleforge.shared.wakeup import Wakeup
 
 IDLE_WAIT = 0.5
-"""Seconds after which a waiting process looks at the stop flag, whatever it waits for."""
+"""Seconds after which a waiting process checks the stop flag."""
 
 
 class Worker(Protocol):
-    """Does one kind of work for a graph, in a process of its own or in turn with others."""
+    """Does one kind of work for a graph; the head of this file explains its methods."""
 
     name: str
 
     def recover(self) -> None:
-        """Take over from shared memory what the dead predecessor left. Called before `start`, in
-        each life of the worker but its first."""
+        """Take over from shared memory the state of the worker's previous life. Called before
+        `start`, in each life but the first."""
 
     def start(self) -> None:
-        """Make what the work needs."""
+        """Create the objects that the work needs."""
 
     def step(self) -> bool:
-        """Do one piece of work; returns False if there is none now. Never waits."""
+        """Do one piece of work; return False if there is none now. Never waits."""
 
     def wait(self, timeout: float) -> None:
-        """Wait until there may be work, at most ``timeout`` s."""
+        """Wait until there may be work, for at most ``timeout`` seconds."""
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """Answer a request of the driver, between two steps."""
+        """Return the answer to a request of the driver; called between two steps."""
 
     def close(self) -> None:
-        """Release what `start` made, even where it had not ended."""
+        """Release the objects of `start`, even if `start` has failed."""
 
 
 class EventDriven:
-    """A worker that others wake, and that counts how long it waited for them (``wait_s``). It has
-    nothing to take over from a predecessor, answers no requests, and has nothing to release."""
+    """A worker that waits for a `Wakeup` and counts the seconds of waiting (``wait_s``). It takes
+    nothing over from its previous life, answers no requests, and has nothing to release."""
 
     name: str
 
@@ -82,7 +82,7 @@ class EventDriven:
 
 
 class StopFlag:
-    """Set once by the driver; every worker leaves its loop then."""
+    """A flag that the driver sets once, upon which every worker leaves its loop."""
 
     def __init__(self) -> None:
         self._arrays = SharedArrays({"stop": ((1,), "bool")})
@@ -96,7 +96,7 @@ class StopFlag:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a worker's process runs: cores (None: all), niceness."""
+    """The cores (None: all) and the niceness of a worker's process."""
 
     cores: tuple[int, ...] | None = None
     niceness: int = 0
@@ -104,8 +104,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Where a worker's process leaves what it has to say, and what simulators drop: they write into
-    the working directory. All paths are absolute."""
+    """The log file of a worker's process, and the folder for its working directory, into which
+    simulators write files. Both paths are absolute."""
 
     log_file: Path
     scratch: Path
@@ -118,19 +118,19 @@ class WorkerEnd:
         self._connection = connection
 
     def answer(self, worker: Worker) -> None:
-        """Answer a request of the driver, if one has come."""
+        """Answer a request of the driver, if there is one."""
         if self._connection.poll():
             number, kind, payload = self._connection.recv()
             self._connection.send((number, worker.handle(kind, payload)))
 
     def fail(self, traceback: str) -> None:
-        """Say why the life ends."""
+        """Send the traceback with which this life ends to the driver."""
         self._connection.send((FAILED, traceback))
         self._connection.close()
 
 
 FAILED = -1
-"""In the place of a request's number: the message is the traceback of the worker's end."""
+"""Sent in the place of a request's number: the payload is the traceback that ended the worker."""
 
 
 def run_worker(
@@ -142,9 +142,10 @@ def run_worker(
     events: EventSender,
     life: int,
 ) -> None:
-    """The main function of every child process; an exception's traceback goes to the driver."""
+    """Run a worker in a child process; this is its main function. The traceback of an exception is
+    sent to the driver through ``channel``, log lines through ``events``."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
-    # What torch compiles for the run's workers, who share it, goes when the run ends.
+    # Torch's compiled code is shared by the run's workers, and removed when the run ends.
     os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
     send_through(events)
     logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
@@ -154,13 +155,13 @@ def run_worker(
             run(worker, stop, channel, life)
     except BaseException:
         channel.fail(traceback.format_exc())
-        # Not through the interpreter's end: other threads may hold on to what is broken.
+        # Not a regular exit of the interpreter: other threads may hang on what is broken.
         sys.stderr.flush()
         os._exit(1)
 
 
 def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
-    """Run one life of a worker, until the stop flag is set."""
+    """Run one life of a worker in the calling thread, until ``stop`` is set."""
     try:
         if life:
             worker.recover()

@@ -389,7 +389,7 @@ class CountingVectorEnv(VectorEnv[Any, Any, Any]):
             if flags[:, row].any() and self.mode == "same_step":
                 final[row] = self.obs[row].copy()
                 self.obs[row] = env.reset()[0]
-        self.ended = flags.any(axis=0)
+        self.ended = np.asarray(flags.any(axis=0))
         return self.obs.copy(), reward, flags[0], flags[1], self._final_info(final)
 
     def _final_info(self, final: Any) -> Info:

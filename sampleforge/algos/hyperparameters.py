@@ -1,0 +1,39 @@
+"""Hyperparameters that may change during the training: plain values in the learner's state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+Config = TypeVar("Config", bound="Any")
+
+OF_LEARNER = ("learning_rate", "lr_target_kl", "gamma", "max_grad_norm", "reward_scale")
+OF_APPO_LOSS = (
+    *("clip_ratio", "value_clip", "value_coeff", "exploration_coeff", "kl_coeff"),
+    *("gae_lambda", "vtrace_rho", "vtrace_c"),
+)
+OF_DQN = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
+"""Not its discount: the n-step returns of what is in the replay were made with it."""
+
+
+def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the current values of these hyperparameters, by name."""
+    return {name: getattr(config, name) for name in names}
+
+
+def changed(config: Config, names: tuple[str, ...], new: Mapping[str, Any]) -> Config:
+    """Return the config with those of the ``new`` values that are among ``names``. Raises
+    ConfigError for a value that is out of range."""
+    changes: Config = dataclasses.replace(config, **{n: v for n, v in new.items() if n in names})
+    return changes
+
+
+def check_names(known: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise ValueError if ``new`` names a hyperparameter that cannot change during the training."""
+    unknown = sorted(set(new) - set(known))
+    if unknown:
+        raise ValueError(
+            f"{', '.join(unknown)} cannot change during the training; what can is "
+            f"{', '.join(sorted(known))}"
+        )
