@@ -106,7 +106,7 @@ def files(run: Path) -> list[Path]:
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
     for env_steps in (1000, 2000):
@@ -115,11 +115,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     data = bytearray(newer.read_bytes())
     data[len(data) // 2] ^= 1
     newer.write_bytes(data)
-    capsys.readouterr()
     with Trainer(config(run, 3000)) as trainer:
         assert trainer.session.graph.progress.env_steps == int(older.name.split("-")[0])
-        assert f"{newer.name} is refused: its checksum is wrong" in capsys.readouterr().err
         log = (run / "log.txt").read_text()
+        assert f"{newer.name} is refused: its checksum is wrong" in log
         assert f"Resuming from the checkpoint at {int(older.name.split('-')[0]):,} env steps" in log
         for _ in trainer:
             pass
