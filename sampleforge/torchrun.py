@@ -16,6 +16,7 @@ from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
+from sampleforge.session.deployment import processes
 from sampleforge.session.session import Session, describe
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 
@@ -91,7 +92,6 @@ class LeadingRank:
     def runner(self, session: Session, graph: Graph) -> Runner:
         """The rank in this process; its evaluator, if it has one, in another."""
         from sampleforge.runners.composite import CompositeRunner
-        from sampleforge.runners.processes import ProcessRunner
         from sampleforge.runtime.processes import start_fork_server
 
         rank = runner_of(
@@ -105,16 +105,7 @@ class LeadingRank:
         if not beside:
             return rank
         start_fork_server()  # not before: this process is pinned to a core when its rank starts
-        processes = ProcessRunner(
-            graph,
-            session.worker_context,
-            session.config.env_timeout,
-            session.restarted,
-            session.note,
-            session.is_interrupted,
-            nodes=beside,
-        )
-        return CompositeRunner(rank, processes)
+        return CompositeRunner(rank, processes(session, graph, beside))
 
     def saves_after(self, error: BaseException) -> bool:
         """Where the next start goes on. Whatever rank was lost, every gradient step so far came

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sampleforge.runners.base import Runner
     from sampleforge.session.session import Session
-    from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.graph import Graph, Node
     from sampleforge.topologies.registry import Topology
 
 
@@ -34,6 +35,21 @@ class Deployment(Protocol):
         """Whether the state is whole after ``error``, so that a checkpoint is written."""
 
 
+def processes(session: Session, graph: Graph, nodes: Sequence[Node] | None = None) -> Runner:
+    """Return a runner that gives each worker of ``graph``, or of ``nodes``, a process."""
+    from sampleforge.runners.processes import ProcessRunner
+
+    return ProcessRunner(
+        graph,
+        session.worker_context,
+        session.config.env_timeout,
+        session.restarted,
+        session.note,
+        session.is_interrupted,
+        nodes,
+    )
+
+
 class OneMachine:
     """All workers are processes of this machine, or with ``serial`` take turns in this one."""
 
@@ -50,16 +66,7 @@ class OneMachine:
             from sampleforge.runners.serial import SerialRunner
 
             return SerialRunner(graph)
-        from sampleforge.runners.processes import ProcessRunner
-
-        return ProcessRunner(
-            graph,
-            session.worker_context,
-            session.config.env_timeout,
-            session.restarted,
-            session.note,
-            session.is_interrupted,
-        )
+        return processes(session, graph)
 
     def notices(self, session: Session) -> list[str]:
         return []
