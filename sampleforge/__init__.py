@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
     from sampleforge.config import ConfigError
     from sampleforge.models.config import ModelConfig
+    from sampleforge.session.callback import Callback, Message
+    from sampleforge.session.session import Session
     from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
     "ApexConfig": "sampleforge.topologies.config",
     "AppoConfig": "sampleforge.topologies.config",
+    "Callback": "sampleforge.session.callback",
     "ConfigError": "sampleforge.config",
     "DdppoConfig": "sampleforge.topologies.config",
     "LoadedPolicy": "sampleforge.api",
+    "Message": "sampleforge.session.callback",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",
+    "Session": "sampleforge.session.session",
     "Trainer": "sampleforge.api",
     "load_policy": "sampleforge.api",
     "train": "sampleforge.api",
@@ -38,11 +43,14 @@ _HOMES = {
 __all__ = [
     "ApexConfig",
     "AppoConfig",
+    "Callback",
     "ConfigError",
     "DdppoConfig",
     "LoadedPolicy",
+    "Message",
     "ModelConfig",
     "Result",
+    "Session",
     "Trainer",
     "load_policy",
     "train",
