@@ -20,8 +20,8 @@ from machine import describe, table
 
 from sampleforge.algos.policy import autocast
 from sampleforge.rollouts.batch import BatchBuilder
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.builders import ResumePoint, first_weights, make_learner, model_maker
-from sampleforge.topologies.sampler_plan import plan_appo
 
 Precision = Literal["fp32", "bf16"]
 

@@ -241,8 +241,8 @@ def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
 
 def topology_of(rendezvous: StartupRendezvous) -> Topology:
     """DD-PPO over ranks that have met."""
+    from sampleforge.topologies.ddppo.plan import plan_ddppo
     from sampleforge.topologies.ddppo.torchrun import ddppo_world
-    from sampleforge.topologies.ddppo.wire import plan_ddppo
     from sampleforge.topologies.registry import topology
 
     return dataclasses.replace(

@@ -15,12 +15,13 @@ from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.appo.wire import appo
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
-from sampleforge.topologies.sampler_plan import Plan, plan_appo
+from sampleforge.topologies.sampler_plan import Plan
 
 Ppo = TypeVar("Ppo", AppoConfig, DdppoConfig)
 

@@ -26,7 +26,7 @@ from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.runners.base import WorkerDied
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo.wire import plan_ddppo
+from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.harness import resolved, spec_of
 from tests.rank_threads import on_ranks

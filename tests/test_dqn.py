@@ -15,7 +15,7 @@ from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import GreedyActions, QNetwork
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.replay.transitions import Transitions
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ActionSpec, ArraySpec

@@ -16,12 +16,12 @@ from sampleforge.api import train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.stored_config import HEADER, MAY_CHANGE, flat_fields
+from sampleforge.folder.stored_config import HEADER, MAY_CHANGE, flat_fields, read_config
 from sampleforge.models.config import ModelConfig
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo.wire import plan_ddppo
+from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ppo_defaults import resolve_defaults
-from sampleforge.topologies.sampler_plan import plan_appo
 from tests.harness import spec_of
 
 STORED = Path(__file__).parent / "stored"
@@ -43,7 +43,8 @@ def earlier(folder: RunFolder, algo: str, **changed: Any) -> dict[str, Any]:
     stored = yaml.safe_load(folder.config_file.read_text()) | changed
     folder.config_file.write_text(yaml.safe_dump(stored))
     model = {f"model.{name}": value for name, value in stored.pop("model").items()}
-    return {**{name: value for name, value in stored.items() if name not in HEADER}, **model}
+    gone = {*HEADER, "keep_driver_weights_in_sync"}
+    return {**{name: value for name, value in stored.items() if name not in gone}, **model}
 
 
 def learning(fields: dict[str, Any]) -> dict[str, Any]:
@@ -156,3 +157,13 @@ def test_a_run_of_today_is_resumed_and_repeated(tmp_path: Path, make: Any, core:
     stored = flat_fields(repeated)
     assert learning(found) == learning(stored), "nothing that shapes the learning is left open"
     train(dataclasses.replace(repeated, run_dir=str(tmp_path / "other")))
+
+
+def test_a_setting_that_no_longer_exists_is_left_out_with_a_notice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stored = Path(__file__).parent / "stored" / "ddppo-fixed-defaults.yaml"
+    assert "keep_driver_weights_in_sync" in stored.read_text()
+    config, left_open = read_config(stored, DdppoConfig)
+    assert isinstance(config, DdppoConfig) and "keep_driver_weights_in_sync" not in left_open
+    assert "keep_driver_weights_in_sync no longer exists and is ignored" in caplog.text

@@ -356,9 +356,3 @@ def test_invalid_evaluation_settings_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=answer):
         CONFIGS[algo](**kwargs)
-
-
-def test_the_drivers_weights_are_always_in_sync() -> None:
-    assert CONFIGS["ddppo"](keep_driver_weights_in_sync=True)
-    with pytest.raises(ConfigError, match=r"keep_driver_weights_in_sync is False, .* leave it out"):
-        CONFIGS["ddppo"](keep_driver_weights_in_sync=False)

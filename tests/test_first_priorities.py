@@ -22,8 +22,8 @@ from sampleforge.algos.first_priorities import (
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Categorical
 from sampleforge.ops.n_step import n_step_windows
+from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
-from sampleforge.ops.value_rescaling import rescale, unrescale
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.workers.metrics import Divergence

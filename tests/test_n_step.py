@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.ops.n_step import FinalValues, initial_errors, n_step_windows
-from sampleforge.ops.value_rescaling import EPSILON, rescale, slope, unrescale
+from sampleforge.ops.r2d2 import EPSILON, rescale, slope, unrescale
 
 GAMMA = 0.9
 

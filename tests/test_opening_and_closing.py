@@ -19,8 +19,8 @@ from sampleforge.folder.run_folder import with_folder_and_seed
 from sampleforge.reporting.closing import end_line, next_commands, resume_command
 from sampleforge.reporting.opening import banner, environment_failed, plan_line
 from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig
-from sampleforge.topologies.sampler_plan import plan_appo
 from tests.harness import build, resolved, spec_of
 from tests.test_learner import config
 

@@ -17,8 +17,9 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies import ppo_defaults
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
-from sampleforge.topologies.ddppo.wire import plan_ddppo
+from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
     BATCH,
@@ -32,11 +33,11 @@ from sampleforge.topologies.ppo_defaults import (
     reason,
     resolve_defaults,
 )
-from sampleforge.topologies.sampler_plan import Plan, plan_appo
+from sampleforge.topologies.sampler_plan import Plan
 from tests.harness import resolved, spec_of
 
 Settings = dict[str, Any]
-WHERE_CORES_ARE_COUNTED = ("sampler_plan", "ddppo.wire", "ppo_defaults")
+WHERE_CORES_ARE_COUNTED = ("sampler_plan", "appo.plan", "ddppo.plan", "ddppo.wire", "ppo_defaults")
 
 
 def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False, n: int = 0) -> EnvSpec:

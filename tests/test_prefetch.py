@@ -24,8 +24,8 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.session.session import Session
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.appo import wire as appo
+from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.sampler_plan import gathers_ahead
 from sampleforge.workers.learner import LearnerWorker
 from tests.harness import build, updates
 from tests.test_data import some_slots

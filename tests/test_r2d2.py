@@ -13,8 +13,7 @@ from sampleforge.algos.r2d2 import burnt_in, r2d2_loss
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import n_step_windows
-from sampleforge.ops.sequence_priority import sequence_priority
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
 from sampleforge.replay.sequences import Sequences
 from sampleforge.spec import ActionSpec, ArraySpec
 

@@ -11,8 +11,8 @@ import pytest
 
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.sampler_plan import plan_appo
 from tests.fakes.envs import code_reward
 from tests.harness import resolved, rollouts, spec_of
 

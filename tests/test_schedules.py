@@ -9,14 +9,12 @@ import pytest
 from sampleforge.ops.schedules import (
     MAX_LEARNING_RATE,
     MIN_LEARNING_RATE,
-    constant,
     kl_adaptive,
     linear,
 )
 
 
-def test_constant_and_linear() -> None:
-    assert constant(3e-4) == 3e-4
+def test_linear() -> None:
     assert [linear(2.0, p) for p in (-1.0, 0.0, 0.25, 1.0, 3.0)] == [2.0, 2.0, 1.5, 0.0, 0.0]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import sampleforge.topologies.sampler_plan
+import sampleforge.topologies.appo.plan
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.learner import Learner
 from sampleforge.api import train
@@ -21,10 +21,11 @@ from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.batch import Batch
-from sampleforge.session.staleness import StaleExperience
+from sampleforge.session.reporting import StaleExperience
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo.wire import plan_ddppo
-from sampleforge.topologies.sampler_plan import Plan, plan_appo
+from sampleforge.topologies.ddppo.plan import plan_ddppo
+from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.metrics import ReportMetrics
 from tests.harness import build, spec_of, updates
 from tests.rank_threads import on_ranks
@@ -286,9 +287,7 @@ def test_more_than_half_stale_rows_cause_one_warning() -> None:
 
 def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are older than was expected, as those of late actors are."""
-    monkeypatch.setattr(
-        sampleforge.topologies.sampler_plan, "check_asynchronous_lag", lambda *_: None
-    )
+    monkeypatch.setattr(sampleforge.topologies.appo.plan, "check_asynchronous_lag", lambda *_: None)
     chosen = config(
         num_workers=2,
         batch_size=16,
@@ -312,9 +311,7 @@ def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_benchmark_warns_that_its_learner_does_not_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        sampleforge.topologies.sampler_plan, "check_asynchronous_lag", lambda *_: None
-    )
+    monkeypatch.setattr(sampleforge.topologies.appo.plan, "check_asynchronous_lag", lambda *_: None)
     chosen = config(
         num_workers=2,
         batch_size=16,

@@ -18,8 +18,8 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles, value_distribution
+from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
-from sampleforge.ops.value_rescaling import rescale, unrescale
 from sampleforge.replay.transitions import Transitions
 from sampleforge.topologies.apex.plan import resolve_defaults
 from tests.apex_harness import apex_config

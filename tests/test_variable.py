@@ -29,7 +29,8 @@ from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
 from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.builders import ResumePoint, seeded_model
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ddppo.wire import ddppo, plan_ddppo
+from sampleforge.topologies.ddppo.plan import plan_ddppo
+from sampleforge.topologies.ddppo.wire import ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.rank import RankWorker

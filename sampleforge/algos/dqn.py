@@ -15,7 +15,7 @@ from sampleforge.algos.return_scale import typical_size
 from sampleforge.algos.windows import MakeWindows, finish_sequences
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import FinalValues, Floats
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.weights import SharedWeights

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.ops.n_step import FinalValues, Windows, initial_errors, known_windows
+from sampleforge.ops.r2d2 import rescale, slope, unrescale
 from sampleforge.ops.value_distributions import quantile_huber_loss
-from sampleforge.ops.value_rescaling import rescale, slope, unrescale
 
 Floats = npt.NDArray[np.float32]
 NORMAL_QUANTILES = 9

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import DqnOutput, importance_weights
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.sequence_priority import sequence_priority
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
 from sampleforge.replay.sequences import Sequences
 
 

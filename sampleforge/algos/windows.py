@@ -10,7 +10,7 @@ import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
-from sampleforge.ops.sequence_priority import sequence_priority
+from sampleforge.ops.r2d2 import sequence_priority
 from sampleforge.rollouts.slots import TrajectorySlots
 
 

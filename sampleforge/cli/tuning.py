@@ -16,7 +16,6 @@ ORDER = (
     "batch_size",
 )
 """What is tuned, one after the other. The batch comes last: its unit follows from the others."""
-MAY_CHANGE_LEARNING = ("num_envs_per_worker", "precision", "batch_size")
 MAX_STEPS = 3
 """A number is doubled, or halved, so many times at most."""
 

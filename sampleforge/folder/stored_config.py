@@ -9,6 +9,7 @@ the file is read, because that may be on another machine.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from sampleforge.folder.atomic_file import write_atomically
 from sampleforge.folder.trust import IMPORTABLE
 from sampleforge.folder.versions import versions
 from sampleforge.topologies.config import ALGOS
+
+log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
@@ -41,9 +44,11 @@ _MACHINE = {
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
     *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
     "max_policy_lag",  # left open, it follows the number of workers
-    *("keep_driver_weights_in_sync", "num_replay_shards", "prefetch_batches"),
+    *("num_replay_shards", "prefetch_batches"),
     *("samples_per_insert_tolerance", "save_replay"),
 }
+_REMOVED = {"keep_driver_weights_in_sync": "rank 0's weights are always in shared memory"}
+"""Fields of earlier versions that are no more, and why: they are left out, with a notice."""
 _BEFORE_THEY_EXISTED: dict[str, Any] = {
     "rescale_actions": False,
     "noise_correlation": 0.0,
@@ -117,7 +122,9 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
             f"{path} is a config for {found['algo']}, not for {algo}; train {found['algo']} with "
             "it, or give another file (in a run's folder: another --run-dir)"
         )
-    fields = {key: value for key, value in found.items() if key not in HEADER}
+    for name in _REMOVED.keys() & found.keys():
+        log.warning("%s: %s no longer exists and is ignored: %s", path, name, _REMOVED[name])
+    fields = {key: value for key, value in found.items() if key not in {*HEADER, *_REMOVED}}
     if "versions" not in found:
         return fields
     left_open = found.get("left_open") or {}
@@ -164,7 +171,8 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     if _takes_whole_batches(found):
         may_be_open.add("minibatch_size")
     left_open = {name: defaults[name] for name in may_be_open}
-    return config, {**left_open, **(found.get("left_open") or {})}
+    stored_open = found.get("left_open") or {}
+    return config, {**left_open, **{n: v for n, v in stored_open.items() if n not in _REMOVED}}
 
 
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any, fitted: Any) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.models.config import QHeadsConfig
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.r2d2 import rescale, unrescale
 
 
 class ValueDistribution(nn.Module):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.ops.value_rescaling import rescale, unrescale
+from sampleforge.ops.r2d2 import rescale, unrescale
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]

@@ -112,7 +112,7 @@ class Session:
         from sampleforge.env.probe import probe
         from sampleforge.env.scratch import make_cwd_importable
         from sampleforge.folder.opening import open_folder
-        from sampleforge.session.run_files import RunFiles
+        from sampleforge.session.reporting import RunFiles
 
         make_cwd_importable()  # the user's environment and encoder may lie there
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
@@ -142,7 +142,7 @@ class Session:
         from sampleforge.reporting.opening import opening
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
-        from sampleforge.session.staleness import StaleExperience
+        from sampleforge.session.reporting import StaleExperience
         from sampleforge.shared.rings import check_store_order
         from sampleforge.topologies.builders import ResumePoint
         from sampleforge.workers.worker import WorkerContext

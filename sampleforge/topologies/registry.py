@@ -11,13 +11,14 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex import plan as apex_plan
 from sampleforge.topologies.apex.wire import apex, network_maker
+from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.appo.wire import appo
 from sampleforge.topologies.builders import model_maker
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.ddppo.wire import ddppo, plan_ddppo
+from sampleforge.topologies.ddppo.plan import plan_ddppo
+from sampleforge.topologies.ddppo.wire import ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
-from sampleforge.topologies.sampler_plan import plan_appo
 
 NewModel = Callable[[], ActorCritic | QNetwork]
 

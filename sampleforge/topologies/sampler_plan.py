@@ -8,11 +8,11 @@ from typing import Literal
 
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
-from sampleforge.runtime.machine import bf16_instructions, human_bytes, lacking, shared_memory_free
+from sampleforge.runtime.machine import bf16_instructions, human_bytes, shared_memory_free
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, AppoConfig, PpoConfig
-from sampleforge.topologies.policy_lag import PolicyLag, check_asynchronous_lag, policy_lag
+from sampleforge.topologies.config import AnyConfig, PpoConfig
+from sampleforge.topologies.policy_lag import PolicyLag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 
@@ -61,64 +61,6 @@ class Plan(SamplerPlan):
     def batch_size(self) -> int:
         """Env steps per learner batch."""
         return self.slots_per_batch * self.rows * self.rollout
-
-
-def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
-    """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the
-    remedy.
-
-    ``device`` is the resolved device of learner and policy workers.
-    """
-    sampler = plan_sampler(config, spec, device, fills=config.batch_size)
-    if config.compile:
-        check_compilers(device, sampler)
-    shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
-    slots_per_batch = _slots_per_batch(config, shape, sampler.num_workers * sampler.num_splits)
-    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    slots = _slots(config, slots_per_batch, sampler, synchronous)
-    # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
-    all_cores = synchronous and has_image(spec) and not config.serial
-    cores = len(available_cores()) if all_cores else 1
-    # Every slot may wait for the learner, and so may the batch that is gathered ahead.
-    ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
-    batches = 0.0 if synchronous else slots / slots_per_batch + ahead
-    plan = Plan(
-        **sampler.__dict__,
-        slots=slots,
-        slots_per_batch=slots_per_batch,
-        synchronous=synchronous,
-        learner_threads=config.learner_threads or cores,
-        slot_bytes=shape.nbytes(slots),
-        lag=policy_lag(config, slots_per_batch * shape.env_steps, batches),
-    )
-    flags = "--num-envs-per-worker, --rollout, --num-workers or --num-batches-to-accumulate"
-    check_memory(plan, shape, flags)
-    check_minibatch(config, plan)
-    check_asynchronous_lag(config, plan.lag)
-    return plan
-
-
-def check_compilers(device: str, sampler: SamplerPlan) -> None:
-    """Raises ConfigError if the passes of learner or actors cannot be compiled here."""
-    acting = device if sampler.inference == "worker" else "cpu"
-    for where in {device, acting}:
-        missing = lacking(where)
-        if missing:
-            raise ConfigError(
-                f"--compile has torch compile code for the {where}, but {missing}; or leave out "
-                "--compile"
-            )
-
-
-def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
-    """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
-    takes its core from those that learn and sample, and gains nothing (measured:
-    benchmarks/results/learner.md)."""
-    return _gathers_ahead(plan.device, synchronous=plan.synchronous, serial=serial)
-
-
-def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
-    return device.startswith("cuda") and not synchronous and not serial
 
 
 def plan_sampler(
@@ -199,44 +141,6 @@ def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, 
     if found:
         return "bf16", f"Precision bf16 (images on a CPU with {found[0]})"
     return "fp32", "Precision fp32 (this CPU has no instructions for bf16)"
-
-
-def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
-    """How many slots make a batch; asked for in env steps."""
-    if config.batch_size is None:
-        enough = math.ceil(MIN_BATCH / (shape.env_steps * splits))
-        return splits * enough
-    count, rest = divmod(config.batch_size, shape.env_steps)
-    synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    unit = shape.env_steps * (splits if synchronous else 1)
-    if rest or count == 0 or (synchronous and count % splits):
-        below = max(unit, config.batch_size // unit * unit)
-        asked = config.batch_size
-        nearest = sorted({below, below + unit}, key=lambda size: abs(size - asked))
-        what = f"{shape.rows} rows x {shape.rollout} steps"
-        if synchronous:
-            what += f" x {splits} splits (synchronous: each gives its share to every batch)"
-        raise ConfigError(
-            f"--batch-size {config.batch_size} is not a multiple of {unit} = {what}; "
-            f"nearest: {nearest[0]} or {nearest[-1]}"
-        )
-    return count
-
-
-def _slots(
-    config: AppoConfig, slots_per_batch: int, sampler: SamplerPlan, synchronous: bool
-) -> int:
-    """Slots in circulation: this number is the back-pressure.
-
-    Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being
-    written per split, and so many complete ones as may wait. Each actor has the same share, and at
-    least one per split, so none can wait for a slot that only it could free.
-    """
-    if synchronous:
-        return slots_per_batch
-    writing = sampler.num_workers * sampler.num_splits
-    total = writing + config.num_batches_to_accumulate * slots_per_batch
-    return math.ceil(total / sampler.num_workers) * sampler.num_workers
 
 
 def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:

@@ -28,9 +28,6 @@ class RanksConfig(Checked):
     max_rollout_fraction: float = 1.5
     """A rank that is early goes on sampling until enough others have finished, up to this multiple
     of --rollout (1: it waits instead)."""
-    keep_driver_weights_in_sync: bool = True
-    """The driver has rank 0's weights after every update, for evaluation during training. They are
-    in shared memory anyway, so this cannot be switched off."""
     variable_experience: bool = False
     """The env rows of a rank step independently of each other, in threads, and share the steps of
     an update: fast ones give more of them (VER, arXiv 2210.05064). Each split is then one env row,
@@ -43,12 +40,6 @@ class RanksConfig(Checked):
         check_range(self, "rank_timeout", low=0, above=True)
         check_range(self, "sync_fraction min_rollout_fraction", low=0, high=1, above=True)
         check_range(self, "max_rollout_fraction", low=1)
-        if not self.keep_driver_weights_in_sync:
-            raise ConfigError(
-                "--no-keep-driver-weights-in-sync: rank 0 publishes its weights in shared memory "
-                "for its own actor anyway, and the driver reads them there; leave it out "
-                "(a run without --evaluate-interval has no evaluator)"
-            )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
     NewModel,
     NewPolicy,
@@ -23,7 +24,7 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.sampler_plan import Plan, gathers_ahead
+from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
 

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from sampleforge.config import ConfigError
 from sampleforge.distributed.group import Rendezvous
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
@@ -18,10 +16,9 @@ from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.distributed.torch_group import Backend, RendezvousStore
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.rollouts.exchange import SlotExchange
-from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
+from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.processes import available_cores
-from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress, Progress
 from sampleforge.shared.records import EpisodeQueue, Episodes
 from sampleforge.shared.state_snapshot import StateSnapshot
@@ -38,17 +35,13 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import DdppoConfig
+from sampleforge.topologies.ddppo.plan import slot_shape, with_room
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
-from sampleforge.topologies.policy_lag import minibatches, policy_lag
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import (
     Plan,
-    check_memory,
-    check_minibatch,
-    choose_precision,
-    overlaps_inline,
 )
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.batched_inference import BatchedInference
@@ -59,104 +52,6 @@ from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
 from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement
-
-
-def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
-    """Decide what the config leaves open; in the plan a rank is a worker. ``world``: the ranks are
-    started by torchrun. Raises ConfigError with the numbers, the reason and the remedy."""
-    found = World.of_environment()
-    if world is None and found is not None and found.size > 1:
-        raise ConfigError(
-            f"WORLD_SIZE is {found.size}, as torchrun sets it, but this process was not started as "
-            "one of its ranks, and each would train by itself; under torchrun use the command line "
-            "(train.py ddppo), or start it without torchrun"
-        )
-    cores = len(available_cores())
-    image = any(leaf.is_image for leaf in spec.observations.values())
-    ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
-    here = world.local_size if world else ranks
-    even = (config.num_envs_per_worker or 2) % 2 == 0
-    splits = config.num_splits or (2 if overlaps_inline(spec, cores, here) and even else 1)
-    assert config.rollout is not None, "resolve_defaults comes first"
-    envs = _envs_per_rank(config, config.rollout, splits)
-    if config.variable_experience and config.num_splits is None:
-        splits = envs
-    # See `VariableActor`: as many as are filled, and one that each split may have open.
-    slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
-    shape = slot_shape(config, spec, envs // splits, ranks)
-    precision, why_precision = choose_precision(config, device, image)
-    plan = Plan(
-        num_workers=ranks,
-        num_splits=splits,
-        rows=shape.rows,
-        rollout=config.rollout,
-        inference="inline",
-        num_policy_workers=0,
-        slots=ranks * slots,
-        slots_per_batch=splits,
-        synchronous=True,
-        device=device,
-        precision=precision,
-        learner_threads=config.learner_threads or (max(1, cores // here) if image else 1),
-        pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
-        slot_bytes=here * shape.nbytes(slots),
-        reasons=(why_precision,),
-        lag=policy_lag(
-            config,
-            splits * shape.rows * config.rollout,
-            batches=1.0 if config.variable_experience else 0.0,
-        ),
-    )
-    flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
-    check_memory(plan, shape, flags)
-    check_minibatch(config, plan)
-    check_lag(config, plan)
-    return plan
-
-
-def check_lag(config: DdppoConfig, plan: Plan) -> None:
-    """Raises ConfigError if steps that go on through an update would be too old to learn from: they
-    are the slowest, which are to count."""
-    updates = plan.lag.steps_per_batch
-    if plan.lag.versions > plan.lag.limit:
-        raise ConfigError(
-            f"with --variable-experience steps go on through an update of {updates} gradient steps "
-            f"({config.num_epochs} epochs x {minibatches(config, plan.batch_size)} minibatches), "
-            f"but none is learned from that is older than {plan.lag.limit} (--max-policy-lag); "
-            f"use at least --max-policy-lag {2 * updates}, or leave it out"
-        )
-
-
-def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
-    state, variable = config.model.state_size, config.variable_experience
-    assert config.rollout is not None, "resolve_defaults comes first"
-    rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
-    return SlotShape(rollout, rows, spec, state, variable=variable)
-
-
-def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
-    """``count``, and what a rank that is early may add to it while it waits for others."""
-    return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
-
-
-def _envs_per_rank(config: DdppoConfig, rollout: int, splits: int) -> int:
-    """Env rows of a rank: as asked for, or those that fill the batch."""
-    envs, batch = config.num_envs_per_worker, config.batch_size
-    assert envs is not None or batch is not None, "resolve_defaults comes first"
-    if envs is not None and envs % splits:
-        raise ConfigError(
-            f"--num-envs-per-worker {envs} (of one rank) cannot be split into {splits} equal "
-            f"parts; use a multiple of {splits} or another --num-splits"
-        )
-    unit = rollout * (envs or splits)
-    if batch is not None and (batch != unit if envs else batch % unit):
-        near = unit if envs else max(unit, round(batch / unit) * unit)
-        what = f"{envs} envs" if envs else f"a multiple of {splits} envs (--num-splits)"
-        raise ConfigError(
-            f"--batch-size {batch} is not {what} x {rollout} steps (--rollout): a rank "
-            f"learns from one rollout of each of its envs; leave it out, or use {near}"
-        )
-    return envs or (batch or 0) // rollout
 
 
 def ddppo(

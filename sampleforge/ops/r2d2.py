@@ -1,6 +1,7 @@
-"""The invertible squashing of value targets (Pohlen et al. 2018, arXiv 1805.11593).
+"""What R2D2 adds to Q-learning (Kapturowski et al. 2019): rescaled value targets, and the priority of
+a sequence.
 
-h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x keeps returns of any size within what one network can
+The rescaling is Pohlen et al. 2018, arXiv 1805.11593. h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x keeps returns of any size within what one network can
 learn, without clipping rewards.
 """
 
@@ -35,3 +36,17 @@ def unrescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
 def slope(x: Tensor, epsilon: float = EPSILON) -> Tensor:
     """Return h'(x), elementwise."""
     return 0.5 / (x.abs() + 1).sqrt() + epsilon
+
+
+ETA = 0.9
+"""R2D2's value: one large error counts, however long the sequence is."""
+
+
+def sequence_priority(errors: Tensor, counted: Tensor, eta: float = ETA) -> Tensor:
+    """Return eta max_t |error| + (1 - eta) mean_t |error| [B] over the steps that are ``counted``.
+
+    ``errors`` float [T, B], ``counted`` bool [T, B]. A sequence without a counted step has 0.
+    """
+    sizes = errors.abs().masked_fill(~counted, 0.0)
+    mean = sizes.sum(0) / counted.sum(0).clamp(min=1)
+    return eta * sizes.amax(0) + (1 - eta) * mean
