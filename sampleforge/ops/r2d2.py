@@ -1,8 +1,8 @@
-"""What R2D2 adds to Q-learning (Kapturowski et al. 2019): rescaled value targets, and the priority of
-a sequence.
+"""What R2D2 adds to Q-learning (Kapturowski et al. 2019): rescaled values, priorities of sequences.
 
-The rescaling is Pohlen et al. 2018, arXiv 1805.11593. h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x keeps returns of any size within what one network can
-learn, without clipping rewards.
+The rescaling h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x is invertible (Pohlen et al. 2018, arXiv
+1805.11593). It keeps returns of any size within what one network can learn, without clipping
+rewards. The priority of a sequence is that of section 2.3.
 """
 
 from __future__ import annotations
