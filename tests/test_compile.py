@@ -114,7 +114,7 @@ def test_a_gpu_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_debugger_gets_into_compiled_code() -> None:
-    with pytest.raises(ConfigError, match="serial is for debugging"):
+    with pytest.raises(ConfigError, match="serial mode is for debugging"):
         AppoConfig(env="CartPole-v1", serial=True, compile=True)
 
 

@@ -132,14 +132,13 @@ for name in ("Registers-v0", "Plain", "Twin"):
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module that registers ids when it is imported; found through the working directory."""
-    before = dict(gym.registry)
     (tmp_path / "registers_ids.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield "registers_ids"
     sys.modules.pop("registers_ids", None)
-    gym.registry.clear()
-    gym.registry.update(before)
+    for name in [name for name in gym.registry if f'"{name}"' in MODULE]:
+        del gym.registry[name]
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_checkpoint_of_before_is_loaded_with_its_predictions() -> None:
     """They were in the rewards' own unit."""
     old = learner_of(config(normalise_returns=False))
     tensors, plain = old.state()
-    del tensors["model/value_scale"], tensors["target/value_scale"]
+    del tensors["model/value_scale"], tensors["target/value_scale"], plain["hyperparameters"]
     learner = learner_of(config(learning_rate=1e-12))
     learner.load(tensors, plain)
     learner.update(rewarded(size=50.0), 0.4, 0.0)

@@ -63,11 +63,8 @@ def histories(batches: list[Batch]) -> dict[int, dict[str, np.ndarray]]:
 def test_every_batch_row_is_sampled_exactly_once_from_its_env_and_step(
     inference: str, splits: int, policy_workers: int
 ) -> None:
-    sampled = list(
-        rollouts(
-            config(inference=inference, num_splits=splits, num_policy_workers=policy_workers), 60
-        )
-    )
+    served_by = {"num_policy_workers": policy_workers} if inference == "worker" else {}
+    sampled = list(rollouts(config(inference=inference, num_splits=splits, **served_by), 60))
     found = histories(sampled)
     assert len(found) == 12
     for env, steps in found.items():

@@ -184,7 +184,7 @@ def test_another_layout_is_refilled_and_said_so(tmp_path: Path) -> None:
 
 
 def test_a_damaged_replay_is_refilled_and_said_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
     updates = train(config(run, 1500)).summary["updates"]
@@ -194,7 +194,7 @@ def test_a_damaged_replay_is_refilled_and_said_so(
     data[-1] ^= 1
     path.write_bytes(data)
     assert train(config(run, 1600)).summary["updates"] == updates
-    assert f"replay {kept}: the saved one is refused" in capsys.readouterr().err
+    assert f"replay {kept}: the saved one is refused" in log_of(run)
     assert "checksum of shard-0-0.npy is wrong" in log_of(run)
 
 
@@ -251,7 +251,7 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
         (kept,) = replays_in(run)
         archive = trainer.session.graph.group.archive
         monkeypatch.setattr(type(archive), "answered", property(lambda self: False))
-        os.kill(os.getpid(), signal.SIGINT)
+        trainer.session.interrupt()
         for _ in reports:
             pass
     assert replays_in(run) == [kept] and list((run / "checkpoints").glob(".*")) == []

@@ -346,7 +346,7 @@ def test_two_ranks_learn_what_one_with_all_their_env_rows_learns(advantage: str,
 
 
 def test_invalid_settings_of_variable_experience_are_refused() -> None:
-    with pytest.raises(ConfigError, match="variable_experience the steps come in the order"):
+    with pytest.raises(ConfigError, match="with variable experience the order of the steps varies"):
         config(serial=True)
     with pytest.raises(ConfigError, match=r"7 does not divide the batch of 40 .* nearest: 8"):
         planned(config(minibatch_size=7))
