@@ -127,7 +127,7 @@ class WorkerEnd:
         self._next_look = 0.0
 
     def answer(self, worker: Worker) -> None:
-        """Answer a request of the driver, if there is one. Looking takes 4 us, so that a busy worker
+        """Answer a request of the driver, if there is one. A look takes 4 us, so that a busy worker
         looks only every `LOOK` s."""
         now = perf_counter()
         if now < self._next_look:
