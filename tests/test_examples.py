@@ -14,7 +14,7 @@ from tests.litter import REPO
 
 EXAMPLES = sorted((REPO / "examples").glob("*.py"))
 LEARNED = {
-    "custom_callback": (r"stopped at a mean return of (\S+)", 150.0),
+    "custom_callback": (r"stopped at a mean return of ([\d.]+)", 150.0),
     "custom_env": (r"with the trained policy: (\S+)", 0.8),
     "custom_model": (r"last 100 episodes: (\S+)", 60.0),
     "step_by_step": (r"newest weights: (\d+) steps", 100.0),
