@@ -41,7 +41,7 @@ PIXELS_PER_CELL = 16
 @functools.cache
 def game_module(game: str) -> ModuleType:
     """MinAtar's module of one game, without ``import minatar``: that imports matplotlib and
-    seaborn, which takes a second per process, for a display that nobody opens."""
+    seaborn, which takes a second per process, for a display that is never opened."""
     package = importlib.util.find_spec("minatar")
     assert package is not None and package.origin is not None, "the registry checks this"
     path = Path(package.origin).parent / "environments" / f"{game}.py"

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def _log(message: str) -> None:
-    """Once per process and message. A deprecated word in gymnasium's model file concerns nobody."""
+    """Log a message of MuJoCo, which comes once per process. A deprecated word in gymnasium's model
+    file needs no action, so that it is no warning."""
     log.log(logging.INFO if "deprecated" in message else logging.WARNING, "MuJoCo: %s", message)
 
 

@@ -231,7 +231,7 @@ def test_presets_learn_from_as_much_as_appos_do(name: str) -> None:
 
 
 def test_torchrun_is_refused_where_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From Python every process would train by itself, and nobody would notice."""
+    """From Python every process would train by itself, without a sign of it."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="RANK or WORLD_SIZE is set"):

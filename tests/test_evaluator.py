@@ -63,7 +63,7 @@ class OneWeight(torch.nn.Module):
 
 
 class Bench:
-    """An evaluator of `OneWeight` on CodeEnv, with the test in everybody else's place."""
+    """An evaluator of `OneWeight` on CodeEnv; the test does the work of all other workers."""
 
     def __init__(self, *, interval: int = 1000, episodes: int = 20, earlier_steps: int = 0) -> None:
         self.model = OneWeight()

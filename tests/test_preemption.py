@@ -85,7 +85,7 @@ def test_a_rank_does_not_keep_sampling_in_rounds_shorter_than_the_boards_latency
 
 
 def test_rollouts_that_restart_after_a_lost_rank_do_not_count_as_complete() -> None:
-    """Whoever had its steps, and whoever is replaced, samples again."""
+    """The rank that had its steps samples again, as does the one that is replaced."""
     board = RolloutBoard(2)
     here, lost = (Preemption(board, rank, 2, 16, 1.0, 0.25) for rank in range(2))
     for rank in (here, lost):

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from sampleforge.api import train
+from sampleforge.benchmark import Benchmark, run_benchmark
 from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 from sampleforge.shared.records import EpisodeRecord
@@ -112,6 +113,21 @@ def test_ctrl_c_in_a_notebook_saves_and_raises(tmp_path: Path) -> None:
         train(config(tmp_path, train_for_env_steps=10**9), callbacks=[Interrupting()])
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
     assert list((tmp_path / "checkpoints").glob("*.safetensors"))
+
+
+def test_a_benchmark_that_fails_before_the_start_releases_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("the simulators cannot be measured")
+
+    monkeypatch.setattr(Benchmark, "measure_peak", fails)
+    session = Session(config(tmp_path, benchmark=True))
+    session.open()
+    with pytest.raises(OSError, match="cannot be measured"):
+        run_benchmark(session)
+    again = train(config(tmp_path))
+    assert again.summary["status"] == "finished", "its lock is free, while the session is held"
 
 
 def test_messages_have_levels(tmp_path: Path) -> None:

@@ -285,14 +285,15 @@ def test_more_than_half_stale_rows_cause_one_warning() -> None:
         assert part in text
 
 
-def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are older than was expected, as those of late actors are."""
+def mostly_stale(monkeypatch: pytest.MonkeyPatch, **more: Any) -> AppoConfig:
+    """A serial run whose rows are older than was expected, as those of late actors are."""
     monkeypatch.setattr(sampleforge.topologies.appo.plan, "check_asynchronous_lag", lambda *_: None)
-    chosen = config(
-        num_workers=2,
-        batch_size=16,
-        max_policy_lag=0,
-        serial=True,
+    return config(num_workers=2, batch_size=16, max_policy_lag=0, serial=True, **more)
+
+
+def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = mostly_stale(
+        monkeypatch,
         quiet=True,
         report_interval=0.2,
         train_for_env_steps=2000,
@@ -311,12 +312,8 @@ def test_a_run_warns_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_benchmark_warns_that_its_learner_does_not_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sampleforge.topologies.appo.plan, "check_asynchronous_lag", lambda *_: None)
-    chosen = config(
-        num_workers=2,
-        batch_size=16,
-        max_policy_lag=0,
-        serial=True,
+    chosen = mostly_stale(
+        monkeypatch,
         benchmark=True,
         benchmark_seconds=1.0,
         benchmark_peak=False,

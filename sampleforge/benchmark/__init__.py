@@ -51,7 +51,8 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
     benchmark = Benchmark(session.graph, context, config.benchmark_seconds, go_on, session.message)
     if config.benchmark_peak:
         alone = benchmark.simulators()
-        benchmark.measure_peak(session.runner_of(alone), alone)
+        with session.ending_on_error():
+            benchmark.measure_peak(session.runner_of(alone), alone)
     with session:
         result = benchmark.measure_system(session.runner)
         if result is not None:

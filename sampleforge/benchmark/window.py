@@ -29,7 +29,7 @@ BATCH_LIMIT = 120.0
 class Window:
     """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
     ``busy``: processor seconds per second of each process; ``idle_cores``: of the cores that we may
-    use, how many nobody used; ``lag``: policy lag, mean and max, in versions and in updates of a
+    use, how many were idle; ``lag``: policy lag, mean and max, in versions and in updates of a
     batch, if there was a learner; ``stale``: the share of rows that were too old to learn from."""
 
     seconds: float

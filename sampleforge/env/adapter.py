@@ -221,8 +221,9 @@ class ObservationAdapter:
         return flat.astype(np.bool_)
 
     def check_masks(self, masks: Array, ended: Array) -> None:
-        """Open the masks [rows, n] of final observations, where nobody acts (an empty one would be
-        a NaN in the policy); raise ConfigError for a row that has to act and may not."""
+        """Allow every action in the masks [rows, n] of final observations, from which no action is
+        taken (an empty mask would be a NaN in the policy). Raises ConfigError for a row that has
+        to act and whose mask allows no action."""
         masks[ended] = True
         free = np.logical_or.reduceat(masks, self._groups, axis=1).all(axis=1)
         if not free.all():

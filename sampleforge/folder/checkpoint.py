@@ -272,4 +272,4 @@ def _finite(value: float | None) -> float | None:
 
 
 def _nothing(_: str) -> None:
-    """For a save, which has nobody to tell: the manifest is written anew anyway."""
+    """Drop a note: a save writes the manifest anew, so that what was wrong with it is mended."""

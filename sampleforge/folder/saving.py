@@ -75,12 +75,14 @@ class Saving:
         state: Callable[[], dict[str, Any]],
         timeout: float,
         log: Log,
-    ) -> None:
-        """Have everything saved. ``ask`` gets the learner's answer, ``wait`` lets the workers go on
-        for a moment, ``state`` is the session's own part,
-        ``log`` is told of what takes long. Raises CheckpointNotWritten if something
-        cannot; the checkpoint before stays, and if it was the replay, there is one with the replay
-        before."""
+    ) -> int:
+        """Have everything saved; returns the env steps of the checkpoint.
+
+        ``ask`` gets the learner's answer, ``wait`` lets the workers go on for a moment, ``state``
+        returns the session's own part, and ``log`` is told of what takes long. Raises
+        CheckpointNotWritten if something cannot be saved: the checkpoint before stays, and if it
+        was the replay, there is a new checkpoint with the replay before.
+        """
         replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, log)
         env_steps = self._env_steps()
         milestone = self._is_milestone(env_steps)
@@ -91,6 +93,7 @@ class Saving:
         self._replays.prune(replay)
         if replay_problem is not None:
             raise CheckpointNotWritten(replay_problem)
+        return env_steps
 
     def _is_milestone(self, env_steps: int) -> bool:
         """Whether a milestone lies between the last checkpoint and this one."""

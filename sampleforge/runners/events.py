@@ -1,9 +1,9 @@
-"""The driver's end of all event queues: one thread reads them, and survives a dead writer.
+"""The driver's end of all event queues: one thread reads them, whatever happens to a writer.
 
 A faster-fifo queue has a plain mutex, which no time-out covers: a worker that is killed while it
-holds the mutex leaves it locked for ever, and whoever takes it next never returns. So each life of
-a worker has a queue of its own, only this thread reads them, and when it has stuck on one, thread
-and queue are abandoned and counted, and a new thread reads the others.
+holds the mutex leaves it locked for ever, and the next thread that takes it never returns. So each
+life of a worker has a queue of its own, and only this thread reads them. When it sticks at one,
+thread and queue are abandoned and counted, and a new thread reads the others.
 """
 
 from __future__ import annotations

@@ -40,15 +40,15 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """The instruction sets with which the processor computes in bfloat16 itself; without any, bf16
-    is slower than fp32. Empty too where nobody says."""
+    """Return the processor's instruction sets for bfloat16; without any, bf16 is slower than fp32.
+    Empty, too, on a system without /proc/cpuinfo."""
     if not cpuinfo.is_file():
         return []
     return sorted(_BF16 & set(re.findall(r"\w+", cpuinfo.read_text())))
 
 
 def shared_memory_free() -> int | None:
-    """Bytes that may be put into shared memory now, or None where nobody says (no /dev/shm)."""
+    """Return the bytes that fit into shared memory now, or None on a system without /dev/shm."""
     if not os.path.isdir("/dev/shm"):
         return None
     stat = os.statvfs("/dev/shm")

@@ -67,8 +67,8 @@ class Checkpoints(Callback):
             return session.runner.ask(self._group.learner, kind, about, timeout)
 
         about = partial(_state, session)
-        self._saving.save(ask, session.work, about, timeout, session.message)
-        session.checkpoint_written()
+        env_steps = self._saving.save(ask, session.work, about, timeout, session.message)
+        session.checkpoint_written(env_steps)
 
     def _save_snapshot(self, session: Session) -> None:
         """Write the checkpoint in the place of a learner that does not do so in time."""
@@ -85,13 +85,13 @@ class Checkpoints(Callback):
             return None
 
         about = partial(_state, session)
-        self._saving.save(write, lambda: None, about, 0.0, session.message)
+        env_steps = self._saving.save(write, lambda: None, about, 0.0, session.message)
         session.message(
             f"the learner did not write the checkpoint in time: it holds update "
             f"{plain['version']:,}, as kept in shared memory",
             "warning",
         )
-        session.checkpoint_written()
+        session.checkpoint_written(env_steps)
 
 
 def _state(session: Session) -> dict[str, Any]:

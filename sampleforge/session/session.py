@@ -96,14 +96,14 @@ class Session:
 
     def open(self) -> None:
         """Try the environment, open the run folder, wire the topology: nothing runs yet."""
-        with self._ending_on_error():
+        with self.ending_on_error():
             self._open()
             self._wire()
         self._is_open = True
 
     def start(self) -> None:
         """Start the workers of an open session."""
-        with self._ending_on_error():
+        with self.ending_on_error():
             self._start()
 
     def _open(self) -> None:
@@ -257,9 +257,10 @@ class Session:
                 self.statistics.take_episode_stats(event.payload)
                 continue
             level, text = event.payload
-            if level == "warning" and text in self._warnings_told:
-                level = "debug"
-            self._warnings_told.add(text)
+            if level == "warning":
+                if text in self._warnings_told:
+                    level = "debug"
+                self._warnings_told.add(text)
             self.message(text, "warning" if level == "critical" else level, event.source)
 
     def report(self) -> dict[str, float]:
@@ -286,10 +287,10 @@ class Session:
         """Write a checkpoint now. Raises OSError if it cannot be written."""
         self.checkpoints.save(self)
 
-    def checkpoint_written(self) -> None:
-        """Tell the callbacks that there is a new checkpoint."""
+    def checkpoint_written(self, env_steps: int) -> None:
+        """Tell the callbacks that there is a new checkpoint, of so many env steps."""
         for callback in self._callbacks:
-            callback.on_checkpoint(self, self.graph.progress.env_steps)
+            callback.on_checkpoint(self, env_steps)
 
     def restarted(self, text: str) -> None:
         """Tell the callbacks, and the user, that a worker was restarted."""
@@ -353,8 +354,8 @@ class Session:
         except OSError as problem:
             self.alert(f"after {describe(error)}: {problem}")
 
-    def _ending_on_error(self) -> ExitStack:
-        """A context that ends the session with what is raised in it."""
+    def ending_on_error(self) -> ExitStack:
+        """Return a context that ends an open session with the error that is raised in it."""
         stack = ExitStack()
 
         def end(kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -379,7 +380,7 @@ class Session:
             self.folder.write_summary(summary)
             for callback in self._callbacks:
                 callback.on_end(self, summary)
-            self._runner = None  # and with it what refers to this session
+            self._runner = None  # it refers back to this object, which is freed at once now
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
         status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"

@@ -123,7 +123,8 @@ def make_learner(
 
 
 def first_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
-    """Weights as the run begins, published: nobody need wait for the learner's process."""
+    """Return the weights that the run begins with, already published, so that no worker has to wait
+    for the learner's process."""
     model = new_model()
     version = 0 if start.resume is None else start.resume.weights(model)
     weights = SharedWeights(model.state_dict())
@@ -190,7 +191,7 @@ def acting_device(plan: SamplerPlan) -> str:
 
 
 def policy_seed(index: int, start: ResumePoint) -> int:
-    """Of what the ``index``-th policy draws."""
+    """Return the seed of the action sampling of the ``index``-th policy."""
     return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
 
 

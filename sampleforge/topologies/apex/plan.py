@@ -152,8 +152,8 @@ def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
 
 
 def _support(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
-    """Where the atoms of a categorical distribution begin and end, if that was left open. Raises
-    ConfigError where nobody can know it but the user."""
+    """Return the ends of the support of a categorical distribution that were not given. Raises
+    ConfigError where they cannot be derived from the observations."""
     if config.value_distribution != "c51":
         return {}
     paper = {"v_min": -10.0, "v_max": 10.0}
