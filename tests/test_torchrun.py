@@ -27,7 +27,7 @@ from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.torchrun import backend_and_device, check_world
 from sampleforge.torchrun import follower_graph
 from sampleforge.workers.rank_sync import MetricsSync
-from tests.rank_threads import on_ranks
+from tests.support.rank_threads import on_ranks
 
 VARIABLES = {
     "RANK": "3",
