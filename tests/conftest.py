@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -34,9 +34,12 @@ from types import FrameType
 import psutil
 import pytest
 
-from tests.support.litter import REPO, SESSION, Footprint
+from tests.support import REPO
+from tests.support.litter import SESSION, Footprint
 from tests.support.processes import (
     GRACE_S,
+    RunCli,
+    StartCli,
     end_session,
     kill,
     our_processes,
@@ -165,10 +168,6 @@ def stop_multiprocessing_helpers() -> Iterator[None]:
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     gc.collect()  # objects that would call the tracker, and so start it again, when they go
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
-
-
-StartCli = Callable[..., "subprocess.Popen[str]"]
-RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

@@ -13,45 +13,10 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
-from sampleforge.models.config import ModelConfig
-from sampleforge.models.q_network import GreedyActions, QNetwork
+from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.r2d2 import rescale, unrescale
-from sampleforge.replay.transitions import Transitions
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.spec import ActionSpec, ArraySpec
-
-ACTIONS = 4
-OBSERVATIONS = {"obs": ArraySpec((3,), "float32")}
-MASKED = {**OBSERVATIONS, "action_mask": ArraySpec((ACTIONS,), "int8")}
-DISCRETE = {"action": ActionSpec("discrete", (), "int64", (ACTIONS,))}
-
-
-def network(seed: int, masked: bool = False, dueling: bool = True, head_size: int = 0) -> QNetwork:
-    torch.manual_seed(seed)
-    config = ModelConfig(encoder="mlp", hidden_sizes=(8,), normalise_observations=False)
-    observations = MASKED if masked else OBSERVATIONS
-    return QNetwork(config, observations, DISCRETE, dueling=dueling, head_size=head_size)
-
-
-def transitions(batch: int = 6, masked: bool = False, seed: int = 0) -> Transitions:
-    torch.manual_seed(seed)
-    obs = {"obs": torch.randn(batch, 3)}
-    following = {"obs": torch.randn(batch, 3)}
-    discount = torch.full((batch,), 0.97)
-    discount[::3] = 0.0
-    if masked:
-        for leaves in (obs, following):
-            leaves["action_mask"] = torch.randint(0, 2, (batch, ACTIONS), dtype=torch.int8)
-            leaves["action_mask"][:, 0] = 1
-        following["action_mask"][::3] = 0  # a final observation allows nothing
-    return Transitions(
-        obs=obs,
-        action=torch.randint(0, ACTIONS, (batch,)),
-        returns=torch.randn(batch),
-        discount=discount,
-        next_obs=following,
-        scaled_probability=torch.rand(batch, dtype=torch.float64) + 0.1,
-    )
+from tests.support.q_learning import ACTIONS, network, transitions, weights_of
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -130,10 +95,6 @@ def learner(**kwargs: Any) -> DqnLearner:
     }
     config = DqnConfig(**{**defaults, **kwargs})
     return DqnLearner(network(1), config, device=torch.device("cpu"), precision="fp32")
-
-
-def weights_of(model: QNetwork) -> torch.Tensor:
-    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
 def test_the_target_network_follows_every_so_many_learner_steps() -> None:

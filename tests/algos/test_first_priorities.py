@@ -27,10 +27,10 @@ from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.workers.metrics import Divergence
-from tests.algos.test_value_distributions import HEADS
-from tests.ops.test_n_step import random_rollout
 from tests.support.apex_graphs import apex_config, build_apex, serial_rounds, with_learner
 from tests.support.graphs import spec_of
+from tests.support.q_learning import HEADS
+from tests.support.random_rollouts import random_rollout
 
 
 def test_first_priorities_are_losses_of_normal_distributions() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from sampleforge.algos.learner import Learner
 from sampleforge.config import ConfigError
-from tests.algos.test_learner import config, learner_of, one_batch
+from tests.support.learners import config, learner_of, one_batch
 
 
 def weights(learner: Learner) -> list[torch.Tensor]:

@@ -17,9 +17,9 @@ from sampleforge.ops.distributions import ActionDistribution
 from sampleforge.ops.schedules import MAX_LEARNING_RATE, MIN_LEARNING_RATE
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig
-from tests.algos.test_learner import config, learner_of, one_batch
-from tests.ops.test_distributions import MIXED, SPACES, parameters
+from tests.support.action_spaces import MIXED, SPACES, parameters
 from tests.support.graphs import updates
+from tests.support.learners import config, learner_of, one_batch
 
 TARGET = 0.01
 

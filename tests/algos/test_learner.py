@@ -11,50 +11,9 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import AppoLossConfig, LearnerConfig
 from sampleforge.algos.experience import experience_of, minibatches
-from sampleforge.algos.learner import Learner
-from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.config import ModelConfig
-from sampleforge.rollouts.batch import Batch
-from sampleforge.topologies.builders import seeded_model
-from sampleforge.topologies.config import AppoConfig
 from tests.support.envs import episode_length
-from tests.support.graphs import resolved, rollouts, spec_of, updates
-
-SMALL = ModelConfig(hidden_sizes=(16,), core_size=8, cnn_features=16)
-
-
-def config(**kwargs: object) -> AppoConfig:
-    chosen = AppoConfig(
-        **{
-            "env": "tests.support.envs:CodeEnv",
-            "num_workers": 1,
-            "num_envs_per_worker": 4,
-            "num_splits": 2,
-            "learner_threads": 1,  # several add up in another order: 1.1e-5 instead of 1e-6
-            "rollout": 8,
-            "batch_size": 64,
-            "async_rl": True,
-            "learning_rate": 1e-3,
-            "model": SMALL,
-            **kwargs,
-        }  # type: ignore[arg-type]
-    )
-    return resolved(chosen, spec_of(chosen))
-
-
-def model_of(config: AppoConfig) -> ActorCritic:
-    return seeded_model(config.model, spec_of(config), seed=1)
-
-
-def learner_of(config: AppoConfig) -> Learner:
-    return Learner(
-        model_of(config),
-        AppoLoss(config, config.gamma),
-        config,
-        device=torch.device("cpu"),
-        precision="fp32",
-        seed=1,
-    )
+from tests.support.graphs import rollouts, updates
+from tests.support.learners import SMALL, config, learner_of, model_of, one_batch
 
 
 @pytest.mark.parametrize("core", ["none", "gru", "lstm"])
@@ -175,10 +134,6 @@ def test_same_step_environments_have_their_final_observations_valued(
                 assert batch.is_first[t + 1, row]
                 found += 1
     assert found > 10
-
-
-def one_batch(config: AppoConfig) -> Batch:
-    return next(rollouts(config, 1))
 
 
 @pytest.mark.parametrize("advantage", ["vtrace", "gae"])

@@ -16,9 +16,9 @@ from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import SampledPolicy
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.shared.weights import SharedWeights
-from tests.algos.test_dqn import network, transitions
-from tests.algos.test_learner import config
 from tests.support.graphs import updates
+from tests.support.learners import config
+from tests.support.q_learning import network, transitions
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -16,11 +16,11 @@ from sampleforge.api import Trainer
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from tests.algos.test_learner import config as code_config
-from tests.algos.test_learner import learner_of, one_batch
-from tests.learning.test_appo import config as learning_config
-from tests.learning.test_appo import learn
 from tests.support.graphs import resolved, spec_of, updates
+from tests.support.learners import config as code_config
+from tests.support.learners import learner_of, one_batch
+from tests.support.learning import config as learning_config
+from tests.support.learning import learn
 
 SIZES = [1e-6, 1.0, 1e6]
 

@@ -21,9 +21,9 @@ from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.config import ApexConfig
-from tests.algos.test_dqn import DISCRETE, OBSERVATIONS, network, transitions
 from tests.support.apex_graphs import apex_config, build_apex, serial_rounds
 from tests.support.graphs import spec_of
+from tests.support.q_learning import DISCRETE, OBSERVATIONS, network, transitions
 
 CPU = torch.device("cpu")
 QUANTILE: dict[str, Any] = {"value_distribution": "quantile", "num_atoms": 11}

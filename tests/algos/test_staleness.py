@@ -27,11 +27,11 @@ from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.metrics import ReportMetrics
-from tests.algos.test_averaging import batches, rows
-from tests.algos.test_averaging import config as rank_config
-from tests.algos.test_averaging import learner_of as rank_learner
-from tests.algos.test_learner import config, learner_of, one_batch
 from tests.support.graphs import build, spec_of, updates
+from tests.support.learners import config, learner_of, one_batch
+from tests.support.rank_learners import batches, rows
+from tests.support.rank_learners import config as rank_config
+from tests.support.rank_learners import learner_of as rank_learner
 from tests.support.rank_threads import on_ranks
 
 NEW, OLD = 1000, 0

@@ -22,14 +22,9 @@ from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
 from sampleforge.replay.transitions import Transitions
 from sampleforge.topologies.apex.plan import resolve_defaults
-from tests.algos.test_dqn import ACTIONS, DISCRETE, MASKED, OBSERVATIONS, transitions
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of
-
-HEADS: dict[str, dict[str, Any]] = {
-    "c51": {"value_distribution": "c51", "num_atoms": 7, "v_min": -1.5, "v_max": 3.0},
-    "quantile": {"value_distribution": "quantile", "num_atoms": 5},
-}
+from tests.support.q_learning import ACTIONS, DISCRETE, HEADS, MASKED, OBSERVATIONS, transitions
 
 
 def network(config: DqnConfig, seed: int, masked: bool = False) -> QNetwork:

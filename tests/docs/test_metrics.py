@@ -14,8 +14,8 @@ import pytest
 from sampleforge.api import train
 from sampleforge.reporting.tags import GROUPS, OTHERS, group_of, tag
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
+from tests.support import REPO
 from tests.support.apex_graphs import apex_config
-from tests.support.litter import REPO
 
 SHORT: dict[str, Any] = {
     **{"serial": True, "quiet": True, "train_for_env_steps": 5000, "report_interval": 0.5},

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sampleforge.cli.train import parse_config
-from tests.conftest import RunCli
-from tests.support.litter import REPO
+from tests.support import REPO
+from tests.support.processes import RunCli
 
 PAGES = [
     *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunCli, StartCli
-from tests.support.processes import session_members
+from tests.support.processes import RunCli, StartCli, session_members
 from tests.support.runs import summary, train, until, until_trained, worker
 
 FAKES = "tests.support.envs"

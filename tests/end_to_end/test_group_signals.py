@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from sampleforge.folder.checkpoint import CheckpointStore
-from tests.conftest import RunCli, StartCli
-from tests.support.litter import REPO
-from tests.support.processes import end_session
+from tests.support import REPO
+from tests.support.processes import RunCli, StartCli, end_session
 from tests.support.runs import last_report, summary, until, until_trained, worker
 
 WITHIN_S = 20.0

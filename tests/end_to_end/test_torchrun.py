@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sampleforge.reporting.metrics_file import read_metrics
-from tests.support.litter import REPO
+from tests.support import REPO
 from tests.support.processes import kill
 
 FLAGS = [

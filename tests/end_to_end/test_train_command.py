@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunCli, StartCli
+from tests.support.processes import RunCli, StartCli
 from tests.support.runs import summary, train, until_trained
 
 SUMMARY = {

@@ -24,9 +24,9 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.spec import ACTION, ActionSpec, action_specs, rescaled
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
-from tests.folder.test_resume import newest
-from tests.learning.test_appo import learn
 from tests.support.graphs import spec_of
+from tests.support.learning import learn
+from tests.support.runs import newest
 
 AIM = "tests.support.envs:AimEnv"
 TRUSTED = Trust(everything=True)

@@ -18,8 +18,8 @@ from sampleforge.reporting.env_restarts import EnvironmentFails, EnvRestarts
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.progress import Goal
 from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
-from tests.conftest import RunCli, StartCli
 from tests.support.envs import FlakyEnv
+from tests.support.processes import RunCli, StartCli
 from tests.support.runs import last_report, summary, until, worker
 
 FLAKY = "tests.support.envs:FlakyEnv"

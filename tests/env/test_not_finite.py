@@ -27,11 +27,10 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.workers.metrics import DivergedError
-from tests.conftest import RunCli
-from tests.folder.test_resume import newest
 from tests.support.envs import code_reward
 from tests.support.graphs import rollouts
-from tests.support.runs import summary
+from tests.support.processes import RunCli
+from tests.support.runs import newest, summary
 
 FAKES = "tests.support.not_finite_envs"
 ROWS, STEPS, LENGTH = 4, 100, 8

@@ -15,7 +15,7 @@ from sampleforge.env.probe_child import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector
 from sampleforge.spec import ACTION_MASK, action_specs
-from tests.env.test_vectors import buffers, play
+from tests.support.env_vectors import buffers, play
 from tests.support.envs import MixedActionEnv, RaisingEnv
 
 FAKES = "tests.support.envs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,19 +12,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_single, make_vector
-from sampleforge.env.vector import EnvVector, StepOut
-from tests.env.test_vectors import buffers
-
-
-def rollout(vector: EnvVector, actions: Any) -> list[StepOut]:
-    """One StepOut per step; the first observations in front."""
-    found = [buffers(vector.spec, vector.num_rows)]
-    vector.reset(found[0].obs)
-    for action in actions:
-        found.append(buffers(vector.spec, vector.num_rows))
-        vector.send({"action": action})
-        vector.recv(found[-1])
-    return found
+from tests.support.env_vectors import rollout
 
 
 def test_cartpole_is_gymnasiums_to_the_bit() -> None:

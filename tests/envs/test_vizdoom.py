@@ -21,9 +21,8 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
 from sampleforge.env.registry import families, make_single, make_vector
-from tests.conftest import StartCli
-from tests.envs.test_families import rollout
-from tests.support.processes import session_members
+from tests.support.env_vectors import rollout
+from tests.support.processes import StartCli, session_members
 
 pytest.importorskip("vizdoom.gymnasium_wrapper")  # which registers the ids
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.litter import REPO
+from tests.support import REPO
 
 EXAMPLES = sorted((REPO / "examples").glob("*.py"))
 LEARNED = {

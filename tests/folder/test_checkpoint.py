@@ -4,9 +4,7 @@ import json
 import os
 import pickle
 import random
-import resource
 import shutil
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from sampleforge.folder.checkpoint_file import decode, encode
 from sampleforge.folder.saving import CheckpointTimer
+from tests.support.full_disk import full_disk
 
 
 def checkpoint(number: int) -> Checkpoint:
@@ -245,21 +244,10 @@ def test_older_weights_never_take_the_place_of_later_ones(store):
     save(store, 8, return_mean=9.0)  # no update was made in between
 
 
-@contextmanager
-def largest_file(size: int):
-    """No file may grow beyond ``size`` bytes: what a full disk looks like to a writer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_leaves_the_previous_checkpoint_whole(store):
     save(store, 1)
     files = sorted(store.folder.iterdir())
-    with largest_file(100), pytest.raises(OSError):
+    with full_disk(100), pytest.raises(OSError):
         save(store, 2)
     assert sorted(store.folder.iterdir()) == files
     assert load(store) == (1, [])
@@ -268,7 +256,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_whole(store):
 def test_a_disk_that_fills_up_before_the_manifest(store):
     save(store, 1)
     room = 100 + (store.folder / "manifest.json").stat().st_size  # for one entry, not for two
-    with largest_file(room), pytest.raises(OSError):
+    with full_disk(room), pytest.raises(OSError):
         save(store, 2)
     assert load(store) == (2, [])
     assert not list(store.folder.glob(".*.tmp"))

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,8 @@ from sampleforge.api import Trainer, load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import CheckpointError
 from sampleforge.topologies.config import AppoConfig
+from tests.support.full_disk import full_disk
+from tests.support.runs import newest
 
 
 def config(run: Path, env_steps: int = 3000, **more: Any) -> AppoConfig:
@@ -74,14 +73,6 @@ def test_the_learner_goes_on_where_it_was(tmp_path: Path) -> None:
         assert tensor.equal(after[name]), name
 
 
-def newest(run: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    manifest = json.loads((run / "checkpoints" / "manifest.json").read_text())
-    entry = max(manifest["entries"], key=lambda entry: entry["number"])
-    return load_file(run / "checkpoints" / entry["file"])
-
-
 def test_a_change_of_what_shapes_the_learning_is_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, 1000))
@@ -129,17 +120,6 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
         train(config(run, 4000))
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         load_policy(run, trust=True)
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file may grow beyond ``size`` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import IMPORTABLE, Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import ALGOS, AppoConfig, DdppoConfig
+from tests.support import REPO
 from tests.support.graphs import spec_of
-from tests.support.litter import REPO
 
 OWN = "tests.support.envs:CodeEnv"
 

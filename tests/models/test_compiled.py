@@ -18,9 +18,9 @@ from sampleforge.config import ConfigError
 from sampleforge.models.compiled import compile_passes
 from sampleforge.runtime.machine import lacking
 from sampleforge.topologies.config import AppoConfig
-from tests.algos.test_learner import SMALL, config, model_of
-from tests.conftest import RunCli
 from tests.support.graphs import build, updates
+from tests.support.learners import SMALL, config, model_of
+from tests.support.processes import RunCli
 from tests.support.runs import summary, train
 
 

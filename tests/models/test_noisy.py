@@ -19,9 +19,9 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
 from sampleforge.topologies.apex.wire import row_epsilons
-from tests.algos.test_dqn import DISCRETE, OBSERVATIONS, transitions, weights_of
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of
+from tests.support.q_learning import DISCRETE, OBSERVATIONS, transitions, weights_of
 
 MEAN_SQUARE = math.sqrt(2 / math.pi)
 """E f(x)^2 = E |x| of a standard normal x."""

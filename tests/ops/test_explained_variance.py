@@ -8,8 +8,8 @@ import torch
 
 from sampleforge.ops.explained_variance import MOMENTS, explained_variance, value_moments
 from sampleforge.workers.metrics import ReportMetrics
-from tests.algos.test_learner import config
 from tests.support.graphs import updates
+from tests.support.learners import config
 
 
 def explained(values: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor) -> float | None:

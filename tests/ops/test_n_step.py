@@ -12,6 +12,7 @@ import torch
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.ops.n_step import FinalValues, initial_errors, n_step_windows
 from sampleforge.ops.r2d2 import EPSILON, rescale, slope, unrescale
+from tests.support.random_rollouts import random_rollout
 
 GAMMA = 0.9
 
@@ -30,19 +31,6 @@ def literal_window(row: dict[str, np.ndarray], t: int, n: int, drop_truncated: b
         if row["truncated"][k]:
             break
     return total, GAMMA**steps if steps else 0.0, steps
-
-
-def random_rollout(seed: int, length: int = 20, rows: int = 6) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    ends = rng.random((length, rows)) < 0.2
-    valid = np.ones((length, rows), np.bool_)
-    for t in range(1, length):
-        ends[t] &= ~ends[t - 1]
-        valid[t] = ~ends[t - 1]
-    terminated = ends & (rng.random((length, rows)) < 0.5)
-    reward = rng.standard_normal((length, rows)).astype(np.float32)
-    truncated = ends & (~terminated | (rng.random((length, rows)) < 0.3))  # both at once, too
-    return {"reward": reward, "terminated": terminated, "truncated": truncated, "valid": valid}
 
 
 @pytest.mark.parametrize("same_step", [False, True])

@@ -7,92 +7,20 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.replay.compressed import Blocks, CompressedFrames, FrameStore, Ring, ring_bytes
-from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
-from sampleforge.replay.transitions import TransitionReader
-from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
-from sampleforge.spec import ArraySpec, EnvSpec
+from sampleforge.replay.compressed import Blocks, Ring
+from sampleforge.spec import ArraySpec
 from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
-from tests.rollouts.test_stacks import ACTIONS, STACKED, checking_graph
 from tests.support.apex_graphs import apex_config, build_apex, serial_rounds
-from tests.support.graphs import spec_of
-from tests.topologies.apex.test_apex import running
+from tests.support.compressed_replay import LEAF, LEASES, CompressedReplay
+from tests.support.graphs import running, spec_of
+from tests.support.stack_checking import STACKED, checking_graph
 
 pytest.importorskip("lz4")
-
-LEAF = ArraySpec((4, 12, 10), "uint8", stack="zero")
-ROLLOUT, ROWS, LEASES = 9, 3, 2
-STEPS = ROLLOUT * ROWS
-
-
-class Replay:
-    """A shard with compressed frames, and the naive copy of every stack that it holds."""
-
-    def __init__(self, capacity: int, ratio: float, noise: int, leaf: ArraySpec = LEAF) -> None:
-        spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
-        shape = SlotShape(ROLLOUT, ROWS, spec, 0, EXTRAS, True, LEASES)
-        count = capacity + LEASES
-        self.leaf, self.noise = leaf, noise
-        self.slots = TrajectorySlots(count, shape, debug=True)
-        self.frames = CompressedFrames(shape, [count], [ring_bytes(shape, capacity, ratio)])
-        self.store = FrameStore(0, self.frames, self.slots, range(LEASES))
-        self.replay_counters = ReplayCounters(1)
-        priority = Prioritisation(0.6, 1e-6)
-        self.shard = ReplayShard(
-            0, self.slots, 0, count, capacity, priority, self.replay_counters, [0], self.store
-        )
-        self.reader = TransitionReader(self.slots, self.frames)
-        self.random = np.random.default_rng(0)
-        self.naive: dict[int, np.ndarray[Any, Any]] = {}  # slot -> [T+1, rows, k, ...]
-        self.leased = deque_of(self.shard, LEASES)
-
-    def insert(self) -> int:
-        """One rollout of frames whose pixels take ``noise`` values, through the life of a slot."""
-        slots, leaf = self.slots, self.leaf
-        slot = self.leased.pop(0)
-        slots.move(slot, Owner.FREE, Owner.WRITING)
-        shape = (ROWS, *leaf.shape)
-        stacks = self.random.integers(0, self.noise, shape).astype(leaf.dtype)
-        self.naive[slot] = np.empty((ROLLOUT + 1, *shape), leaf.dtype)
-        for t in range(ROLLOUT + 1):
-            first = self.random.random(ROWS) < 0.2
-            newest = self.random.integers(0, self.noise, (ROWS, 1, *leaf.shape[1:]))
-            stacks = np.concatenate([stacks[:, 1:], newest.astype(leaf.dtype)], axis=1)
-            stacks[first, :-1] = 0
-            slots.first[slot, t] = first
-            column = slots.stacks["obs"]
-            (column.begin(slot, stacks) if t == 0 else column.put(slot, t, stacks))
-            self.naive[slot][t] = stacks
-        left = ROLLOUT - np.arange(ROLLOUT)[:, None]
-        slots.extras["steps"][slot] = np.minimum(left, self.random.integers(1, 4, (ROLLOUT, ROWS)))
-        slots.extras["td_error"][slot] = 1.0
-        slots.move(slot, Owner.WRITING, Owner.READY)
-        self.shard.insert(slot)
-        self.leased += deque_of(self.shard, 1)
-        return slot
-
-    def check(self, drawn: Any) -> int:
-        """Compare what is read with the naive copies; returns how many there were."""
-        found, still_valid = self.reader.read(*drawn)
-        slot, step = np.divmod(drawn.items[still_valid], STEPS)
-        t, row = np.divmod(step, ROWS)
-        after = t + self.slots.extras["steps"][slot, t, row]
-        for stacks, at in ((found.obs["obs"], t), (found.next_obs["obs"], after)):
-            for i, stack in enumerate(stacks.numpy()):
-                assert stack.tobytes() == self.naive[slot[i]][at[i], row[i]].tobytes()
-        return int(still_valid.sum())
-
-
-def deque_of(shard: ReplayShard, count: int) -> list[int]:
-    slots = [shard.lease() for _ in range(count)]
-    return [slot for slot in slots if slot is not None]
 
 
 @pytest.mark.parametrize("leaf", [LEAF, ArraySpec((3,), "float64", stack="zero")])
@@ -101,7 +29,7 @@ def test_decompressed_stacks_equal_whole_storage_byte_for_byte(
     noise: int, ratio: float, leaf: ArraySpec
 ) -> None:
     """Through several turns of the ring; frames of noise do not shrink, so fewer are stored."""
-    replay = Replay(capacity=6, ratio=ratio, noise=noise, leaf=leaf)
+    replay = CompressedReplay(capacity=6, ratio=ratio, noise=noise, leaf=leaf)
     fill = []
     for _ in range(40):
         slot = replay.insert()
@@ -120,7 +48,7 @@ def test_decompressed_stacks_equal_whole_storage_byte_for_byte(
 
 
 def test_items_evicted_meanwhile_are_left_out_and_damaged_stored_frames_raise_an_error() -> None:
-    replay = Replay(capacity=4, ratio=1.0, noise=256)
+    replay = CompressedReplay(capacity=4, ratio=1.0, noise=256)
     for _ in range(4):
         replay.insert()
     drawn = replay.shard.draw(64)
@@ -136,7 +64,7 @@ def test_items_evicted_meanwhile_are_left_out_and_damaged_stored_frames_raise_an
 
 def test_garbage_in_offsets_and_sizes_does_not_break_the_reader() -> None:
     """A slot that is written anew may have any numbers in it while it is read."""
-    replay = Replay(capacity=4, ratio=1.0, noise=2)
+    replay = CompressedReplay(capacity=4, ratio=1.0, noise=2)
     for _ in range(4):
         replay.insert()
     drawn, (at, size) = replay.shard.draw(64), replay.frames.where("obs")

@@ -34,8 +34,7 @@ from tests.support.apex_graphs import (
     serial_rounds,
     with_learner,
 )
-from tests.support.graphs import spec_of
-from tests.topologies.apex.test_apex import running
+from tests.support.graphs import running, spec_of
 
 STACKED = "tests.support.stacked_envs:stacked"
 

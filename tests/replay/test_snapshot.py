@@ -22,8 +22,9 @@ from sampleforge.replay.snapshot import (
     write_array,
 )
 from sampleforge.shared.wakeup import Wakeup
-from tests.folder.test_resume import full_disk
-from tests.replay.test_replay import Replay
+from tests.support.compressed_replay import CompressedReplay, deque_of
+from tests.support.full_disk import full_disk
+from tests.support.replay import Replay
 
 
 def nothing() -> None:
@@ -155,9 +156,6 @@ def test_a_saved_replay_fits_a_run_with_fewer_actors_and_slots(tmp_path: Path) -
 def test_saved_compressed_frames_are_restored_byte_for_byte(tmp_path: Path) -> None:
     if importlib.util.find_spec("lz4") is None:
         pytest.skip("lz4 is not installed")
-    from tests.replay.test_compressed import Replay as CompressedReplay
-    from tests.replay.test_compressed import deque_of
-
     before: Any = CompressedReplay(capacity=6, ratio=3.0, noise=256)
     for _ in range(25):
         before.insert()

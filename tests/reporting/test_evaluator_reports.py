@@ -11,9 +11,7 @@ import pytest
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.plots import draw
 from sampleforge.shared.records import Evaluation
-from tests.reporting.test_plots import make_run
-from tests.reporting.test_reports import events, report_steps, reporter
-from tests.reporting.test_reports import folder as folder  # a fixture
+from tests.support.reports import events, make_run, report_steps, reporter
 
 FOUND = Evaluation(7, 1500, 10, 50.0, 4.0, 40.0, 60.0, 12.5)
 

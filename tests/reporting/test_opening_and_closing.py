@@ -21,8 +21,8 @@ from sampleforge.reporting.opening import banner, environment_failed, plan_line
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig
-from tests.algos.test_learner import config
 from tests.support.graphs import build, resolved, spec_of
+from tests.support.learners import config
 
 COMMANDS = [
     "appo --env CartPole-v1 --run-dir run --seed 3 --no-rescale-actions --train-for-seconds 5",

@@ -5,19 +5,7 @@ import sys
 import pytest
 
 from sampleforge.cli import main
-from sampleforge.folder.atomic_file import to_json
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.topologies.config import AppoConfig
-
-
-def make_run(path, reports):
-    """A run folder with these reports."""
-    folder = RunFolder(path)
-    folder.create()
-    folder.close()
-    folder.write_config(AppoConfig(env="CartPole-v1"), AppoConfig(env="CartPole-v1"))
-    folder.metrics_file.write_text("".join(to_json(report) + "\n" for report in reports))
-    return str(path)
+from tests.support.reports import make_run
 
 
 def reports(count):

@@ -1,95 +1,17 @@
 """Reports: every scalar in metrics.jsonl and TensorBoard, and lines that people can read."""
 
-import io
 import json
 import math
 import re
-import struct
 
 import pytest
-from rich.console import Console
 
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.reporting.display import open_display
 from sampleforge.reporting.line_file import LineFile
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
-from sampleforge.reporting.reporter import Reporter
 from sampleforge.reporting.tags import tag
-from tests.folder.test_checkpoint import largest_file
-
-SCALARS = {
-    "frames_per_s_10s": 45_210.0,
-    "return_mean": 123.456,
-    "return_std": 3.0,
-    "policy_lag_mean": 1.25,
-    "policy_lag_max": 4.0,
-    "loss": -0.0123,
-    "something_new": 7.0,
-}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    yield folder
-    folder.close()
-
-
-class ShownReporter(Reporter):
-    """The files and the screen of a run together, as the command has them."""
-
-    def __init__(self, folder, display):
-        super().__init__(folder)
-        self._display = display
-        self.bottleneck = None
-
-    def report(self, scalars, *, env_steps, wall_s, **more):
-        super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
-        values = {**scalars, "env_steps": env_steps, "wall_s": wall_s}
-        self._display.update(values, self.bottleneck)
-
-    def log(self, text, level="info", source="driver"):
-        if level != "debug":
-            self._display.message(text, level)
-        super().log(text, level, source)
-
-    def close(self):
-        super().close()
-        self._display.close()
-
-
-def reporter(folder, quiet=False, terminal=False, width=100, **goal):
-    """A reporter, and the text that it shows."""
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None)
-    ends = Goal(goal.get("total_env_steps"), goal.get("total_seconds"))
-    display = open_display("E, appo", ends, quiet, console)
-    return ShownReporter(folder, display), screen
-
-
-def report_steps(folder, *steps, **options):
-    """Reports at these env steps, one per second; returns the text shown."""
-    reporting, screen = reporter(folder, **options)
-    with reporting:
-        for step in steps:
-            reporting.report(SCALARS, env_steps=step, wall_s=step / 100)
-    return screen.getvalue()
-
-
-def events(folder):
-    """(step, tag -> value) of all TensorBoard events, in order, read by hand."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    for path in sorted(folder.tensorboard.iterdir()):
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack("Q", data[:8])
-            event = Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-            if event.HasField("summary"):
-                yield event.step, {v.tag: v.simple_value for v in event.summary.value}
+from tests.support.full_disk import full_disk
+from tests.support.reports import SCALARS, events, report_steps, reporter
 
 
 def test_every_scalar_goes_to_both_files(folder):
@@ -253,9 +175,9 @@ def test_a_full_disk_is_an_error_that_names_the_file(folder):
         reporting.report(SCALARS, env_steps=1, wall_s=1.0)
         reporting.log("fits")
         room = folder.metrics_file.stat().st_size + 20
-        with largest_file(room), pytest.raises(OSError, match=r"metrics\.jsonl"):
+        with full_disk(room), pytest.raises(OSError, match=r"metrics\.jsonl"):
             reporting.report(SCALARS, env_steps=2, wall_s=2.0)
-        with largest_file(1):
+        with full_disk(1):
             with pytest.raises(OSError, match=r"log\.txt"):
                 reporting.log("does not fit")
             reporting.log("is shown all the same", "error")
@@ -268,7 +190,7 @@ def test_a_full_disk_under_tensorboard_is_an_error_too(folder):
         reporting.report(SCALARS, env_steps=1, wall_s=1.0)
         size = next(folder.tensorboard.iterdir()).stat().st_size
         big = {f"scalar_{i}": 0.0 for i in range(1000)}
-        with largest_file(10 * size), pytest.raises(OSError):
+        with full_disk(10 * size), pytest.raises(OSError):
             reporting.report(big, env_steps=2, wall_s=2.0)
 
 

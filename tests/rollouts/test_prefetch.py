@@ -27,8 +27,8 @@ from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.learner import LearnerWorker
-from tests.rollouts.test_slots_and_batches import some_slots
 from tests.support.graphs import build, updates
+from tests.support.slots import some_slots
 
 CPU = torch.device("cpu")
 SLOTS, PER_BATCH = 8, 2

@@ -14,7 +14,6 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import experience_of, minibatches
 from sampleforge.distributed.group import RankGroup
-from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, end_rollout
@@ -22,30 +21,10 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.actor import ActorWorker
-from tests.algos import test_averaging as averaging
-from tests.support.graphs import _copy, build, resolved, spec_of
+from tests.support import rank_learners
+from tests.support.graphs import build, copy_of, spec_of
 from tests.support.rank_threads import on_ranks
-
-ROLLOUT = 8
-
-
-def config(core: str = "none", **kwargs: object) -> AppoConfig:
-    chosen = AppoConfig(
-        **{
-            "env": "tests.support.envs:CodeEnv",
-            "num_workers": 1,
-            "num_envs_per_worker": 6,
-            "num_splits": 2,
-            "rollout": ROLLOUT,
-            "advantage": "gae",
-            "async_rl": False,
-            "num_epochs": 1,
-            "debug": True,
-            "model": ModelConfig(hidden_sizes=(8,), core=core, core_size=8),  # type: ignore[arg-type]
-            **kwargs,
-        }  # type: ignore[arg-type]
-    )
-    return resolved(chosen, spec_of(chosen))
+from tests.support.short_rollouts import ROLLOUT, config
 
 
 class Endings:
@@ -77,7 +56,7 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
             while (slot := exchange.take_ready()) is not None:
                 builder.add(slot)
                 builder._longest = ROLLOUT
-                found.append(_copy(builder.take()))
+                found.append(copy_of(builder.take()))
                 exchange.give_back(slot)
     finally:
         actor.close()
@@ -117,7 +96,7 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
     cut = BatchBuilder(slots, 2)
     for slot in (0, 1):
         whole.add(slot)
-    complete = _copy(whole.take())
+    complete = copy_of(whole.take())
     assert complete.steps == (ROLLOUT, 6)
     end_rollout(slots, 0, 3)
     end_rollout(slots, 1, 5)
@@ -240,11 +219,11 @@ def test_ranks_with_rollouts_of_other_lengths_learn_what_one_with_all_of_them_le
 ) -> None:
     """20 updates. The rows of one rank end after 3 to 7 steps, those of the other are complete; a
     third of them was due."""
-    model = averaging.model_of(core)
-    chosen = averaging.config(advantage=advantage, model=model)
+    model = rank_learners.model_of(core)
+    chosen = rank_learners.config(advantage=advantage, model=model)
     whole, cut, complete = [], [], []
-    for number, batch in enumerate(averaging.batches(core)):
-        batch, steps = _copy(batch), 3 + number % 5
+    for number, batch in enumerate(rank_learners.batches(core)):
+        batch, steps = copy_of(batch), 3 + number % 5
         batch.version[steps:, :4] = NOT_TAKEN
         for flags in (batch.valid, batch.terminated, batch.truncated):
             flags[steps:, :4] = False
@@ -252,16 +231,16 @@ def test_ranks_with_rollouts_of_other_lengths_learn_what_one_with_all_of_them_le
         batch.is_first[steps + 1 :, :4] = batch.is_first[steps, :4]
         batch.reward[steps:, :4] = 0.0
         whole.append(batch)
-        part = averaging.rows(batch, 0, 4)
+        part = rank_learners.rows(batch, 0, 4)
         # The bootstrap of GAE is the learner's value after the batch's last step; before it, the
         # sampler's, which these old rollouts have of other weights.
         cut.append(shortened(part, steps) if advantage == "vtrace" else part)
-        complete.append(averaging.rows(batch, 4, 8))
-    state, _ = averaging.learned(averaging.learner_of(chosen), whole)
+        complete.append(rank_learners.rows(batch, 4, 8))
+    state, _ = rank_learners.learned(rank_learners.learner_of(chosen), whole)
 
-    def work(group: RankGroup) -> averaging.Learned:
-        learner = averaging.learner_of(chosen, DataParallel(group), batch_size=4 * 5)
-        return averaging.learned(learner, (cut, complete)[group.rank])
+    def work(group: RankGroup) -> rank_learners.Learned:
+        learner = rank_learners.learner_of(chosen, DataParallel(group), batch_size=4 * 5)
+        return rank_learners.learned(learner, (cut, complete)[group.rank])
 
     found = on_ranks(2, work)
     assert torch.equal(*(tensors["rng/minibatches"] for tensors, _ in found))

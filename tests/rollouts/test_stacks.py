@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from sampleforge.algos.dqn_learner import Learned
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import EnvVector
 from sampleforge.replay.shard import EXTRAS
-from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec, StackPadding
-from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
-from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.graph import Graph
-from tests.env.test_vectors import buffers
+from sampleforge.spec import ArraySpec, EnvSpec, StackPadding
 from tests.support.apex_graphs import (
-    CheckingLearner,
-    CheckingLearnerMaker,
     apex_config,
     build_apex,
     serial_rounds,
-    with_learner,
 )
-from tests.support.graphs import spec_of
-from tests.topologies.apex.test_apex import running
-
-Array = np.ndarray[Any, Any]
-ACTIONS = {"action": ActionSpec("discrete", (), "int64", (4,))}
+from tests.support.env_vectors import buffers
+from tests.support.graphs import running
+from tests.support.stack_checking import ACTIONS, STACKED, Array, check_stack, checking_graph
 
 
 def slots_of(leaf: ArraySpec, rollout: int, rows: int, count: int) -> TrajectorySlots:
@@ -148,51 +134,6 @@ def test_single_frames_take_a_quarter_of_the_memory() -> None:
 
 
 # ---- through the whole graph ----
-
-
-class StackCheckingLearner(CheckingLearner):
-    """Checks all frames of every stack, then the transitions by their newest frames."""
-
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
-        newest: dict[str, Any] = {}
-        for which in ("obs", "next_obs"):
-            stacks = getattr(batch, which)["obs"].numpy()
-            for i, stack in enumerate(stacks):
-                if which == "next_obs" and not batch.discount[i]:
-                    continue  # of no account; a same-step environment's is of the next episode
-                check_stack(stack, str(self.config.env_kwargs.get("padding", "zero")))
-            newest[which] = {"obs": torch.from_numpy(stacks[:, -1].copy())}
-        assert (batch.obs["obs"][:, -1] == newest["obs"]["obs"]).all()
-        return super().update(replace(batch, **newest), beta, progress)
-
-
-def check_stack(stack: Array, padding: str) -> None:
-    """CodeEnv's frames are [env id, episode, step, last action]."""
-    env, episode, step, _ = stack[-1]
-    for age, frame in enumerate(stack[::-1]):
-        if age <= step:
-            assert frame[:3].tolist() == [env, episode, step - age], stack
-        elif padding == "zero":
-            assert not frame.any(), stack
-        else:
-            assert frame.tolist() == [env, episode, 0, 0], stack
-
-
-class StackCheckingLearnerMaker(CheckingLearnerMaker):
-    def __call__(self) -> StackCheckingLearner:
-        return StackCheckingLearner(self.new_network(), self.config)
-
-
-def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
-    graph, plan = build_apex(config)
-    spec = spec_of(config)
-    maker = StackCheckingLearnerMaker(
-        network_maker(config, spec, 0), resolve_defaults(config, spec)
-    )
-    return with_learner(graph, maker), plan
-
-
-STACKED = "tests.support.stacked_envs:stacked"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sampleforge.session.session import Session
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.staging import DeviceStaging, HostStaging, Staging, page_lock
 from sampleforge.topologies.config import AppoConfig
-from tests.rollouts.test_slots_and_batches import some_slots
+from tests.support.slots import some_slots
 
 CPU = torch.device("cpu")
 

@@ -441,3 +441,13 @@ class FlakyEnv(CodeEnv):
             cls.faults += 1
             raise ValueError(f"deliberate: fault {cls.faults}")
         return super().step(action)
+
+
+class StragglerEnv(CodeEnv):
+    """CodeEnv whose steps take 3 ms, in rank 0 ``factor`` times as long."""
+
+    def __init__(self, factor: float = 8) -> None:
+        import setproctitle
+
+        slow = setproctitle.getproctitle().endswith("rank 0")
+        super().__init__(sleep=0.003 * (factor if slow else 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from sampleforge.env.registry import make_vector
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.plan import plan_appo
@@ -22,6 +24,7 @@ from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.workers.worker import WorkerContext
 
 Ppo = TypeVar("Ppo", AppoConfig, DdppoConfig)
 
@@ -65,14 +68,16 @@ def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
             while count and (slot := exchange.take_ready()) is not None:
                 count -= 1
                 builder.add(slot)
-                yield _copy(builder.take())
+                yield copy_of(builder.take())
                 exchange.give_back(slot)
     finally:
         for worker in workers:
             worker.close()
 
 
-def _copy(batch: Batch) -> Batch:
+def copy_of(batch: Batch) -> Batch:
+    """The batch in memory of its own: its columns are views of slots or of buffers used again."""
+
     def copied(column: Any) -> Any:
         if isinstance(column, dict):
             return {name: leaf.clone() for name, leaf in column.items()}
@@ -97,3 +102,19 @@ def updates(
             yield graph, runner.ask(graph.group.learner, "metrics", None, 0)
     finally:
         runner.close()
+
+
+class running:
+    """A graph's processes as a context. The learner is not asked anything."""
+
+    def __init__(self, graph: Any, folder: Path) -> None:
+        (folder / "scratch").mkdir()
+        context = WorkerContext(folder / "log.txt", folder / "scratch")
+        self.runner = ProcessRunner(graph, context, 30.0)
+
+    def __enter__(self) -> ProcessRunner:
+        self.runner.start()
+        return self.runner
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.close()

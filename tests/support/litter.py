@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.support import REPO
 from tests.support.processes import helpers, our_processes
 
-REPO = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
 IGNORED_FOLDERS = {".git", ".venv", "__pycache__", "build", "dist", "runs"}
 IGNORED_FOLDERS |= {".pytest_cache", ".mypy_cache", ".ruff_cache"}

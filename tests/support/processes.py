@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any
 
 import psutil
 
+StartCli = Callable[..., "subprocess.Popen[str]"]
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+"""What the fixtures `start_cli` and `run_cli` of conftest.py give."""
 GRACE_S = 5.0
 """Processes, threads and names may take so long to go: what the project promises after a kill."""
 

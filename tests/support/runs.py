@@ -73,3 +73,12 @@ def worker(process: subprocess.Popen[str], title: str) -> psutil.Process:
 
     found: psutil.Process = until(find, process)
     return found
+
+
+def newest(run: Path) -> dict[str, Any]:
+    """The tensors of a run's newest checkpoint."""
+    from safetensors.torch import load_file
+
+    manifest = json.loads((run / "checkpoints" / "manifest.json").read_text())
+    entry = max(manifest["entries"], key=lambda entry: entry["number"])
+    return load_file(run / "checkpoints" / entry["file"])

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from tests.conftest import StartCli
+from tests.support.processes import StartCli
 
 pytestmark = pytest.mark.multiprocess
 

@@ -15,9 +15,9 @@ from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.shared.records import EpisodeQueue, EpisodeRecord
 from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
-from tests.conftest import StartCli
-from tests.rollouts.test_slots_and_batches import some_slots
+from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.slots import some_slots
 
 SLOTS = 4
 

@@ -32,9 +32,9 @@ from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, Ddp
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.episode_player import EpisodePlayer, evaluation_envs
 from sampleforge.workers.evaluator import EvaluatorWorker
-from tests.runners.test_serial import run as run_serially
 from tests.support.envs import code_reward, episode_length
 from tests.support.runs import summary, worker
+from tests.support.serial_runs import run_serially
 
 CODE = EnvConfig(env="tests.support.envs:CodeEnv")
 FOUND = Evaluation(7, 1500, 10, 50.0, 4.0, 40.0, 60.0, 12.5)

@@ -15,19 +15,8 @@ from sampleforge.rollouts.slots import length
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.preemption import Preemption
-from tests.rollouts.test_short_rollouts import config
-from tests.support.envs import CodeEnv
 from tests.support.graphs import build
-
-
-class StragglerEnv(CodeEnv):
-    """CodeEnv whose steps take 3 ms, in rank 0 ``factor`` times as long."""
-
-    def __init__(self, factor: float = 8) -> None:
-        import setproctitle
-
-        slow = setproctitle.getproctitle().endswith("rank 0")
-        super().__init__(sleep=0.003 * (factor if slow else 1))
+from tests.support.short_rollouts import config
 
 
 def test_preemption_waits_for_enough_ranks_and_enough_steps() -> None:
@@ -135,7 +124,7 @@ def test_ranks_do_not_wait_for_a_slightly_slower_rank(tmp_path: Path, core: str)
     """Two ranks, both of which must finish: the faster one gives more than --rollout steps."""
     model = ModelConfig(hidden_sizes=(8,), core=core, core_size=8)  # type: ignore[arg-type]
     chosen = DdppoConfig(
-        env="tests.workers.test_preemption:StragglerEnv",
+        env="tests.support.envs:StragglerEnv",
         env_kwargs={"factor": 1.3},
         device="cpu",
         num_ranks=2,
@@ -166,7 +155,7 @@ def test_a_slow_rank_ends_its_rollouts_early_and_the_other_ranks_wait_less(tmp_p
     for fraction in (1.0, 0.6):
         folder = tmp_path / str(fraction)
         chosen = DdppoConfig(
-            env="tests.workers.test_preemption:StragglerEnv",
+            env="tests.support.envs:StragglerEnv",
             device="cpu",
             num_ranks=3,
             num_envs_per_worker=2,

@@ -16,9 +16,9 @@ import torch
 from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.shared.state_snapshot import StateSnapshot
-from tests.algos.test_averaging import config as learner_config
-from tests.algos.test_averaging import learner_of
-from tests.conftest import StartCli
+from tests.support.processes import StartCli
+from tests.support.rank_learners import config as learner_config
+from tests.support.rank_learners import learner_of
 from tests.support.runs import last_report, until
 
 LEARNING = (

@@ -35,11 +35,11 @@ from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
-from tests.algos.test_averaging import learner_of
 from tests.support.envs import code_reward
-from tests.support.graphs import _copy, resolved, spec_of
+from tests.support.graphs import copy_of, resolved, spec_of
+from tests.support.rank_learners import learner_of
+from tests.support.rank_runs import rank_process, training, wait_for_updates
 from tests.support.rank_threads import on_ranks
-from tests.topologies.ddppo.test_ddppo import rank_process, training, wait_for_updates
 
 ROWS, ROLLOUT = 5, 8
 MODEL = ModelConfig(hidden_sizes=(8,), core_size=8, separate_critic=False)
@@ -94,7 +94,7 @@ def rounds(chosen: DdppoConfig, count: int, between: Any = lambda graph: None) -
                     held.append(slot)
                     complete = builder.add(slot)
             assert actor.idle and exchange.take_ready() is None
-            batch = _copy(builder.take())
+            batch = copy_of(builder.take())
             between(graph)
             for slot in held:
                 exchange.give_back(slot)

@@ -16,7 +16,6 @@ from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.slots import Owner
 from sampleforge.runners.base import WorkerDied
-from sampleforge.runners.processes import ProcessRunner
 from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
 from sampleforge.topologies.apex.wire import (
     exploration_thirds,
@@ -25,7 +24,6 @@ from sampleforge.topologies.apex.wire import (
     row_epsilons,
 )
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.workers.worker import WorkerContext
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
@@ -33,7 +31,7 @@ from tests.support.apex_graphs import (
     serial_rounds,
     with_learner,
 )
-from tests.support.graphs import spec_of
+from tests.support.graphs import running, spec_of
 
 COUNTING = "tests.support.envs:CountingVectorEnv"
 
@@ -111,22 +109,6 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
             runner.poll(0.05)
             assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
     assert replay_counters.inserted.sum() > 5 * plan.capacity
-
-
-class running:
-    """A graph's processes as a context. The learner is not asked anything."""
-
-    def __init__(self, graph: Any, folder: Path) -> None:
-        (folder / "scratch").mkdir()
-        context = WorkerContext(folder / "log.txt", folder / "scratch")
-        self.runner = ProcessRunner(graph, context, 30.0)
-
-    def __enter__(self) -> ProcessRunner:
-        self.runner.start()
-        return self.runner
-
-    def __exit__(self, *_: object) -> None:
-        self.runner.close()
 
 
 @pytest.mark.parametrize("shards", [1, 2])

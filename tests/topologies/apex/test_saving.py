@@ -21,7 +21,6 @@ from sampleforge.spec import ACTION
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
-from tests.folder.test_resume import full_disk
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
@@ -29,9 +28,9 @@ from tests.support.apex_graphs import (
     check_transition,
     with_learner,
 )
-from tests.support.graphs import spec_of
+from tests.support.full_disk import full_disk
+from tests.support.graphs import running, spec_of
 from tests.support.runs import until, until_trained
-from tests.topologies.apex.test_apex import running
 
 
 def never() -> bool:

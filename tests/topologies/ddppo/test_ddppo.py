@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -28,11 +26,12 @@ from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
-from tests.algos.test_averaging import batches, learner_of
-from tests.algos.test_averaging import config as learner_config
-from tests.folder.test_resume import newest
 from tests.support.graphs import resolved, spec_of
+from tests.support.rank_learners import batches, learner_of
+from tests.support.rank_learners import config as learner_config
+from tests.support.rank_runs import rank_process, training, wait_for_updates
 from tests.support.rank_threads import on_ranks
+from tests.support.runs import newest
 
 SMALL = ModelConfig(hidden_sizes=(8,))
 
@@ -82,9 +81,7 @@ def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
 def test_ranks_that_wait_for_each_other_depend_on_the_seed_alone(tmp_path: Path) -> None:
     """Not on time, of which rank 0 needs much more in the second run."""
     found = []
-    for number, env in enumerate(
-        ("tests.support.envs:CodeEnv", "tests.workers.test_preemption:StragglerEnv")
-    ):
+    for number, env in enumerate(("tests.support.envs:CodeEnv", "tests.support.envs:StragglerEnv")):
         folder = tmp_path / str(number)
         waiting = {"sync_fraction": 1.0, "max_rollout_fraction": 1.0, "lr_schedule": "linear"}
         train(config(env=env, train_for_env_steps=500, run_dir=str(folder), **waiting))
@@ -248,43 +245,9 @@ def test_the_batch_is_one_rollout_of_every_env_of_a_rank() -> None:
     assert (fitted.rows, fitted.num_splits, fitted.batch_size) == (4, 2, 128)
 
 
-def training(start_cli: Any, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
-    """Two ranks that have made some updates, and go on for a while."""
-    flags = (
-        "train ddppo --env CartPole-v1 --num-ranks 2 --num-envs-per-worker 2 --rollout 64 --debug "
-        "--num-epochs 2 --minibatch-size 128 --device cpu --report-interval 0.5 "
-        "--train-for-env-steps 1000000 --run-dir run --seed 1"
-    )
-    run: subprocess.Popen[str] = start_cli(*flags.split(), *more)
-    wait_for_updates(run, tmp_path, 4)
-    return run
-
-
-def wait_for_updates(run: subprocess.Popen[str], tmp_path: Path, more: int) -> None:
-    """Until a report shows so many more updates than the last one so far."""
-    metrics = tmp_path / "run" / "metrics.jsonl"
-
-    def updates() -> float:
-        reports = read_metrics(metrics) if metrics.exists() else []
-        return max((report["updates"] for report in reports), default=0)
-
-    wanted = updates() + more
-    while updates() < wanted:
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.1)
-
-
 def summary_of(tmp_path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
     return found
-
-
-def rank_process(driver: int, rank: int) -> int:
-    """Process id of a rank."""
-    for process in psutil.Process(driver).children(recursive=True):
-        if f"sampleforge: rank {rank}" in " ".join(process.cmdline()):
-            return process.pid
-    raise AssertionError(f"rank {rank} has no process")
 
 
 @pytest.mark.multiprocess(timeout=120)
