@@ -3,17 +3,17 @@ no torch."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
+from tests.support import REPO
+from tests.support.imports import Import, imports_of
+
 FLOORS = {
     0: "ops runtime config spec",
     1: "shared",
@@ -31,16 +31,6 @@ STRANGERS = {frozenset({"models", "env"})}
 OPEN_TO_ENVS = ("sampleforge.env", "sampleforge.spec")
 
 
-@dataclass(frozen=True)
-class Import:
-    """`importer` imports `target`, both full names of modules."""
-
-    importer: str
-    target: str
-    at_import: bool
-    """It runs when the importer is imported: not in a function, not for type checkers only."""
-
-
 def module_name(path: Path) -> str:
     """`envs/atari.py` is sampleforge_envs.atari: setup.py installs it under that name."""
     parts = list(path.relative_to(REPO).with_suffix("").parts)
@@ -53,42 +43,6 @@ def sources() -> dict[str, Path]:
     """Full module name -> file, of the library and the bundled environment families."""
     folders = (REPO / "sampleforge", REPO / "envs")
     return {module_name(path): path for folder in folders for path in sorted(folder.rglob("*.py"))}
-
-
-def imports_of(module: str, is_package: bool, text: str, known: Iterable[str]) -> Iterator[Import]:
-    """Every import in the text, wherever it stands. `from a import b` means a.b if that is a module
-    we know, else a."""
-    known = set(known)
-    for node, at_import in walk(ast.parse(text), True):
-        if isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = base_of(node, module, is_package)
-            named = [f"{base}.{alias.name}" for alias in node.names]
-            targets = [name if name in known else base for name in named]
-        else:
-            continue
-        yield from (Import(module, target, at_import) for target in targets)
-
-
-def base_of(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    """The module after `from`, with leading dots resolved."""
-    if not node.level:
-        return node.module or ""
-    package = module.split(".") if is_package else module.split(".")[:-1]
-    package = package[: len(package) - node.level + 1]
-    return ".".join([*package, *filter(None, [node.module])])
-
-
-def walk(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """Each node, and whether it runs when the module is imported."""
-    yield node, at_import
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        at_import = False
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        at_import = False
-    for child in ast.iter_child_nodes(node):
-        yield from walk(child, at_import)
 
 
 def all_imports() -> list[Import]:

@@ -2,8 +2,8 @@
 
 Other programs of this machine make names in /dev/shm as well, while a test runs. A name is a test's
 only if it says so: a process of this test session has it open or mapped; or it carries the pid of
-one, dead or alive (torch's names do, `tests.support.pids.sitecustomize` keeps the list); or it
-carries the session's token (multiprocessing's semaphores and shared memory).
+one that ran during the test, dead or alive (torch's names do, `tests.support.pids.sitecustomize`
+keeps the list); or it carries the session's token (multiprocessing's semaphores and shared memory).
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ class Footprint:
     threads: frozenset[threading.Thread]
     shared: frozenset[Path]
     files: frozenset[Path]
+    living: frozenset[int]
+    """The pids of our processes that run."""
+    noted: tuple[int, ...]
+    """The pids of all our Python processes so far, in the order of their starts."""
 
     @classmethod
     def now(cls, cwd: Path) -> Footprint:
@@ -47,14 +51,17 @@ class Footprint:
             threads=frozenset(threading.enumerate()),
             shared=frozenset(SHM.iterdir()) if SHM.is_dir() else frozenset(),
             files=frozenset([*cwd.rglob("*"), *files_under(REPO)]),
+            living=living(),
+            noted=SESSION.noted(),
         )
 
     def litter_since(self, before: Footprint) -> list[str]:
         """One line for each thing that is here now and was not before."""
+        pids = before.living | set(self.noted[len(before.noted) :])
         return [
             *(f"process {process}" for process in self.processes - before.processes),
             *(f"thread {thread}" for thread in self.threads - before.threads),
-            *(f"{name}" for name in self.shared - before.shared if SESSION.made(name)),
+            *(f"{name}" for name in self.shared - before.shared if SESSION.made(name, pids)),
             *(f"file {file}" for file in self.files - before.files),
         ]
 
@@ -82,26 +89,35 @@ class TestSession:
         assert self._pids is not None
         self._pids.unlink()
 
-    def made(self, name: Path) -> bool:
-        """Whether one of our processes has made the name, as far as can be told."""
+    def made(self, name: Path, pids: frozenset[int]) -> bool:
+        """Whether one of our processes has made the name, as far as can be told: one of ``pids``,
+        or one that runs."""
         if self.token in name.name:
             return True
-        carried = {int(number) for number in PID.findall(name.name)}
-        return bool(carried & self._noted()) or any(holds(pid, name) for pid in living())
+        carried = pids_in(name.name)
+        return bool(carried & pids) or any(holds(pid, name) for pid in living())
 
-    def _noted(self) -> set[int]:
+    def noted(self) -> tuple[int, ...]:
         """The pids of our Python processes, of those that have ended too."""
         assert self._pids is not None
-        return {os.getpid(), *map(int, self._pids.read_text().split())}
+        return tuple(map(int, self._pids.read_text().split()))
 
 
 SESSION = TestSession()
-PID = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
+TORCH = re.compile(r"torch_(\d+)_\d+_\d+$")
+"""Its pid, a random number and a counter."""
+NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?![0-9A-Za-z])")
 
 
-def living() -> set[int]:
+def pids_in(name: str) -> set[int]:
+    """The numbers in a name that may be the pid of the process that made it."""
+    of_torch = TORCH.match(name)
+    return {int(number) for number in ([of_torch[1]] if of_torch else NUMBER.findall(name))}
+
+
+def living() -> frozenset[int]:
     """The pids of our processes that run."""
-    return {os.getpid(), *helpers(), *(ours.pid for ours in our_processes())}
+    return frozenset([os.getpid(), *helpers(), *(ours.pid for ours in our_processes())])
 
 
 def holds(pid: int, name: Path) -> bool:
@@ -111,7 +127,13 @@ def holds(pid: int, name: Path) -> bool:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
-    return str(name) in maps or any(target_of(link) == str(name) for link in links)
+    return mapped(str(name), maps) or any(target_of(link) == str(name) for link in links)
+
+
+def mapped(name: str, maps: str) -> bool:
+    """Whether the file is among a process's mappings: the last column of /proc/<pid>/maps."""
+    paths = (line.split(maxsplit=5)[5:] for line in maps.splitlines())
+    return any(path and path[0].removesuffix(" (deleted)") == name for path in paths)
 
 
 def target_of(link: Path) -> str | None:

@@ -30,13 +30,26 @@ def our_processes() -> frozenset[psutil.Process]:
     me = psutil.Process()
     shared = helpers()
     descendants = [child for child in me.children(recursive=True) if child.pid not in shared]
-    family = {me.pid, *shared, *(parent.pid for parent in me.parents())}
+    ancestors = {parent.pid for parent in me.parents()}
+    family = {me.pid, *shared, *ancestors}
     group = [
         other
         for other in psutil.process_iter()
         if other.pid not in family and group_of(other.pid) == os.getpgrp()
     ]
-    return frozenset([*descendants, *group])
+    return frozenset([*descendants, *(other for other in group if is_orphan(other, ancestors))])
+
+
+def is_orphan(member: psutil.Process, ancestors: set[int]) -> bool:
+    """Whether a member of our process group, or one of its parents in the group, has lost its
+    parent, and so has init or another process outside of the group instead. Otherwise it descends
+    from an ancestor of ours: it is another job of the script that runs pytest."""
+    try:
+        lineage = [parent.pid for parent in member.parents()]
+    except psutil.NoSuchProcess:
+        return False
+    kin = [pid for pid in lineage if pid in ancestors and pid != 1]
+    return not (kin and group_of(kin[0]) == os.getpgrp())
 
 
 def helpers() -> set[int]:

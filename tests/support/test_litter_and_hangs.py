@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.processes import StartCli
+from tests.support.processes import StartCli, kill, session_members
 
 pytestmark = pytest.mark.multiprocess
 
@@ -68,27 +68,37 @@ def test_litter_fails_the_test_and_is_named(tmp_path: Path, kind: str) -> None:
 
 
 def test_names_of_other_programs_are_not_blamed_on_the_test(tmp_path: Path) -> None:
-    """Whether the program has them open or not, and whatever their names carry."""
+    """Whether the program has them open or not, and whatever their names carry: its own pid, a
+    counter that equals a pid of the test's, or the pid that a process of an earlier test had."""
     name = f"sampleforge-other-{secrets.token_hex(4)}"
+    random = secrets.randbits(32)
     plain, with_pid, held = (
-        Path("/dev/shm", text) for text in (name, f"torch_{os.getpid()}_{name}_0", f"{name}-held")
+        Path("/dev/shm", text) for text in (name, f"torch_{os.getpid()}_{random}_0", f"{name}-held")
     )
+    earlier, begun = tmp_path / "earlier", tmp_path / "begun"
     body = f"""
+def test_earlier():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    open({str(earlier)!r}, "w").write(str(child.pid))
 def test_it():
-    open({str(tmp_path / "begun")!r}, "w").close()
+    open({str(begun)!r}, "w").write(str(os.getpid()))
     while not os.path.exists({str(held)!r}):
         time.sleep(0.01)
 """
 
     def other_program() -> None:
-        while not (tmp_path / "begun").exists() and not stop.is_set():
+        while not (begun.exists() and begun.read_text()) and not stop.is_set():
             time.sleep(0.01)
-        plain.touch()
-        with_pid.touch()
+        counted.append(with_pid.with_name(f"torch_{os.getpid()}_{random}_{begun.read_text()}"))
+        counted.append(plain.with_name(f"{name}-{earlier.read_text()}"))
+        for path in (plain, with_pid, *counted):
+            path.touch()
         files.append(held.open("w"))
 
     stop = threading.Event()
     files: list[IO[str]] = []
+    counted: list[Path] = []
     thread = threading.Thread(target=other_program)
     thread.start()
     try:
@@ -98,9 +108,41 @@ def test_it():
         thread.join()
         for file in files:
             file.close()
-        for path in (plain, with_pid, held):
+        for path in (plain, with_pid, held, *counted):
             path.unlink(missing_ok=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_other_jobs_of_the_script_that_runs_pytest_are_not_the_tests(tmp_path: Path) -> None:
+    """They are in pytest's process group and may start while a test runs; a job's name in /dev/shm
+    is open, and its own processes come and go."""
+    name = Path("/dev/shm", f"sampleforge-other-{secrets.token_hex(4)}")
+    (tmp_path / "test_subject.py").write_text(f"""
+import time
+from pathlib import Path
+def test_it():
+    Path({str(tmp_path / "begun")!r}).touch()
+    while not Path({str(name)!r}).exists():
+        time.sleep(0.01)
+""")
+    job = f"while [ ! -e {tmp_path}/begun ]; do sleep 0.05; done; exec 9>{name}; sleep 60; true"
+    pytest_options = f"-q -p tests.conftest -p no:cacheprovider --rootdir {tmp_path} -c /dev/null"
+    script = f"""
+({job}) >/dev/null & job=$!
+{sys.executable} -m pytest {pytest_options} {tmp_path}/test_subject.py
+status=$?
+kill $job
+exit $status
+"""
+    process = subprocess.Popen(
+        ["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        shown, _ = process.communicate(timeout=50)
+    finally:
+        kill(session_members(process.pid))
+        name.unlink(missing_ok=True)
+    assert process.returncode == 0, shown
 
 
 def test_forkserver_and_tracker_are_stopped_at_the_end(tmp_path: Path) -> None:
