@@ -119,7 +119,7 @@ def episode(run: Path, **more: Any) -> list[recorded_envs.Step]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_acts_as_eval_does(
+def test_a_loaded_policy_acts_as_eval_does(
     case: str, run_of: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> None:
     run = run_of(case)
@@ -135,7 +135,7 @@ def test_it_acts_as_eval_does(
     assert len(steps) > 1 or case == "blackjack"
 
 
-def test_types_are_those_of_the_space(run_of: Callable[[str], Path]) -> None:
+def test_actions_have_the_types_of_the_space(run_of: Callable[[str], Path]) -> None:
     found = {case: load_policy(run_of(case)).act(episode(run_of(case))[0].obs)[0] for case in [
         "discrete from 5", "multidiscrete", "multibinary", "box of one number", "tuple", "dict"
     ]}  # fmt: skip
@@ -370,7 +370,7 @@ def test_a_forged_spec_is_refused_by_its_value(path: str, value: Any, message: s
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "[" * 100_000, '{"format": 1}', '{"format": NaN}', "\xff"]
 )
-def test_a_damaged_file_is_refused_by_its_name(
+def test_a_damaged_spec_json_is_refused_by_its_name(
     text: str, run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -400,7 +400,7 @@ def test_eval_refuses_an_environment_that_has_changed(
         evaluate(run, episodes=1, trust=TRUSTED)
 
 
-def test_the_file_is_written_at_the_start_and_names_no_place(
+def test_spec_json_is_written_at_the_start_and_names_no_place(
     run_of: Callable[[str], Path],
 ) -> None:
     run = run_of("box of .01")

@@ -62,7 +62,7 @@ def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> N
     assert all(p.grad is None for p in target.parameters()), "targets have no gradient"
 
 
-def test_importance_weights() -> None:
+def test_importance_weights_are_relative_to_the_largest_of_the_batch() -> None:
     scaled_probability = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     torch.testing.assert_close(
         importance_weights(scaled_probability, 1.0), torch.tensor([1.0, 0.5, 0.125])

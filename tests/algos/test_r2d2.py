@@ -128,7 +128,7 @@ def test_the_burn_in_gets_no_gradient() -> None:
     assert not burnt_in(online, batch, BURN_IN).requires_grad
 
 
-def test_nothing_crosses_an_episode() -> None:
+def test_errors_of_an_episode_do_not_depend_on_the_one_before_or_after() -> None:
     """What comes before an episode does not change the errors of it, nor the other way round."""
     online, target = network(1), network(2)
     batch, _ = sequences(online, ends=(BURN_IN + 1,))
@@ -152,7 +152,7 @@ def test_nothing_crosses_an_episode() -> None:
         assert (before[1:] != after[1:]).all(), "the other rows are one episode each"
 
 
-def test_the_priority_of_a_sequence() -> None:
+def test_the_priority_of_a_sequence_mixes_its_largest_and_its_mean_error() -> None:
     errors = torch.tensor([[1.0, 7.0, 2.0], [-4.0, 7.0, 9.0]])
     counted = torch.tensor([[True, False, True], [True, False, False]])
     wanted = torch.tensor([0.9 * 4 + 0.1 * 2.5, 0.0, 2.0])

@@ -114,7 +114,7 @@ RANKS: dict[str, Any] = {
 ALL_RANKS = Roles([0, 1], [], [], ranks=True)
 
 
-def test_what_ranks_wait_for_each_other_is_no_learning() -> None:
+def test_the_time_that_ranks_wait_for_each_other_does_not_count_as_learning() -> None:
     table = table_of(ALL_RANKS, **RANKS)
     assert table["bookkeeping"].us == pytest.approx(1.0)
     assert table["learn"].role == "actor" and table["learn"].share == pytest.approx(0.3)
@@ -150,7 +150,7 @@ def test_when_actors_wait_for_slots_the_learner_limits() -> None:
     assert found.flags == ("--batch-size 4096",)
 
 
-def test_what_is_tried_against_a_slow_learner() -> None:
+def test_the_remedies_for_a_slow_learner_are_flags_in_the_order_to_try() -> None:
     found = judge(free=0.0, idle=1.0, columns=BEHIND, images=True, num_epochs=2)
     assert found.flags == (
         "--num-epochs 1",
@@ -161,7 +161,7 @@ def test_what_is_tried_against_a_slow_learner() -> None:
     assert "--learner-threads 2" not in judge(columns=BEHIND, idle=1.0, device="cuda").flags
 
 
-def test_when_nobody_waits_the_cores_are_full() -> None:
+def test_when_no_worker_waits_the_cores_are_full() -> None:
     found = judge(columns={"wait_s": [0.1, 0.1, 0.1]})
     assert (
         found.bottleneck == "emulate"
@@ -206,13 +206,13 @@ def test_busy_policy_workers_limit_by_their_forward_pass() -> None:
     assert found.bottleneck == "forward" and "policy workers are busy 90%" in found.reason
 
 
-def test_in_synchronous_mode_the_two_take_turns() -> None:
+def test_in_synchronous_mode_sampling_and_learning_take_turns() -> None:
     found = judge(columns=BEHIND, synchronous=True)
     assert found.bottleneck == "learn" and "take turns" in found.reason
     assert found.flags[-1] == "--async-rl"
 
 
-def test_ranks_are_advised_of_what_they_accept() -> None:
+def test_remedies_for_ranks_are_flags_that_ddppo_has() -> None:
     """They learn from the rollouts of their own envs, synchronously."""
 
     def judged(idle: float = 0.0, **columns: list[float]):
@@ -265,7 +265,7 @@ def test_random_actions_obey_masks() -> None:
 # ---- the whole ----
 
 
-def test_the_simulators_are_the_actors_envs() -> None:
+def test_the_simulators_alone_step_the_envs_of_the_actors() -> None:
     from sampleforge.benchmark import Benchmark
 
     config = AppoConfig(env="CartPole-v1", num_workers=3, num_envs_per_worker=8, serial=True)

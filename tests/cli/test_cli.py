@@ -124,12 +124,12 @@ def test_flags_over_file_over_preset(own_presets, tmp_path):
     assert config.model.hidden_sizes == (32,) and config.lr_schedule == "linear"
 
 
-def test_checks_see_all_layers_together(own_presets):
+def test_settings_are_checked_after_preset_file_and_flags_are_joined(own_presets):
     with pytest.raises(ConfigError, match="--lr-schedule linear"):
         parse_config("appo", ["--preset", "toy"])
 
 
-def test_unknown_preset_key_and_file(own_presets, tmp_path):
+def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
     with pytest.raises(ConfigError, match=r"Unknown appo preset tioy\. Did you mean toy"):
         parse_config("appo", ["--preset", "tioy"])
     own_presets.write_text("# Bad.\nlearning_rat: 1\n")
@@ -182,12 +182,12 @@ def test_mistakes_are_answered_with_exit_code_2(args, answer, capsys):
     assert "Traceback" not in shown
 
 
-def test_nothing_shows_the_usage(capsys):
+def test_a_command_without_a_verb_shows_the_usage(capsys):
     assert main([]) == 2
     assert "commands:" in capsys.readouterr().out
 
 
-def test_key_values():
+def test_key_values_are_numbers_switches_or_texts():
     words = ["a=1", "b", "0.25", "c=true", "d=x=y", "e=1e-4", "f=2020-01-01", "g=[", "h=-3"]
     expected = {"a": 1, "b": 0.25, "c": True, "d": "x=y", "e": 1e-4, "f": "2020-01-01", "g": "["}
     assert key_values(words) == {**expected, "h": -3}

@@ -56,7 +56,7 @@ def test_the_last_line_is_json_and_repeats_with_the_seed(
     assert other["return_mean"] != first["return_mean"]
 
 
-def test_what_cannot_be_evaluated(
+def test_runs_that_cannot_be_evaluated_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path
 ) -> None:
     assert main(["eval", str(trained.parent / "rum")]) == 2
@@ -66,7 +66,7 @@ def test_what_cannot_be_evaluated(
     assert "has no checkpoint yet" in capsys.readouterr().err
 
 
-def test_a_run_may_be_moved(trained: Path) -> None:
+def test_a_run_folder_does_not_name_its_place(trained: Path) -> None:
     """Nothing in its folder names where it was."""
     texts = [*trained.glob("*.yaml"), *trained.glob("*.json"), *trained.glob("checkpoints/*.json")]
     assert all(str(trained) not in path.read_text() for path in texts)
@@ -101,7 +101,7 @@ class Said:
         self.looks.append((done, total, return_mean))
 
 
-def test_a_hundred_episodes_unless_told_otherwise(
+def test_a_hundred_episodes_are_played_by_default(
     capsys: pytest.CaptureFixture[str], trained: Path
 ) -> None:
     assert main(["eval", str(trained)]) == 0
@@ -114,7 +114,7 @@ def test_a_hundred_episodes_unless_told_otherwise(
     assert (again.out, again.err) == (found.out, "")
 
 
-def test_twenty_where_an_episode_takes_minutes(trained: Path) -> None:
+def test_twenty_episodes_are_played_where_one_takes_minutes(trained: Path) -> None:
     """By a clock that goes 0.1 s on at each step, then 100 s: before or after every row has ended
     an episode."""
     said = {}
@@ -169,12 +169,12 @@ def test_an_environment_without_a_limit_does_not_play_for_ever(
     assert (found["length_mean"], found["episodes_cut"], said.messages) == (30, 16, [])
 
 
-def test_a_limit_for_an_environment_that_has_one(trained: Path) -> None:
+def test_max_episode_steps_ends_episodes_of_an_evaluation(trained: Path) -> None:
     found = evaluate(trained, episodes=20, max_episode_steps=5)
     assert (found["length_mean"], found["episodes"], found["episodes_cut"]) == (5, 20, 0)
 
 
-def test_long_evaluations_say_how_far_they_are() -> None:
+def test_a_long_evaluation_prints_its_progress() -> None:
     out, time = io.StringIO(), iter([0.0, 9.0, 11.0, 12.0, 71.0])
     console = Console(file=out, width=100)
     with EvaluationDisplay(quiet=False, console=console, clock=lambda: next(time)) as display:
@@ -185,7 +185,7 @@ def test_long_evaluations_say_how_far_they_are() -> None:
     assert second == "evaluating: 3 of 100 episodes, mean return 21.50, 1:11"
 
 
-def test_progress_on_a_terminal() -> None:
+def test_on_a_terminal_the_progress_is_a_bar_that_goes_at_the_end() -> None:
     out, time = io.StringIO(), itertools.count(0.0, 5.0)
     console = Console(file=out, force_terminal=True, width=100)
     with EvaluationDisplay(quiet=False, console=console, clock=lambda: next(time)) as display:

@@ -38,7 +38,7 @@ def searched(rate, **setting) -> Search:
     return search
 
 
-def test_it_walks_to_the_best_of_each_flag() -> None:
+def test_the_search_finds_the_best_value_of_each_flag() -> None:
     def rate(at):
         envs = 1000 / (1 + abs(at["num_envs_per_worker"] - 128))
         return envs * (2 if at["inference"] == "worker" else 1) * (3 - at["num_splits"] / 2)
@@ -49,7 +49,7 @@ def test_it_walks_to_the_best_of_each_flag() -> None:
     assert flags_of(best)["batch_size"] == 2048
 
 
-def test_it_walks_down_where_up_is_no_gain() -> None:
+def test_the_search_goes_down_where_up_is_no_gain() -> None:
     best = searched(lambda at: 1e6 / at["batch_size"]).best
     assert best is not None and best.flags == {"batch_size": 256}
 
@@ -94,7 +94,7 @@ def test_ctrl_c_keeps_the_best_so_far(start_cli, tmp_path) -> None:
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_what_cannot_be_tuned(run_cli, tmp_path) -> None:
+def test_mistakes_in_a_tune_command_are_refused(run_cli, tmp_path) -> None:
     done = run_cli("tune", "CartPole-v9", "appo", "--out", "tuned.yaml")
     assert done.returncode == 1 and "CartPole-v9" in done.stdout
     assert not (tmp_path / "tuned.yaml").exists()

@@ -55,7 +55,7 @@ def test_the_tables_have_the_groups_of_tensorboard() -> None:
     assert names <= set(documented())
 
 
-def test_tags() -> None:
+def test_tags_begin_with_the_group_of_their_metric() -> None:
     assert tag("loss") == "losses/loss" and tag("eval_return_mean") == "eval/return_mean"
     assert tag("replay_fill") == "replay/fill" and tag("rank3_wait_s") == "ranks/rank3_wait_s"
     assert tag("return_mean_epsilon_0.4") == "rollout/return_mean_epsilon_0.4"

@@ -33,7 +33,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("env", "algo"), CASES)
-def test_it_trains_for_some_steps(
+def test_a_run_with_defaults_trains_for_some_steps(
     env: str, algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Serially, in this process, the probe's part included."""

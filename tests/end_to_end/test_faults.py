@@ -196,7 +196,7 @@ def test_a_second_interrupt_leaves_at_once(start_cli: StartCli, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_during_the_start_leaves_without_a_word(
+def test_an_interrupt_during_the_start_ends_the_command_silently(
     start_cli: StartCli, tmp_path: Path, number: signal.Signals
 ) -> None:
     process = start_cli(*train(f"{FAKES}:HangingEnv"))

@@ -83,7 +83,7 @@ def test_sigterm_to_the_group_leaves_a_checkpoint_that_the_same_command_goes_on_
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("algo", ["appo", "ddppo"])
-def test_so_do_ctrl_c_and_a_terminal_that_hangs_up(
+def test_ctrl_c_and_a_terminal_that_hangs_up_leave_a_checkpoint(
     start_cli: StartCli, tmp_path: Path, algo: str, number: signal.Signals
 ) -> None:
     process = start_cli(*command(algo))
@@ -179,7 +179,7 @@ def drawn(terminal: int) -> bool:
     return True
 
 
-def test_a_worker_alone_outlives_signals_that_are_not_for_it(
+def test_workers_outlive_signals_that_are_for_the_driver(
     start_cli: StartCli, tmp_path: Path
 ) -> None:
     """The driver ends it; the operating system does if the driver is killed."""

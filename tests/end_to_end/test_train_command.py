@@ -48,7 +48,9 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
 
 
 @pytest.mark.parametrize("inference", ["inline", "worker"])
-def test_time_is_up(run_cli: RunCli, tmp_path: Path, inference: str) -> None:
+def test_a_run_ends_after_train_for_seconds_with_plain_lines(
+    run_cli: RunCli, tmp_path: Path, inference: str
+) -> None:
     """Reports are plain lines where the output is no terminal."""
     arguments = train("CartPole-v1", "--train-for-seconds", "2", "--inference", inference)
     arguments.remove("--quiet")
@@ -74,7 +76,9 @@ def test_time_is_up(run_cli: RunCli, tmp_path: Path, inference: str) -> None:
         ("CartPole-v3", "Did you mean CartPole-v1"),
     ],
 )
-def test_an_env_that_there_is_not(run_cli: RunCli, tmp_path: Path, env: str, remedy: str) -> None:
+def test_an_unknown_environment_is_refused_with_a_remedy(
+    run_cli: RunCli, tmp_path: Path, env: str, remedy: str
+) -> None:
     done = run_cli("train", "appo", "--env", env)
     assert done.returncode == 2
     assert remedy in done.stderr.rstrip().splitlines()[-1]
@@ -99,7 +103,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_is_one_runs_at_a_time(
+def test_a_folder_that_another_run_uses_is_refused(
     start_cli: StartCli, run_cli: RunCli, tmp_path: Path
 ) -> None:
     first = start_cli(*train("CartPole-v1"))
@@ -112,7 +116,7 @@ def test_a_folder_is_one_runs_at_a_time(
     assert first.wait(20) == 143
 
 
-def test_a_folder_that_cannot_be_made(run_cli: RunCli, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(run_cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run_cli(*train("CartPole-v1", run_dir="file/run"))
     assert done.returncode == 2

@@ -135,7 +135,7 @@ def test_first_fault_returns_the_earliest_text_and_the_end_of_a_long_one() -> No
     ("lost", "finished", "ends"),
     [(1, 0, False), (19, 0, False), (20, 0, True), (20, 200, False), (30, 200, True)],
 )
-def test_a_few_faults_say_nothing_and_a_tenth_is_too_many(
+def test_the_first_fault_is_shown_and_a_tenth_of_the_episodes_ends_the_run(
     lost: int, finished: int, ends: bool
 ) -> None:
     counters = counted(lost, finished)
@@ -151,7 +151,7 @@ def test_a_few_faults_say_nothing_and_a_tenth_is_too_many(
     assert len(said) == 1 and "the cause" in said[0]
 
 
-def test_the_rate_is_that_of_the_latest_episodes() -> None:
+def test_the_rate_of_env_restarts_is_that_of_the_latest_episodes() -> None:
     """One that breaks after a long good time ends the run as soon as one that was never good; rows
     that are all lost once do not."""
     counters = counted(0, 0)
@@ -171,12 +171,12 @@ def test_the_rate_is_that_of_the_latest_episodes() -> None:
             restarts.look(print)
 
 
-def test_no_limit_is_none() -> None:
+def test_with_a_rate_of_one_no_number_of_restarts_ends_the_run() -> None:
     counters = counted(5000, 10)
     EnvRestarts(counters, 1.0).look(print)
 
 
-def test_the_counter_is_on_the_screen() -> None:
+def test_the_number_of_env_restarts_is_on_the_screen() -> None:
     values = {"env_steps": 1000.0, "wall_s": 10.0, "episodes": 95.0, "env_restarts": 5.0}
     written = StringIO()
     console = Console(file=written, width=100)

@@ -163,7 +163,7 @@ def test_module_and_id_import_the_module_first(
     env.close()
 
 
-def test_module_and_id_of_a_family_are_that_familys() -> None:
+def test_an_id_of_a_bundled_family_may_name_its_module_too() -> None:
     pytest.importorskip("minigrid")
     rows = [
         registry.make_vector(EnvConfig(env=name), 1, [0])
@@ -210,7 +210,7 @@ def test_a_module_that_fails_to_import_another_says_so(
         vector("broken_env_module:make")
 
 
-def test_backends_that_there_are_not_are_refused() -> None:
+def test_unknown_backends_are_refused() -> None:
     with pytest.raises(ConfigError, match="no vector env of its own"):
         vector("Acrobot-v1", env_backend="vector")
     with pytest.raises(ConfigError, match="--max-episode-steps do not reach"):
@@ -240,7 +240,7 @@ def test_row_seeds_differ_and_repeat() -> None:
     assert all(0 <= seed < 2**31 for row in seeds.values() for seed in row)
 
 
-def test_scratch_keeps_imports_and_takes_the_litter(
+def test_files_that_a_simulator_drops_go_with_the_scratch_directory_and_imports_still_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

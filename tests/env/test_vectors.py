@@ -113,7 +113,7 @@ def code_env(longest: int) -> Any:
     return functools.partial(CodeEnv, longest=longest)
 
 
-def test_observation_dtype_of_a_vector_is_checked_at_the_door() -> None:
+def test_an_observation_of_another_dtype_than_the_vector_announced_is_refused() -> None:
     vector = make(COUNTING, mode="next_step")
     vector.observation_space.dtype = np.dtype(np.float64)  # as if it had promised that
     try:

@@ -15,7 +15,7 @@ from sampleforge.env.registry import make_single, make_vector
 from tests.support.env_vectors import rollout
 
 
-def test_cartpole_is_gymnasiums_to_the_bit() -> None:
+def test_cartpole_equals_gymnasiums_bit_by_bit() -> None:
     rows, steps = 6, 400
     actions = np.random.default_rng(0).integers(0, 2, (steps, rows))
     config = EnvConfig(env="CartPole-v1", max_episode_steps=40, decorrelate=False)
@@ -42,7 +42,7 @@ def test_cartpole_decorrelation_spreads_the_truncations() -> None:
     vector.close()
 
 
-def test_minatar_is_the_original() -> None:
+def test_minatar_games_equal_the_original() -> None:
     minatar = pytest.importorskip("minatar")
     for game, name in (("Breakout", "breakout"), ("Seaquest", "seaquest")):
         original = minatar.Environment(name)

@@ -57,7 +57,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 @pytest.mark.parametrize(
     "env_id", ["VizdoomBasic-v1", "VizdoomHealthGatheringSupreme-MultiBinary-v1"]
 )
-def test_a_scenario_is_the_wrappers(
+def test_a_scenario_plays_as_in_vizdooms_gymnasium_wrapper(
     env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Screens (but for the resizing), game variables, rewards and ends, from the same seed."""
@@ -89,7 +89,7 @@ def test_a_scenario_is_the_wrappers(
     ours.close()
 
 
-def test_every_id_is_the_wrappers_own() -> None:
+def test_every_id_is_one_of_vizdooms_gymnasium_wrapper() -> None:
     import gymnasium as gym
 
     family = next(family for family in families() if family.name == "vizdoom")
@@ -156,7 +156,7 @@ def test_the_screen_can_be_rendered() -> None:
 # ---- its processes ----
 
 
-def test_the_handlers_of_signals_stay() -> None:
+def test_an_engine_leaves_our_signal_handlers_in_place() -> None:
     """ViZDoom would take Ctrl-C for itself, and leave the default handler behind."""
     received: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))

@@ -223,7 +223,7 @@ def test_a_kill_between_the_file_and_the_manifest_loses_nothing(store):
     assert load(store) == (2, [])
 
 
-def test_going_on_from_an_earlier_checkpoint(store):
+def test_the_latest_checkpoint_is_the_one_saved_last_though_a_damaged_one_had_more_steps(store):
     """The latest is the one saved last, also if a damaged one of more env steps came before."""
     save(store, 1)
     save(store, 5).write_bytes(b"")

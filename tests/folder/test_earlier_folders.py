@@ -84,7 +84,7 @@ def test_an_empty_minibatch_of_an_earlier_synchronous_run_is_its_whole_batch(
     is_resumed_as_it_was(folder, parse_config("appo", command.split()), stored)
 
 
-def test_what_was_given_then_has_to_be_given_again(folder: RunFolder) -> None:
+def test_flags_of_an_earlier_run_have_to_be_given_again(folder: RunFolder) -> None:
     stored = earlier(folder, "appo", learning_rate=0.01, clip_ratio=0.3)
     with pytest.raises(ConfigError) as refusal:
         folder.check_resume(AppoConfig(env="CartPole-v1"))
@@ -114,7 +114,7 @@ def test_an_earlier_config_file_means_what_it_meant(folder: RunFolder, algo: str
     assert found == learning({**stored, **since, "minibatch_size": whole})
 
 
-def test_a_run_of_apex_knows_nothing_of_it(folder: RunFolder) -> None:
+def test_an_earlier_run_of_apex_resumes_with_its_settings(folder: RunFolder) -> None:
     """Its config has none of these fields but the critic's, which it never uses."""
     asked = ApexConfig(env="CartPole-v1")
     then = dataclasses.replace(asked.model, separate_critic=False)
@@ -130,7 +130,9 @@ def test_a_run_of_apex_knows_nothing_of_it(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize("make", [AppoConfig, DdppoConfig])
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_a_run_of_today_is_resumed_and_repeated(tmp_path: Path, make: Any, core: Any) -> None:
+def test_a_run_of_this_version_is_resumed_and_repeated(
+    tmp_path: Path, make: Any, core: Any
+) -> None:
     """By the same command, though nearly everything was left open, and by its config.yaml."""
     run = tmp_path / "run"
     asked = make(

@@ -36,7 +36,7 @@ def reports(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_the_same_command_resumes_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = train(config(run)).summary
     second = train(config(run, 6000)).summary
@@ -61,7 +61,7 @@ def test_a_resumed_run_does_not_play_the_same_episodes_again(tmp_path: Path) -> 
     assert not seeds[0] & seeds[1]
 
 
-def test_the_learner_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_learner_has_its_tensors(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, seed=3))
     before = newest(run)
@@ -82,7 +82,9 @@ def test_a_change_of_what_shapes_the_learning_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("resume", ["must", "never"])
-def test_must_and_never(tmp_path: Path, resume: Any) -> None:
+def test_resume_must_refuses_a_new_run_and_never_an_earlier_one(
+    tmp_path: Path, resume: Any
+) -> None:
     fresh, used = tmp_path / "fresh", tmp_path / "used"
     train(config(used, 1000))
     right, wrong = (used, fresh) if resume == "must" else (fresh, used)
@@ -166,10 +168,10 @@ def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with Trainer(config(run, 100_000, env_kwargs={"length": 200})) as trainer:
         reports = iter(trainer)
-        while 0 < trainer.session.statistics._episodes < 100 or not files(run):
+        while 0 < trainer.session.statistics.summary()["episodes"] < 100 or not files(run):
             next(reports)
             trainer.save()
-            if trainer.session.statistics._episodes < 100:
+            if trainer.session.statistics.summary()["episodes"] < 100:
                 assert not kinds(run)["best"], "the mean of a few episodes may be luck"
         assert kinds(run)["best"][0]["return_mean"] == trainer.session.statistics.return_mean
 
@@ -193,7 +195,7 @@ def test_a_run_that_is_killed_early_has_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the interval of 120 s that there is by default."""
-    monkeypatch.setattr("sampleforge.folder.saving.FIRST_CHECKPOINT_S", 0.05, raising=False)
+    monkeypatch.setattr("sampleforge.folder.saving.FIRST_CHECKPOINT_S", 0.05)
     run = tmp_path / "run"
     with Trainer(config(run, 1_000_000)) as trainer:
         reports = iter(trainer)

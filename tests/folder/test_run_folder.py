@@ -69,14 +69,14 @@ def test_no_file_names_an_absolute_path(folder, tmp_path):
     assert json.loads(folder.summary_file.read_text())["return_mean"] is None
 
 
-def test_an_existing_folder_is_taken(tmp_path):
+def test_a_folder_that_exists_already_is_used(tmp_path):
     for _ in range(2):
         folder = RunFolder(tmp_path)
         folder.create()
         folder.close()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="another --run-dir"):
         RunFolder(tmp_path / "file" / "run").create()
@@ -129,7 +129,7 @@ def test_changes_of_the_learning_are_refused_with_a_diff(folder):
     assert "--run-dir" in message and "adam" not in message
 
 
-def test_what_a_resumed_run_may_change(folder):
+def test_a_resumed_run_may_change_its_length_workers_and_device(folder):
     asked = AppoConfig(env="CartPole-v1")
     folder.write_config(asked, asked)
     changed = dataclasses.replace(
@@ -149,7 +149,7 @@ def test_a_run_stored_with_the_fixed_lag_limit_of_before_resumes_with_one_that_f
     assert "max_policy_lag: 100" in text
 
 
-def test_a_damaged_config_is_named(folder):
+def test_a_damaged_config_is_refused_by_its_name(folder):
     folder.config_file.write_text("algo: [appo\n")
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
         folder.check_resume(AppoConfig())
@@ -158,7 +158,7 @@ def test_a_damaged_config_is_named(folder):
         folder.check_resume(AppoConfig())
 
 
-def test_resume_policies(folder):
+def test_resume_must_needs_a_checkpoint_and_never_refuses_one(folder):
     must = AppoConfig(env="E", resume="must", run_dir="x")
     never = AppoConfig(env="E", resume="never")
     assert not folder.resumes(AppoConfig()) and not folder.resumes(never)
@@ -170,7 +170,7 @@ def test_resume_policies(folder):
         folder.resumes(never)
 
 
-def test_a_run_that_is_not_there_is_answered_with_the_nearest(folder):
+def test_an_unknown_run_is_answered_with_the_nearest_name(folder):
     folder.write_config(AppoConfig(), AppoConfig())
     assert RunFolder.existing(folder.path).path == folder.path
     (folder.path.parent / "cartpole").mkdir()

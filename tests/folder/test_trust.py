@@ -152,7 +152,9 @@ def test_the_other_verbs_import_nothing_from_a_folder(canary: Path, trained: Pat
         assert not canary.exists(), name
 
 
-def test_what_is_trusted_is_used(trained_own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_a_trusted_folder_names_is_used(
+    trained_own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["eval", str(trained_own), "--episodes", "4"]
     assert main(command) == 2
     error = capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_a_compiled_run_learns_what_a_plain_one_does(more: dict[str, Any]) -> No
         assert after["ratio_deviation_first"] < 1e-5
 
 
-def test_on_a_gpu_a_pass_is_one_launch_and_begins_by_giving_up_the_last(
+def test_on_a_gpu_a_pass_is_one_cuda_graph_and_first_releases_the_last_outputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch.compile and its CUDA graphs, recorded."""
@@ -105,7 +105,7 @@ def test_a_missing_compiler_is_said_before_anything_starts(
     build(dataclasses.replace(small, compile=True))
 
 
-def test_a_gpu_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_for_a_gpu_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "triton" in (lacking("cuda:1") or "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)

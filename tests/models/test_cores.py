@@ -59,7 +59,7 @@ def test_whole_rollout_equals_step_by_step(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_passes_a_reset(kind: Literal["gru", "lstm"]) -> None:
+def test_no_gradient_passes_a_reset(kind: Literal["gru", "lstm"]) -> None:
     core = Core(kind, 3, 4)
     first = torch.zeros(6, 2, dtype=torch.bool)
     first[3, 1] = True

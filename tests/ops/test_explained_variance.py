@@ -43,7 +43,9 @@ def test_rows_that_are_masked_out_may_hold_anything() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"), [("perfect", 1.0), ("constant", 0.0), ("opposite", -3.0)]
 )
-def test_what_the_numbers_mean(values: str, expected: float) -> None:
+def test_it_is_one_for_the_targets_zero_for_a_constant_and_negative_for_worse(
+    values: str, expected: float
+) -> None:
     _, targets, mask = example()
     guess = {"perfect": targets, "constant": targets * 0 + 7, "opposite": -targets}[values]
     assert explained(guess, targets, mask) == pytest.approx(expected)

@@ -14,7 +14,7 @@ from sampleforge.ops.schedules import (
 )
 
 
-def test_linear() -> None:
+def test_the_linear_schedule_falls_to_zero() -> None:
     assert [linear(2.0, p) for p in (-1.0, 0.0, 0.25, 1.0, 3.0)] == [2.0, 2.0, 1.5, 0.0, 0.0]
 
 

@@ -92,7 +92,7 @@ def test_approx_kl_is_unbiased_and_never_negative() -> None:
     assert (torch.stack([approx_kl(v) for v in x[:50]]) >= 0).all()
 
 
-def test_clip_fraction() -> None:
+def test_the_clip_fraction_counts_ratios_outside_the_clip_range_among_valid_rows() -> None:
     log_ratio = torch.tensor([1.05, 1.2, 0.95, 0.8]).log()
     assert clip_fraction(log_ratio, 0.1).item() == 0.5
     assert clip_fraction(log_ratio, 0.1, torch.tensor([True, True, True, False])).item() == (

@@ -180,7 +180,7 @@ def test_every_sequence_is_read_from_its_slot_step_and_row(
     assert worker._learner.checked > 300
     inserted = limiter.replay_counters.inserted.sum() * plan.item_steps.inserted
     assert inserted > 2 * plan.capacity, "the storage went round"
-    reported = worker._replay_metrics()["samples_per_insert"]
+    reported = worker.handle("metrics", None)["samples_per_insert"]
     assert reported == pytest.approx(1.0, rel=0.5), "in env steps, whatever a sequence shares"
 
 
@@ -314,7 +314,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     sample_requests.scaled_probability[request] = 1.0
     worker._learn(0, request)
     stale = np.resize(gone, sample_requests.items.shape[1])
-    assert worker._replay_metrics()["late_samples"] == stale.sum() > 0
+    assert worker.handle("metrics", None)["late_samples"] == stale.sum() > 0
     assert (sample_requests.errors[request] > 0).tolist() == (~stale).tolist()
 
 

@@ -116,7 +116,9 @@ def test_a_restored_shard_continues_exactly_as_the_saved_one(tmp_path: Path) -> 
         stored = after.shards[0].stored_slots
         assert stored[: -i - 1] == oldest[i + 1 :] and stored[-1] == newest
     assert after.replay_counters.inserted[0] > inserted
-    usable = sum(np.count_nonzero(after.slots.extras["steps"][s]) for s in after.shards[0]._stored)
+    usable = sum(
+        np.count_nonzero(after.slots.extras["steps"][s]) for s in after.shards[0].stored_slots
+    )
     assert after.replay_counters.stored[0] == usable
     tree = after.shards[0]._tree
     assert tree is not None and tree.total == pytest.approx(tree.leaves.sum(), rel=1e-12)

@@ -56,7 +56,7 @@ def test_a_leaf_of_zero_is_never_found(size: int) -> None:
     assert set(tree.find(points).tolist()) <= set(held.tolist())
 
 
-def test_nor_where_rounding_falls_short_of_a_node() -> None:
+def test_a_leaf_of_zero_is_not_found_where_rounding_falls_short_of_a_node() -> None:
     """The sum before a node, as it is found, may be a rounding error more than the point."""
     rng = np.random.default_rng(0)
     leaves = rng.random(1 << 16) ** 3

@@ -56,7 +56,7 @@ def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
     train(short)  # from Python, without a seed: that of the run is meant
 
 
-def test_the_plan_in_a_line() -> None:
+def test_the_plan_is_described_in_one_line() -> None:
     asked = AppoConfig(env="CartPole-v1", num_workers=2, num_envs_per_worker=64, async_rl=True)
     spec = spec_of(asked)
     chosen = resolved(asked, spec)

@@ -15,7 +15,7 @@ def reports(count):
 
 
 @pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
-def test_draws_several_runs(tmp_path, name):
+def test_several_runs_are_drawn_into_one_file(tmp_path, name):
     pytest.importorskip("matplotlib")
     runs = [make_run(tmp_path / f"run-{i}", reports(1 + 20 * i)) for i in range(3)]
     out = tmp_path / name
@@ -29,7 +29,7 @@ def test_draws_several_runs(tmp_path, name):
 @pytest.mark.parametrize(
     ("scalar", "title"), [("policy_lag_mean", "policy lag"), ("sample_age_mean", "age of s")]
 )
-def test_how_stale_it_is_in_the_runs_own_terms(tmp_path, scalar, title):
+def test_the_age_of_experience_is_drawn_as_policy_lag_or_sample_age(tmp_path, scalar, title):
     pytest.importorskip("matplotlib")
     run = make_run(tmp_path / "run", ({**report, scalar: 3.0} for report in reports(9)))
     out = tmp_path / "curves.svg"
@@ -43,7 +43,7 @@ def test_a_run_without_reports_is_refused(tmp_path, capsys):
     assert "has not reported yet" in capsys.readouterr().err
 
 
-def test_without_matplotlib_the_line_that_installs_it(tmp_path, capsys, monkeypatch):
+def test_without_matplotlib_the_command_that_installs_it_is_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = make_run(tmp_path / "a", reports(2))
     assert main(["plot", run, "--out", str(tmp_path / "x.png")]) == 2

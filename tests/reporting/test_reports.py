@@ -46,7 +46,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_the_file_continued(folder):
     assert [json.loads(line)["env_steps"] for line in lines] == [100, 200, 300]
 
 
-def test_long_cut_off_lines(tmp_path):
+def test_a_cut_off_line_of_any_length_is_dropped(tmp_path):
     path = tmp_path / "lines"
     for whole, rest in ((b"", b"x" * 200_000), (b"a\n", b"x" * 200_000), (b"a\n", b"")):
         path.write_bytes(whole + rest)
@@ -194,7 +194,7 @@ def test_a_full_disk_under_tensorboard_is_an_error_too(folder):
             reporting.report(big, env_steps=2, wall_s=2.0)
 
 
-def test_time_left_is_to_the_nearer_end():
+def test_the_time_left_is_that_to_the_nearer_of_two_limits():
     goal = Goal(env_steps=1000, seconds=30.0)
     goal.observe({"env_steps": 0, "wall_s": 0.0})
     assert goal.seconds_left() == 30.0 and goal.fraction() == 0.0
@@ -203,7 +203,7 @@ def test_time_left_is_to_the_nearer_end():
     assert goal.fraction() == pytest.approx(0.1)
 
 
-def test_numbers_for_people():
+def test_numbers_and_durations_are_shortened_for_the_screen():
     assert [short(x) for x in (0.0, 12.34, 999.6, 45_210, 2.5e6, math.nan)] == [
         *("0", "12.3", "1k", "45.2k", "2.5M", "-")
     ]

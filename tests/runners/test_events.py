@@ -99,7 +99,7 @@ def test_a_full_queue_loses_events_and_never_waits() -> None:
     assert monotonic() - begun < 10
 
 
-def test_a_process_without_a_session_sends_nowhere() -> None:
+def test_events_of_a_process_without_a_session_are_dropped() -> None:
     send("log", ("info", "nobody listens"))
     heard: list[str] = []
     assert send_through(lambda kind, payload: heard.append(payload[1])) is None

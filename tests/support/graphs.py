@@ -1,4 +1,4 @@
-"""A graph of real workers, stepped in this process, with the test in the learner's place."""
+"""Graphs of real workers, stepped in this process with the test in the learner's place, or run."""
 
 from __future__ import annotations
 

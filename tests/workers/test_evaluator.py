@@ -261,7 +261,7 @@ def until_evaluated(trainer: Trainer, least_version: int) -> dict[str, float]:
 def test_trained_weights_are_evaluated_by_a_process_of_its_own(tmp_path: Path, algo: str) -> None:
     config: AnyConfig = CONFIGS[algo](run_dir=str(tmp_path / "run"))
     with Trainer(config) as trainer:
-        pids = trainer.session._runner.pids()  # type: ignore[union-attr]
+        pids = trainer.session.runner.pids()
         report = until_evaluated(trainer, least_version=2)
     assert len(set(pids.values())) == len(pids) and pids["evaluator"] != os.getpid()
     assert 8 <= report["eval_return_min"] <= report["eval_return_mean"] <= report["eval_return_max"]
@@ -284,7 +284,7 @@ def test_a_killed_evaluator_is_replaced_up_to_the_limit(tmp_path: Path) -> None:
     ):
         for _ in range(2):
             version = until_evaluated(trainer, least_version=1)["eval_policy_version"]
-            os.kill(trainer.session._runner.pids()["evaluator"], signal.SIGKILL)  # type: ignore[union-attr]
+            os.kill(trainer.session.runner.pids()["evaluator"], signal.SIGKILL)
         until_evaluated(trainer, least_version=int(version) + 10**9)
     found = summary(tmp_path / "run")
     assert (found["status"], found["restarts"]) == ("failed", 1)

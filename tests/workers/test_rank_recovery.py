@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,7 +14,6 @@ import psutil
 import pytest
 import torch
 
-from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.shared.state_snapshot import StateSnapshot
 from tests.support.processes import StartCli
@@ -36,10 +36,11 @@ def ranks_of(driver: int) -> list[int]:
     ]
 
 
-def checkpoints(run: Path) -> list[tuple[int, bool]]:
-    """Version of each checkpoint of the manifest, oldest first, and whether it is the best."""
-    entries, _ = CheckpointStore(run / "checkpoints", 1)._entries(lambda text: None)
-    return [(entry.version, "best" in entry.kinds) for entry in entries]
+def checkpoints(run: Path) -> list[int]:
+    """Version of each checkpoint of the manifest, oldest first."""
+    manifest = run / "checkpoints" / "manifest.json"
+    entries = json.loads(manifest.read_text())["entries"] if manifest.exists() else []
+    return [entry["version"] for entry in sorted(entries, key=lambda entry: entry["number"])]
 
 
 def until_learned(process: subprocess.Popen[str], run: Path, wanted: float) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def test_new_ranks_resume_from_the_snapshot_if_all_ranks_die_at_once(
     until(lambda: "the ranks go on from" in (run / "log.txt").read_text(), process)
     seen = last_report(run)
     until(lambda: last_report(run)["updates"] > seen["updates"] + 20, process)
-    until(lambda: checkpoints(run)[-1][0] > saved[-1][0] + 20, process)
+    until(lambda: checkpoints(run)[-1] > saved[-1] + 20, process)
     process.terminate()
     _, shown = process.communicate(timeout=20)
     assert process.returncode == 143
@@ -81,12 +82,12 @@ def test_new_ranks_resume_from_the_snapshot_if_all_ranks_die_at_once(
     assert found is not None, shown
     assert found[0] in (run / "log.txt").read_text()
     version, lost = int(found[1].replace(",", "")), int(found[2])
-    assert version >= saved[-1][0], "no older than the newest checkpoint"
+    assert version >= saved[-1], "no older than the newest checkpoint"
     assert version + lost >= before["updates"], "all that was on the screen is accounted for"
     later = [line for line in read_metrics(run / "metrics.jsonl")][-3:]
     assert all(report["updates"] >= version for report in later)
     assert all(report["return_mean"] > 40 for report in later), "20 is random"
-    versions = [version for version, _ in checkpoints(run)]
+    versions = checkpoints(run)
     assert versions == sorted(versions) and versions[0] > 0
 
 

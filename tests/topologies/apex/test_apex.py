@@ -158,7 +158,9 @@ def test_total_capacity_is_the_flag_for_any_number_of_shards() -> None:
         ({"replay_capacity": 10**12}, "lower --replay-capacity"),
     ],
 )
-def test_what_cannot_run_is_refused_with_numbers(change: dict[str, Any], message: str) -> None:
+def test_plans_that_cannot_run_are_refused_with_numbers(
+    change: dict[str, Any], message: str
+) -> None:
     chosen = apex_config(**change)
     with pytest.raises(ConfigError, match=message):
         planned(chosen)

@@ -68,7 +68,7 @@ OURS = {
         (VECTOR, "none", {"reward_clip": 5.0}, {**OURS, "reward_clip": 5.0}),
     ],
 )  # fmt: skip
-def test_what_is_left_open_is_the_papers(
+def test_settings_that_are_left_open_are_those_of_the_papers(
     spec: EnvSpec, core: Any, given: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     fitted = resolve_defaults(

@@ -22,7 +22,7 @@ from tests.support.graphs import spec_of
 MAZE = "tests.support.envs:MemoryTMaze"
 
 
-def test_what_is_left_open_is_fitted_to_the_core() -> None:
+def test_settings_that_are_left_open_are_fitted_to_the_core() -> None:
     spec = spec_of(ApexConfig(env=MAZE))
 
     def found(core: Any, **given: Any) -> tuple[Any, ...]:

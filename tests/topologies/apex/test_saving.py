@@ -159,7 +159,7 @@ def test_a_resumed_run_learns_at_once(tmp_path: Path) -> None:
     assert "before learning goes on (--save-replay keeps it)" in log_of(run)
 
 
-def test_limiter_and_counts_go_on(tmp_path: Path) -> None:
+def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Path) -> None:
     run, states = tmp_path / "run", []
     for env_steps in (1500, 1501):  # reached: it is restored, and saved again
         with Trainer(config(run, env_steps)) as trainer:
@@ -174,7 +174,7 @@ def test_limiter_and_counts_go_on(tmp_path: Path) -> None:
     assert 0 <= states[3][0] - states[1][0] < 300 and states[3][1] == states[1][1]
 
 
-def test_another_layout_is_refilled_and_said_so(tmp_path: Path) -> None:
+def test_a_saved_replay_of_another_layout_is_refilled_and_the_log_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, 1500))
     train(config(run, 1600, num_replay_shards=2))
@@ -182,7 +182,7 @@ def test_another_layout_is_refilled_and_said_so(tmp_path: Path) -> None:
     assert "200 transitions are collected" in log_of(run)
 
 
-def test_a_damaged_replay_is_refilled_and_said_so(
+def test_a_damaged_replay_is_refilled_and_the_log_says_so(
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
@@ -262,7 +262,9 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
 
 
 @pytest.mark.multiprocess(timeout=110)
-def test_killed_while_it_saves(tmp_path: Path, start_cli: Any) -> None:
+def test_a_run_killed_while_it_saves_keeps_the_checkpoint_before_with_its_replay(
+    tmp_path: Path, start_cli: Any
+) -> None:
     """The checkpoint before stays whole with its replay, and no half of another."""
     run = tmp_path / "run"
     flags = ["--num-workers", "1", "--num-envs-per-worker", "8", "--report-interval", "0.3"]

@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_refused(kwargs: dict[str, Any], answer: str) -> No
 
 
 @pytest.mark.parametrize("name", ["halfcheetah", "minatar-breakout"])
-def test_presets_learn_from_as_much_as_appos_do(name: str) -> None:
+def test_presets_of_ddppo_have_batches_as_large_as_those_of_appo(name: str) -> None:
     """A batch, a minibatch and its passes over all ranks together, of as long rollouts."""
     spec = spec_of(config())
     ranks, central = (
@@ -227,7 +227,7 @@ def test_presets_learn_from_as_much_as_appos_do(name: str) -> None:
         assert getattr(ranks, field) == getattr(central, field), field
 
 
-def test_torchrun_is_refused_where_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_torchrun_training_from_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """From Python every process would train by itself, without a sign of it."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
