@@ -10,6 +10,7 @@ import torch
 
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
+from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learner import Learner
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
@@ -41,7 +42,10 @@ def config(**kwargs: object) -> AppoConfig:
 
 
 def learner_of(
-    config: AppoConfig, averaging: DataParallel | None = None, batch_size: int | None = None
+    config: AppoConfig,
+    averaging: DataParallel | None = None,
+    batch_size: int | None = None,
+    share: Share = WHOLE,
 ) -> Learner:
     with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
         model = seeded_model(config.model, spec_of(config), seed=1)
@@ -54,6 +58,7 @@ def learner_of(
         seed=1,
         averaging=averaging,
         batch_size=batch_size,
+        share=share,
     )
 
 
