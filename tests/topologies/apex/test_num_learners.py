@@ -28,10 +28,10 @@ from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import seeded_network
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.workers.sample_update import SampleUpdate, Updated
-from tests.apex_harness import apex_config, build_apex
-from tests.harness import spec_of
-from tests.rank_threads import on_ranks
-from tests.runs import last_report
+from tests.support.apex_graphs import apex_config, build_apex
+from tests.support.graphs import spec_of
+from tests.support.rank_threads import on_ranks
+from tests.support.runs import last_report
 
 UPDATES, BATCH, POOL = 20, 12, 60
 LENGTH = 6
@@ -99,7 +99,7 @@ def some_config(**kwargs: Any) -> ApexConfig:
     if model["core"] != "none":
         kwargs |= {"burn_in": 2, "sequence_length": LENGTH, "sequence_overlap": 3}
     chosen = ApexConfig(
-        env="tests.fakes.envs:CodeEnv",
+        env="tests.support.envs:CodeEnv",
         model=ModelConfig(**model),
         target_update_interval=7,
         learning_rate=1e-3,
