@@ -172,7 +172,7 @@ def test_a_fast_row_also_samples_in_short_rounds() -> None:
         assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
         rank._actor._round_ends = lambda taken: taken > 0
         for split in rank._actor._splits:
-            split.rollouts = 100 - split.index
+            split.stream.rollouts = 100 - split.index
 
     for batch in rounds(config(), 8, count_backwards):
         assert batch.env_row is not None

@@ -24,6 +24,9 @@ class RolloutExchange(Protocol):
 
     slots: TrajectorySlots
 
+    def num_free(self, actor: int) -> int:
+        """Return how many slots `take_free` has for the actor. Only the actor makes them fewer."""
+
     def take_free(self, actor: int) -> int | None:
         """Return a slot to write, or None if there is none."""
 
@@ -90,6 +93,10 @@ class SlotExchange:
         for slot in range(self.slots.count):
             self.slots.owner[slot] = Owner.FREE
             self._free.push(slot % self._actors, slot)
+
+    def num_free(self, actor: int) -> int:
+        """Return how many slots there are for this actor to write. Called by the actor."""
+        return len(self._inherited[actor]) + self._free.size(actor)
 
     def take_free(self, actor: int) -> int | None:
         """Return a slot for this actor to write, or None if there is none. Called by the actor."""

@@ -24,6 +24,7 @@ from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
+from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 
 
@@ -85,7 +86,13 @@ def add_samplers(
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         wakeup = channels.actor_wakeups[index]
         make_actor = partial(
-            ActorWorker, index, envs, exchange, inference, channels.episodes, wakeup, graph.progress
+            ActorWorker,
+            index,
+            envs,
+            [PolicyPort(0, exchange, inference)],
+            channels.episodes,
+            wakeup,
+            graph.progress,
         )
         graph.add(
             "actor",

@@ -50,6 +50,7 @@ from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
+from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement
 
@@ -158,15 +159,16 @@ def wire_rank(
     preemption = _preemption(config, plan, board, join)
     # The ranks end together: none may stop sampling by itself while others wait for its gradients.
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
-    parts = (episodes, wakeup, endless, rank)
+    last = (episodes, wakeup, endless, rank)
     ends = preemption.ends if join.size > 1 else never
     if config.variable_experience:
-        inference, steps = BatchedInference(*policy), plan.num_splits * plan.rollout
-        room = with_room(config, steps, join.size)
+        port = PolicyPort(0, exchange, BatchedInference(*policy))
+        room = with_room(config, plan.num_splits * plan.rollout, join.size)
         variable = partial(VariableActor, round_steps=room, round_ends=ends)
-        actor: ActorWorker = variable(0, envs, exchange, inference, *parts)
+        actor: ActorWorker = variable(0, envs, [port], *last)
     else:
-        actor = ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
+        port = PolicyPort(0, exchange, InlineInference(*policy))
+        actor = ActorWorker(0, envs, [port], *last, ends_early=ends)
 
     def make_worker(counter_row: int) -> RankWorker:
         return RankWorker(
