@@ -197,7 +197,7 @@ class ActorWorker(EventDriven):
         stream.keep(out)
         self._account(split, out, len(ended))
         if ended:
-            self._episodes.put(self._index, split.index, ended)
+            self._episodes.put(self._index, split.index, ended, stream.policy)
         stream.ask_final(out)
         return True if stream.valuing else self._next(split)
 

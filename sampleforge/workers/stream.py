@@ -58,6 +58,7 @@ class Stream:
     ``index`` is the place of the stream in the arrays of each port's `Inference`.
     """
 
+    policy: int
     inference: Inference
     slots: TrajectorySlots
     before: npt.NDArray[np.float32]
@@ -88,7 +89,8 @@ class Stream:
                 "the one before, which one policy must have taken. Use a policy mapping that gives "
                 "each stream one policy, such as FixedPerStream"
             )
-        self.port, self.inference, self.slots = port, port.inference, port.exchange.slots
+        self.port, self.policy = port, port.policy
+        self.inference, self.slots = port.inference, port.exchange.slots
         shape = self.slots.shape
         self.overlap = Overlap(self.slots) if shape.sequences else None
         self.before = np.zeros((shape.rows, shape.state_size), np.float32)
