@@ -21,7 +21,7 @@ from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from tests.fakes.envs import code_reward, episode_length
-from tests.harness import spec_of
+from tests.harness import one_policy, spec_of
 
 CODE = "tests.fakes.envs:CodeEnv"
 LONGEST = 9
@@ -58,11 +58,7 @@ def build_apex(
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None
     start = ResumePoint(config.seed, replays=replays, resume=resume)
-    return apex(config, plan, spec, start, _forget), plan
-
-
-def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    """In the place of writing a checkpoint."""
+    return apex(config, plan, spec, *one_policy(start)), plan
 
 
 def with_learner(graph: Graph, make_learner: Any) -> Graph:

@@ -17,7 +17,7 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import ResumePoint
+from sampleforge.topologies.builders import ONLY_POLICY, PolicyStart, ResumePoint
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
@@ -46,7 +46,16 @@ def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
     config = resolved(config, spec)
     plan = plan_appo(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    return appo(config, plan, spec, ResumePoint(seed), lambda tensors, state: None), plan
+    return appo(config, plan, spec, *one_policy(ResumePoint(seed))), plan
+
+
+def one_policy(start: ResumePoint) -> tuple[ResumePoint, list[PolicyStart]]:
+    """Where a run with one policy begins, which writes no checkpoint."""
+    return start, [PolicyStart(ONLY_POLICY, start, forget)]
+
+
+def forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    """In the place of writing a checkpoint."""
 
 
 def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:

@@ -22,7 +22,7 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.registry import topology
-from tests.harness import spec_of, updates
+from tests.harness import one_policy, spec_of, updates
 
 LOSSES = Path(__file__).parent / "golden" / "appo_serial.json"
 WEIGHTS = Path(__file__).parent / "golden" / "weights.json"
@@ -54,7 +54,7 @@ def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     config = dataclasses.replace(chosen.resolve_defaults(config, spec), seed=seed)
     plan = chosen.plan(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    graph = chosen.wire(config, plan, spec, ResumePoint(seed), lambda tensors, state: None)
+    graph = chosen.wire(config, plan, spec, *one_policy(ResumePoint(seed)))
     runner = SerialRunner(graph)
     runner.start()
     try:

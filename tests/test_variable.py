@@ -36,7 +36,7 @@ from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
 from tests.fakes.envs import code_reward
-from tests.harness import _copy, resolved, spec_of
+from tests.harness import _copy, one_policy, resolved, spec_of
 from tests.rank_threads import on_ranks
 from tests.test_averaging import learner_of
 from tests.test_ddppo import rank_process, training, wait_for_updates
@@ -70,9 +70,7 @@ def planned(chosen: DdppoConfig) -> Plan:
 
 def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
     """One rank, nothing started."""
-    graph = ddppo(
-        chosen, planned(chosen), spec_of(chosen), ResumePoint(1), lambda tensors, state: None
-    )
+    graph = ddppo(chosen, planned(chosen), spec_of(chosen), *one_policy(ResumePoint(1)))
     rank = graph.nodes[0].worker
     assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
     assert isinstance(graph.group.exchange, SlotExchange)

@@ -144,7 +144,7 @@ class Session:
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.reporting import StaleExperience
         from sampleforge.shared.rings import check_store_order
-        from sampleforge.topologies.builders import ResumePoint
+        from sampleforge.topologies.builders import ONLY_POLICY, PolicyStart, ResumePoint
         from sampleforge.workers.worker import WorkerContext
 
         opened, chosen = self.opened, self._deployment.topology(self)
@@ -169,7 +169,8 @@ class Session:
             replays=opened.stored_replay,
         )
         save = SaveCheckpoint(opened.store)
-        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, save)
+        policies = [PolicyStart(ONLY_POLICY, self.resume_point, save)]
+        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, policies)
         self.statistics = RunStatistics(self.graph, earlier.get("statistics", {}))
         limit = config.max_env_restart_rate
         self._env_restarts = EnvRestarts(self.graph.counters, limit)
@@ -243,8 +244,9 @@ class Session:
                     callback.on_episode(self, episode)
         if (first := self.statistics.first_nonfinite()) is not None:
             self.message(first, "warning")
-        if self.graph.evaluations is not None:
-            self.statistics.evaluations.take(self.graph.evaluations.take())
+        for group in self.graph.groups:
+            if group.evaluations is not None:
+                self.statistics.evaluations.take(group.evaluations.take())
         if not self.is_interrupted():
             self._env_restarts.look(self.alert)
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from sampleforge.config import ConfigError
 from sampleforge.distributed.group import Rendezvous
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
@@ -27,6 +28,7 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     NewModel,
+    PolicyStart,
     ResumePoint,
     env_makers,
     first_weights,
@@ -60,34 +62,54 @@ def ddppo(
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
-    save: Save,
+    policies: Sequence[PolicyStart],
 ) -> Graph:
-    """Wire the ranks of this machine. Nothing runs yet, but for the store at which those with a GPU
-    each will meet.
+    """Wire the ranks of this machine, which learn one policy. Nothing runs yet, but for the store
+    at which those with a GPU each will meet.
 
     Rank 0 speaks for the group: it writes the checkpoints.
     """
-    ranks = plan.num_workers
+    policy = only_of(policies)
+    start, ranks = policy.start, plan.num_workers
     graph = GraphBuilder("ddppo", ranks + evaluators(config), config, start)
     episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
     rendezvous, why, keep_alive = meet_here(config, plan, new_model)
     board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
     snapshot = None if config.serial else StateSnapshot(new_model())
-    wire = partial(wire_rank, graph, config, plan, spec, start, save, episodes, board, group_epoch)
+    parts = (config, plan, spec, start, policy.save, episodes, board, group_epoch)
+    wire = partial(wire_rank, graph, *parts)
     members = [wire(join, snapshot=snapshot) for join in rendezvous]
     nodes, exchanges, weights = zip(*members, strict=True)
     evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
+    group = PolicyGroup(
+        policy.id,
+        nodes,
+        exchanges[0],
+        weights[0],
+        plan.lag.limit,
+        synchronous=True,
+        snapshot=snapshot,
+        evaluations=evaluation.results,
+        keep_alive=keep_alive,
+    )
     return graph.build(
-        groups=[
-            PolicyGroup("policy", nodes, exchanges[0], weights[0], plan.lag.limit, True, snapshot)
-        ],
-        edges=[*edges(ranks), *evaluation],
+        groups=[group],
+        edges=[*edges(ranks), *evaluation.edges],
         notes=notes(config, plan, spec, why, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
-        keep_alive=keep_alive,
     )
+
+
+def only_of(policies: Sequence[PolicyStart]) -> PolicyStart:
+    """Return the only policy. Raises ConfigError if there are several."""
+    if len(policies) != 1:
+        raise ConfigError(
+            f"ddppo trains one policy, but {len(policies)} are asked for: a rank's actor and "
+            "learner share one; use appo or apex"
+        )
+    return policies[0]
 
 
 def meet_here(
