@@ -73,10 +73,11 @@ class Trainer:
         """Write a checkpoint now."""
         self.session.save()
 
-    def compute_action(self, obs: Any) -> Any:
-        """The most likely action for one observation, by the newest weights. For a recurrent model
-        or action masks use `load_policy`, which carries the state and takes masks."""
+    def compute_action(self, obs: Any, policy: int = 0) -> Any:
+        """The most likely action for one observation, by the newest weights of the ``policy``-th
+        policy. For a recurrent model or action masks use `load_policy`, which carries the state and
+        takes masks."""
         if self._policy is None:
             self._policy = LoadedPolicy(self.session.new_model(), self.session.spec)
-        self.session.graph.group.weights.read(self._policy.model.state_dict())
+        self.session.graph.groups[policy].weights.read(self._policy.model.state_dict())
         return self._policy.act(obs)[0]

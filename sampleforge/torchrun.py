@@ -200,7 +200,8 @@ def follower_graph(
     was started with another command."""
     from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
-    from sampleforge.topologies.builders import ONLY_POLICY, PolicyStart, ResumePoint
+    from sampleforge.topologies.builders import PolicyStart, ResumePoint
+    from sampleforge.topologies.config import ONLY_POLICY
 
     own = to_plain(config)
     changed = difference(

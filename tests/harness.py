@@ -17,8 +17,8 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import ONLY_POLICY, PolicyStart, ResumePoint
-from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.builders import PolicyStart, ResumePoint
+from sampleforge.topologies.config import ONLY_POLICY, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan

@@ -177,8 +177,8 @@ class RunFolder:
     def resumes(self, config: Any) -> bool:
         """Whether a run with ``config`` goes on from a checkpoint in here. Raises ConfigError if
         ``config.resume`` demands one that is not there, or forbids one that is."""
-        found = any(self.checkpoints.glob("*.safetensors"))
-        found = found or (self.checkpoints / "manifest.json").exists()
+        found = any(self.checkpoints.glob("**/*.safetensors"))
+        found = found or any(self.checkpoints.glob("**/manifest.json"))
         if config.resume == "must" and not found:
             raise ConfigError(
                 f"--resume must: there is no checkpoint in {self.path}; give the folder of "

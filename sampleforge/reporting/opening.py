@@ -125,7 +125,8 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.runtime.machine import resolve_device
-    from sampleforge.topologies.builders import ONLY_POLICY, PolicyStart, ResumePoint
+    from sampleforge.topologies.builders import PolicyStart, ResumePoint
+    from sampleforge.topologies.config import ONLY_POLICY
     from sampleforge.topologies.registry import topology
 
     make_cwd_importable()

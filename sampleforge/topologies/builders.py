@@ -75,10 +75,6 @@ class ResumePoint:
     replays: ReplayFolder | None = None
 
 
-ONLY_POLICY = "policy"
-"""The id of the policy group of a run with one policy."""
-
-
 @dataclass(frozen=True)
 class PolicyStart:
     """Where one policy of a run begins: the id of its group; ``start`` with a seed and a checkpoint
