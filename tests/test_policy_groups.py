@@ -303,7 +303,7 @@ def port(policy: int, slots: TrajectorySlots) -> PolicyPort:
     shape = slots.shape
     inference: Any = NoInference(shape.rows, shape.state_size)
     checked: Inference = inference
-    return PolicyPort(policy, SlotExchange(slots, [Wakeup()], Wakeup()), checked)
+    return PolicyPort(policy, SlotExchange(slots, [Wakeup()], [Wakeup()]), checked)
 
 
 def test_slots_are_leased_for_all_streams_or_for_none() -> None:

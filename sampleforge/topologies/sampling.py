@@ -53,7 +53,7 @@ class Channels:
     requests: InferenceRequests | None  # with policy workers only
     actor_wakeups: list[Wakeup]
     policy_wakeups: list[Wakeup]
-    learner_wakeup: Wakeup
+    learner_wakeups: list[Wakeup]
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,20 @@ def actor_channels(config: AnyConfig, plan: SamplerPlan) -> ActorChannels:
 
 
 def channels(
-    plan: SamplerPlan, shape: SlotShape, weights: SharedWeights, actors: ActorChannels
+    plan: SamplerPlan,
+    shape: SlotShape,
+    weights: SharedWeights,
+    actors: ActorChannels,
+    learners: int,
 ) -> Channels:
-    """Make the channels of one policy group, whose slots have this ``shape``."""
+    """Make the channels of one policy group with so many ``learners``, whose slots have this
+    ``shape``."""
     policy_wakeups = [Wakeup() for _ in range(plan.num_policy_workers)]
     requests = None
     if policy_wakeups:
         requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
-    return Channels(weights, requests, actors.wakeups, policy_wakeups, Wakeup())
+    learner_wakeups = [Wakeup() for _ in range(learners)]
+    return Channels(weights, requests, actors.wakeups, policy_wakeups, learner_wakeups)
 
 
 def choose_mapping(
@@ -173,17 +179,17 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
         graph.add("policy", make_policy_worker, wakeup)
 
 
-def sampler_edges(plan: SamplerPlan, group: str) -> tuple[Edge, ...]:
-    """Return the arrows of requests and weights. ``group``: the beginning of the names of the
-    group's workers."""
+def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:
+    """Return the arrows of requests, and of the weights that ``learner`` publishes. ``group``: the
+    beginning of the names of the group's workers."""
     actors = f"{plan.num_workers} actors"
     if plan.inference == "inline":
-        return (Edge(f"{group}learner", actors, "weights"),)
+        return (Edge(learner, actors, "weights"),)
     policies = f"{plan.num_policy_workers} {group}policy workers"
     return (
         Edge(actors, policies, "request (split, slot, t)"),
         Edge(policies, actors, "answer; the actions lie in the slot"),
-        Edge(f"{group}learner", policies, "weights"),
+        Edge(learner, policies, "weights"),
     )
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.experience import Share
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.normaliser import normalised_leaves
@@ -22,7 +24,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.replay.compressed import CompressedFrames, FrameStore
-from sampleforge.replay.exchange import ReplayExchange, SampleRequests
+from sampleforge.replay.exchange import ReplayExchange, SampleRelay, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.observation_stats import Shapes
@@ -57,6 +59,12 @@ from sampleforge.topologies.graph import (
     Row,
     group_prefix,
 )
+from sampleforge.topologies.rendezvous import (
+    Meeting,
+    learners_in_words,
+    meet_here,
+    member_devices,
+)
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
@@ -72,7 +80,9 @@ from sampleforge.topologies.sampling import (
 )
 from sampleforge.workers.learner import NoLearner, Save
 from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.replay_follower import ReplayFollowerWorker
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
+from sampleforge.workers.sample_update import SampleUpdate
 
 NewNetwork = Callable[[], QNetwork]
 
@@ -101,7 +111,7 @@ def apex(
     workers, replay shards and a learner of its own. Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     check_memory_of_groups(plan.slot_bytes + plan.frame_bytes + plan.tree_bytes, count)
-    in_group = plan.num_policy_workers + shards + 1 + evaluators(config)
+    in_group = plan.num_policy_workers + shards + config.num_learners + evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
     parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
@@ -116,12 +126,10 @@ def apex(
     notes = [*policies_in_words(count), *_notes(config, plan, spec)]
     for part in parts:
         prefix = group_prefix(part.policy.id, count)
-        group, evaluation = _add_group(graph.of_group(prefix), part, config, plan, start)
+        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
         groups.append(group)
         edges += _edges(config, plan, prefix)
         evaluations += evaluation
-        slots, archive = part.replay.exchange.slots, part.replay.archive
-        told = replay_notes(config, plan, slots, archive, part.policy.start)
         notes += [prefix + note for note in told]
     return graph.build(
         groups=groups,
@@ -153,7 +161,7 @@ def _group_parts(
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.places)
-    joined = channels(plan, shape, weights, actors)
+    joined = channels(plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
@@ -166,30 +174,31 @@ def _group_parts(
 
 def _add_group(
     graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan, start: ResumePoint
-) -> tuple[PolicyGroup, tuple[Edge, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, and the arrows
-    of its evaluator."""
+) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
+    its evaluator, and what is to be said of the group."""
     policy, replay, joined = parts.policy, parts.replay, parts.channels
+    new_network, own_start = parts.new_network, policy.start
     add_policy_workers(graph, parts.acting, plan)
     for index in range(len(plan.stored_slots)):
-        _add_shard(graph, index, replay, config, plan, policy.start)
-    learner = _add_learner(
-        graph, replay, joined, config, plan, policy.start, parts.new_network, policy.save
+        _add_shard(graph, index, replay, config, plan, own_start)
+    learners, meeting = _add_learners(
+        graph, replay, joined, config, plan, own_start, new_network, policy.save
     )
-    evaluation = add_evaluator(
-        graph, config, joined.weights, parts.new_network, start, learner.name
-    )
+    evaluation = add_evaluator(graph, config, joined.weights, new_network, start, learners[0].name)
     group = PolicyGroup(
         policy.id,
-        (learner,),
+        learners,
         replay.exchange,
         joined.weights,
         exploration=exploration(config, plan),
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
+        keep_alive=meeting.keep_alive if meeting else (),
     )
-    return group, evaluation.edges
+    notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, own_start)
+    return group, evaluation.edges, (*notes, *([meeting.note] if meeting else []))
 
 
 def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
@@ -264,13 +273,22 @@ def make_policy(
 
 
 def make_learner(
-    new_network: NewNetwork, config: ApexConfig, plan: ApexPlan, start: ResumePoint
+    new_network: NewNetwork,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: ResumePoint,
+    device: str,
+    averaging: Averaging | None = None,
 ) -> DqnLearner:
-    """The learner as it begins: initial weights, or all that is in the checkpoint."""
-    device = torch.device(plan.device)
+    """Return the learner as it begins: initial weights, or all that is in the checkpoint."""
     seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)  # nobody else's
     learner = DqnLearner(
-        new_network(), config, device=device, precision=plan.precision, noise_seed=seed
+        new_network(),
+        config,
+        device=torch.device(device),
+        precision=plan.precision,
+        noise_seed=seed,
+        averaging=averaging,
     )
     if start.resume is not None:
         start.resume.learner(learner)
@@ -298,7 +316,7 @@ def _replay_channels(
         config.prefetch_batches,
         plan.batch_size,
         shard_wakeups,
-        joined.learner_wakeup,
+        joined.learner_wakeups[0],
         _counted(config, slots.shape.spec),
     )
     return ReplayChannels(
@@ -374,7 +392,7 @@ def make_shard_of(
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 
-def _add_learner(
+def _add_learners(
     graph: GraphBuilder,
     replay: ReplayChannels,
     joined: Channels,
@@ -383,22 +401,41 @@ def _add_learner(
     start: ResumePoint,
     new_network: NewNetwork,
     save: Save,
-) -> Node:
-    wakeup = joined.learner_wakeup
+) -> tuple[tuple[Node, ...], Meeting | None]:
+    """Add the learner, or several that have equal parts of each sample; returns how they meet."""
+    wakeup, *others = joined.learner_wakeups
     if config.sampler_only:
-        return graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup)
+        return (graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),), None
     shard_choice = None
     if start.resume is not None and replay.archive.where.saved is not None:
         shard_choice = start.resume.plain()["shard_choice"]
+    learners = config.num_learners
+    devices = config.learner_devices or member_devices(plan.device, learners)
+    meeting = relay = None
+    if others:
+        meeting = meet_here(devices, config.learner_timeout, new_network, "learner")
+        relay = SampleRelay(others, config.prefetch_batches)
+
+    def update(index: int) -> SampleUpdate:
+        return SampleUpdate(
+            partial(make_learner, new_network, config, plan, start, devices[index]),
+            partial(make_reader, config, replay.exchange.slots, replay.frames),
+            replay.sample_requests,
+            config,
+            Share(index, learners),
+            meeting.rendezvous[index].join if meeting else None,
+            debug=config.debug,
+        )
+
     make_worker = partial(
         ReplayLearnerWorker,
-        partial(make_learner, new_network, config, plan, start),
-        partial(make_reader, config, replay.exchange.slots, replay.frames),
+        update(0),
         replay.sample_requests,
         replay.limiter,
         joined.weights,
         config,
         graph.progress,
+        graph.stop,
         save,
         wakeup,
         publish_interval=max(1, config.weights_refresh_interval // 2),
@@ -406,8 +443,23 @@ def _add_learner(
         threads=plan.learner_threads,
         item_steps=plan.item_steps,
         shard_choice=shard_choice,
+        relay=relay,
     )
-    return graph.add("learner", make_worker, wakeup, in_checkpoint=True)
+    nodes = [graph.add("learner", make_worker, wakeup, in_checkpoint=True)]
+    for index, waked in enumerate(others, 1):
+        assert relay is not None
+        follower = partial(
+            ReplayFollowerWorker,
+            index,
+            update(index),
+            relay,
+            graph.progress,
+            graph.stop,
+            waked,
+            threads=plan.learner_threads,
+        )
+        nodes.append(graph.add("learner", follower, waked, in_checkpoint=True))
+    return tuple(nodes), meeting
 
 
 def make_reader(
@@ -423,16 +475,19 @@ def make_reader(
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:
     """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} {group}replay shards"
-    learner = f"{group}learner"
+    several = config.num_learners > 1
+    first = f"{group}learner 0" if several else f"{group}learner"
+    learners = f"{config.num_learners} {group}learners" if several else first
     what = "transitions" if config.sequences is None else "sequences"
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
-        Edge(learner, shards, f"order of a sample ({config.prefetch_batches} under way)"),
-        Edge(shards, learner, f"{plan.batch_size} drawn {what}"),
-        Edge(learner, shards, "their TD errors"),
-        *sampler_edges(plan, group),
+        Edge(first, shards, f"order of a sample ({config.prefetch_batches} under way)"),
+        Edge(shards, learners, f"{plan.batch_size} drawn {what}"),
+        Edge(first, shards, "their TD errors"),
+        *([Edge(learners, learners, "gradients, summed; TD errors")] if several else []),
+        *sampler_edges(plan, group, first),
     )
 
 
@@ -472,7 +527,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         *_sequence_notes(config),
         limit,
         *_clip_notes(config),
-        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
+from sampleforge.algos.experience import Share
+from sampleforge.algos.learner import Learner
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
@@ -34,6 +42,8 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.rendezvous import learners_in_words, meet_here, member_devices
+from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
@@ -47,7 +57,9 @@ from sampleforge.topologies.sampling import (
     policies_in_words,
     sampler_edges,
 )
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
+from sampleforge.workers.group_learner import GroupLearnerWorker
+from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, nothing
 
 
 def appo(
@@ -61,7 +73,7 @@ def appo(
     workers and a learner of its own. Nothing runs yet."""
     count = len(policies)
     check_memory_of_groups(plan.slot_bytes, count)
-    in_group = plan.num_policy_workers + 1 + evaluators(config)
+    in_group = plan.num_policy_workers + config.num_learners + evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
     parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
@@ -74,16 +86,18 @@ def appo(
     edges: list[Edge] = []
     episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
     evaluations: list[Edge] = []
+    notes = [*_notes(config, plan, spec, count)]
     for part in parts:
         prefix = group_prefix(part.policy.id, count)
-        group, evaluation = _add_group(graph.of_group(prefix), part, config, plan, start)
+        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
         groups.append(group)
-        edges += _edges(plan, prefix)
+        edges += _edges(config, plan, prefix)
         evaluations += evaluation
+        notes += [prefix + note for note in told]
     return graph.build(
         groups=groups,
         edges=[*edges, episodes, *evaluations],
-        notes=_notes(config, plan, spec, count),
+        notes=notes,
         episodes=actors.episodes,
     )
 
@@ -110,9 +124,9 @@ def _group_parts(
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(plan, shape, weights, actors)
+    joined = channels(plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-    exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeup)
+    exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
@@ -125,28 +139,39 @@ def _group_parts(
 
 def _add_group(
     graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan, start: ResumePoint
-) -> tuple[PolicyGroup, tuple[Edge, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, and the arrows
-    of its evaluator."""
+) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
+    its evaluator, and what is to be said of the group."""
     policy, new_model, weights = parts.policy, parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
-    learner = _add_learner(
+    learners = _add_learners(
         graph, parts.channels, parts.exchange, config, plan, policy.start, new_model, policy.save
     )
-    evaluation = add_evaluator(graph, config, weights, new_model, start, learner.name)
+    evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
     group = PolicyGroup(
         policy.id,
-        (learner,),
+        learners.nodes,
         parts.exchange,
         weights,
         plan.lag.limit,
         plan.synchronous,
+        learners.snapshot,
         evaluations=evaluation.results,
+        keep_alive=learners.keep_alive,
     )
-    return group, evaluation.edges
+    return group, evaluation.edges, learners.notes
 
 
-def _add_learner(
+class Learners(NamedTuple):
+    """The learners of one policy, and what they share."""
+
+    nodes: tuple[Node, ...]
+    snapshot: StateSnapshot | None = None
+    notes: tuple[str, ...] = ()
+    keep_alive: tuple[object, ...] = ()
+
+
+def _add_learners(
     graph: GraphBuilder,
     channels: Channels,
     exchange: SlotExchange,
@@ -155,35 +180,108 @@ def _add_learner(
     start: ResumePoint,
     new_model: NewModel,
     save: Save,
-) -> Node:
-    wakeup = channels.learner_wakeup
+) -> Learners:
+    """Add the learner, or several that take each gradient step together."""
+    wakeup = channels.learner_wakeups[0]
     if config.sampler_only:
-        return graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
-    make_worker = partial(
-        LearnerWorker,
-        partial(make_learner, new_model, config, plan, start, compiled=config.compile),
+        node = graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
+        return Learners((node,))
+    new_learner = partial(make_learner, new_model, config, plan, start, compiled=config.compile)
+    new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
+    if config.num_learners == 1:
+        make_worker = partial(
+            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
+        )
+        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
+    devices = config.learner_devices or member_devices(plan.device, config.num_learners)
+    meeting = meet_here(devices, config.learner_timeout, new_model, "learner")
+    epoch = GroupEpoch(config.max_worker_restarts, config.num_learners)
+    snapshot, restart = StateSnapshot(new_model()), RestartInGroup(epoch, "learners")
+
+    def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
+        weights = channels.weights if index == 0 else None
+        member = GroupMember(
+            index,
+            counter_row,
+            meeting.rendezvous[index].join,
+            partial(new_learner, share=Share(index, config.num_learners), device=devices[index]),
+            weights,
+            graph.progress,
+            graph.stop,
+            epoch,
+            debug=config.debug,
+            snapshot=snapshot,
+        )
+        worker = partial(
+            new_worker,
+            channels.learner_wakeups[index],
+            devices[index],
+            weights=weights,
+            counter_row=counter_row,
+            index=index,
+        )
+        return GroupLearnerWorker(member, worker, exchange)
+
+    nodes = tuple(
+        graph.add(
+            "learner",
+            partial(make_group_learner, index),
+            wakeup,
+            restart=restart,
+        )
+        for index, wakeup in enumerate(channels.learner_wakeups)
+    )
+    kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    return Learners(nodes, snapshot, (meeting.note, kept), meeting.keep_alive)
+
+
+def _make_worker(
+    exchange: SlotExchange,
+    config: AppoConfig,
+    plan: Plan,
+    progress: Progress,
+    save: Save,
+    wakeup: Wakeup,
+    device: str,
+    *,
+    weights: SharedWeights | None,
+    counter_row: int,
+    make_learner: Callable[[], Learner],
+    index: int = 0,
+    after_update: Callable[[], None] = nothing,
+) -> LearnerWorker:
+    """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
+    return LearnerWorker(
+        make_learner,
         exchange,
-        plan.slots_per_batch,
-        channels.weights,
-        graph.progress,
+        plan.slots_per_batch // config.num_learners,
+        weights,
+        progress,
         save,
         wakeup,
+        counter_row,
         synchronous=plan.synchronous,
-        device=torch.device(plan.device),
+        device=torch.device(device),
         threads=plan.learner_threads,
         prefetch=gathers_ahead(plan, serial=config.serial),
+        counts_updates=index == 0,
+        index=index,
+        after_update=after_update,
     )
-    return graph.add("learner", make_worker, wakeup, in_checkpoint=True)
 
 
-def _edges(plan: Plan, group: str) -> tuple[Edge, ...]:
+def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
     """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
     actors = f"{plan.num_workers} actors"
+    several = config.num_learners > 1
+    learners = f"{config.num_learners} {group}learners" if several else f"{group}learner"
     rollout = f"slot of {plan.rollout} steps x {plan.rows} rows"
+    together = "gradients, summed at every minibatch; counts and moments"
     return (
-        Edge(actors, f"{group}learner", f"ready {rollout} ({plan.slots_per_batch} a batch)"),
-        Edge(f"{group}learner", actors, f"free slot ({plan.slots} in circulation)"),
-        *sampler_edges(plan, group),
+        Edge(actors, learners, f"ready {rollout} ({plan.slots_per_batch} a batch)"),
+        Edge(learners, actors, f"free slot ({plan.slots} in circulation)"),
+        *([Edge(learners, learners, together)] if several else []),
+        *sampler_edges(plan, group, f"{group}learner 0" if several else learners),
     )
 
 
@@ -197,7 +295,7 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tupl
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"learner on {plan.device}, {plan.learner_threads} thread(s)"
+        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,
