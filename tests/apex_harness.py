@@ -70,7 +70,7 @@ def _alone(make_learner: Any, averaging: Averaging) -> Any:
 
 def with_learner(graph: Graph, make_learner: Any) -> Graph:
     """The same graph with another learner in its learner worker."""
-    update = graph.group.learner.worker._update  # type: ignore[attr-defined]
+    update = graph.groups[0].learner.worker._update  # type: ignore[attr-defined]
     update._make_learner = partial(_alone, make_learner)
     return graph
 

@@ -61,11 +61,11 @@ def forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
 def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
     """``count`` rollouts as the learner would get them, in the order of their hand-over."""
     graph, _ = build(config)
-    workers = [node.worker for node in graph.nodes if node is not graph.group.learner]
+    workers = [node.worker for node in graph.nodes if node is not graph.groups[0].learner]
     for worker in workers:
         worker.start()
     try:
-        exchange = graph.group.exchange
+        exchange = graph.groups[0].exchange
         assert isinstance(exchange, SlotExchange)
         builder = BatchBuilder(exchange.slots, 1)
         while count:
@@ -99,10 +99,10 @@ def updates(
     runner.start()
     try:
         while count:
-            before = graph.group.weights.published
-            while graph.group.weights.published == before:
+            before = graph.groups[0].weights.published
+            while graph.groups[0].weights.published == before:
                 runner.poll(0)
             count -= 1
-            yield graph, runner.ask(graph.group.learner, "metrics", None, 0)
+            yield graph, runner.ask(graph.groups[0].learner, "metrics", None, 0)
     finally:
         runner.close()

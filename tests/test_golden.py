@@ -58,11 +58,11 @@ def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     runner = SerialRunner(graph)
     runner.start()
     try:
-        until = graph.group.weights.published + count
-        while graph.group.weights.published < until:
+        until = graph.groups[0].weights.published + count
+        while graph.groups[0].weights.published < until:
             runner.poll(0)
         tensors = chosen.model_maker(config, spec, seed)().state_dict()
-        graph.group.weights.read(tensors)
+        graph.groups[0].weights.read(tensors)
     finally:
         runner.close()
     digest = hashlib.sha256()

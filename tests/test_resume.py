@@ -56,7 +56,7 @@ def test_a_resumed_run_does_not_play_the_same_episodes_again(tmp_path: Path) -> 
         with Trainer(config(tmp_path / "run", env_steps, seed=3)) as trainer:
             for _ in trainer:
                 pass
-            obs = trainer.session.graph.group.exchange.slots.obs["obs"]
+            obs = trainer.session.graph.groups[0].exchange.slots.obs["obs"]
             seeds.append({int(value) for value in obs[..., 0].ravel()} - {0})
     assert len(seeds[0]) == 8
     assert not seeds[0] & seeds[1]

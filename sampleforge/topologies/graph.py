@@ -120,12 +120,6 @@ class Graph:
     episodes: Episodes
     stop: StopFlag
 
-    @property
-    def group(self) -> PolicyGroup:
-        """The only policy group. Raises ValueError where there are several."""
-        (only,) = self.groups
-        return only
-
     def prefix(self, group: PolicyGroup) -> str:
         """Return what the names of a group's metrics begin with, see `group_prefix`."""
         return group_prefix(group.id, len(self.groups))
