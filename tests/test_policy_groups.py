@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from sampleforge.config import ConfigError
+from sampleforge.evaluation import evaluate
 from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.loaded_policy import load_policy
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
@@ -497,6 +499,21 @@ def test_a_run_of_two_policies_goes_on_from_the_checkpoint_of_each(tmp_path: Pat
             assert version == stored[group.id]["updates"]
             assert all(torch.equal(kept[f"model/{name}"], t) for name, t in tensors.items())
         again.stop()
+
+
+def test_a_policy_is_loaded_and_evaluated_by_its_id(tmp_path: Path) -> None:
+    check_learned(session(APPO, tmp_path, serial=True), 2)
+    obs = np.array([0.1, -0.2, 0.3, 0.1], np.float32)
+    loaded = {name: load_policy(tmp_path, policy=name) for name in IDS}
+    for name, policy in loaded.items():
+        assert policy.act(obs)[0] in (0, 1)
+        kept = latest(tmp_path, name)[0]
+        tensors = policy.model.state_dict()
+        assert all(torch.equal(kept[f"model/{n}"], tensor) for n, tensor in tensors.items())
+    assert evaluate(tmp_path, episodes=2, policy="two")["episodes"] == 2
+    for wrong in (None, "three"):
+        with pytest.raises(ConfigError, match="has the policies one, two; say which of them"):
+            load_policy(tmp_path, policy=wrong)
 
 
 def test_checkpoints_of_other_policies_are_refused(tmp_path: Path) -> None:
