@@ -24,7 +24,7 @@ from sampleforge.loaded_policy import load_policy
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
-from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.runners.base import Runner
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
@@ -242,6 +242,8 @@ def test_nothing_is_lost_or_comes_twice_when_an_actor_is_killed(
         runner.close()
     taken.check([*episodes, *graph.episodes.take()])
     assert len(taken.steps) == 12 + 3 * 6, "each life has other envs"
+    written = [(group.exchange.slots.owner == Owner.WRITING).sum() for group in graph.groups]
+    assert sum(written) <= 4, "a slot per stream at most: no dead actor has kept one"
     for group in graph.groups:
         exchange = group.exchange
         assert isinstance(exchange, SlotExchange)
