@@ -49,12 +49,13 @@ def evaluate(
     stochastic: bool = False,
     seed: int | None = None,
     which: str = "latest",
+    policy: str | None = None,
     trust: Trust = NO_TRUST,
     display: Display | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the frozen policy of a run folder; see `EpisodePlayer`.
-    None: 100, or 20 where one takes minutes.
+    None: 100, or 20 where one takes minutes. ``policy``: its id, in a run with several.
 
     The same seed gives the same episodes; without one they are those that the run's own evaluator
     plays. Returns what `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
@@ -65,7 +66,7 @@ def evaluate(
     folder = RunFolder.existing(Path(run_dir).absolute())
     config = read_config(folder, trust)
     with scratch_directory(cwd_importable=imports_code(config)):
-        model, spec, state = load_model(folder, config, which)
+        model, spec, state = load_model(folder, config, which, policy)
         seed = evaluation_seed(config.seed or 0) if seed is None else seed
         limited, limit = _with_limit(config, max_episode_steps)
         envs = evaluation_envs(limited, episodes or EPISODES, seed)

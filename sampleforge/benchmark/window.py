@@ -21,6 +21,10 @@ TICK = 0.1
 ANSWER_TIMEOUT = 60.0
 SHORT_TICK = 0.01
 """The same, while a measurement waits for the end of a batch to begin or end at."""
+LEARNERS_METRICS = (
+    *("policy_lag_mean", "policy_lag_max", "policy_lag_batches_mean", "policy_lag_batches_max"),
+    *("valid_steps", "stale_steps"),
+)
 BATCH_LIMIT = 120.0
 """Seconds after which it begins or ends all the same."""
 
@@ -78,14 +82,14 @@ def measure(
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
         if monotonic() >= looked + TICK:
             looked = monotonic()
-            fills.append(_fill(graph))
+            fills.append(mean_fill(graph))
             go_on()
     if whole_batches:
         _until_a_batch_ends(graph, runner, go_on)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
     learned = _learners_metrics(graph, runner)
-    free, ready = np.mean(fills, axis=0) if fills else _fill(graph)
+    free, ready = np.mean(fills, axis=0) if fills else mean_fill(graph)
     return Window(
         seconds=elapsed,
         counted={name: after[name] - before[name] for name in after},
@@ -110,15 +114,26 @@ def _until_a_batch_ends(graph: Graph, runner: Runner, go_on: Callable[[], None])
         go_on()
 
 
-def _learners_metrics(graph: Graph, runner: Runner) -> dict[str, Any]:
-    """Return the metrics of all groups since the last call: of several, those of the last one."""
-    metrics: dict[str, Any] = {}
-    for group in graph.groups:
-        metrics |= runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
+def _learners_metrics(graph: Graph, runner: Runner) -> dict[str, float]:
+    """Return the lag and the counts of rows since the last call, of all policy groups together:
+    sums of counts, means of means, the largest of the maxima."""
+    found = [runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT) for group in graph.groups]
+    metrics = {}
+    for name in LEARNERS_METRICS:
+        values = [each[name] for each in found if name in each]
+        if values:
+            metrics[name] = float(_together(name)(values))
     return metrics
 
 
-def _fill(graph: Graph) -> tuple[float, float]:
+def _together(name: str) -> Callable[[list[float]], Any]:
+    """Return the function that makes one value of all policy groups' values of a metric."""
+    if name.endswith("_mean"):
+        return np.mean
+    return np.max if name.endswith("_max") else np.sum
+
+
+def mean_fill(graph: Graph) -> tuple[float, float]:
     """Return the mean shares of free and of ready slots of all groups; 0 without any."""
     fills = [group.exchange.fill() for group in graph.groups] or [(0.0, 0.0)]
     free, ready = np.mean(fills, axis=0)

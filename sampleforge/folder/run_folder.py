@@ -108,6 +108,23 @@ class RunFolder:
                 "give another --run-dir"
             ) from error
 
+    def policy_checkpoints(self, policy: str | None) -> Path:
+        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
+        with this id in a run with several. Raises ConfigError if it does not say which of several,
+        or names another."""
+        files = self.checkpoints.glob("*/*")
+        of_checkpoints = (
+            file for file in files if file.suffix == ".safetensors" or file.name == "manifest.json"
+        )
+        several = sorted({file.parent.name for file in of_checkpoints})
+        if policy in several:
+            return self.checkpoints / policy
+        if policy is None and not several:
+            return self.checkpoints
+        if not several:
+            raise ConfigError(f"{self.path} has one policy, and none called {policy!r}")
+        raise ConfigError(f"{self.path} has the policies {', '.join(several)}; say which of them")
+
     def _locked(self) -> int:
         """File handle that holds the lock."""
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -177,8 +194,8 @@ class RunFolder:
     def resumes(self, config: Any) -> bool:
         """Whether a run with ``config`` goes on from a checkpoint in here. Raises ConfigError if
         ``config.resume`` demands one that is not there, or forbids one that is."""
-        found = any(self.checkpoints.glob("*.safetensors"))
-        found = found or (self.checkpoints / "manifest.json").exists()
+        found = any(self.checkpoints.glob("**/*.safetensors"))
+        found = found or any(self.checkpoints.glob("**/manifest.json"))
         if config.resume == "must" and not found:
             raise ConfigError(
                 f"--resume must: there is no checkpoint in {self.path}; give the folder of "

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sampleforge.reporting.evaluated import evaluated
+from sampleforge.reporting.evaluated import evaluations
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.progress import (
     Goal,
@@ -105,8 +105,10 @@ class LineDisplay(QuietDisplay):
         if values.get("env_restarts", 0.0) > self._env_restarts:
             self._env_restarts = values["env_restarts"]
             self._print(env_restarts(values), "warning")
-        if found := evaluated(values):
-            self._print(f"evaluated: {evaluation(found)}", "info")
+        for policy, found in evaluations(values).items():
+            own = {name.removeprefix(policy): value for name, value in found.items()}
+            of = f" {policy.removesuffix('/')}" if policy else ""
+            self._print(f"evaluated{of}: {evaluation(own)}", "info")
 
     def _line(self, cells: list[str]) -> None:
         widths = [width for _, width in self.COLUMNS]

@@ -33,6 +33,15 @@ class EvaluationReports:
         return self._waiting.popleft() if self._waiting else {}
 
 
-def evaluated(values: Mapping[str, float]) -> dict[str, float]:
-    """Those of a report's values that are an evaluation's."""
-    return {name: value for name, value in values.items() if name.startswith(PREFIX)}
+def evaluated(values: Mapping[str, float], policy: str = "") -> dict[str, float]:
+    """Return those of a report's values that are of an evaluation. ``policy``: what the names of
+    the policy's metrics begin with, which is nothing in a run with one policy."""
+    return {name: value for name, value in values.items() if name.startswith(policy + PREFIX)}
+
+
+def evaluations(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the evaluations that a report holds: what the names of the policy's metrics begin with
+    -> the values, under their full names."""
+    marks = [name for name in values if name.endswith(f"{PREFIX}env_steps")]
+    found = {name.removesuffix(f"{PREFIX}env_steps"): name for name in marks}
+    return {policy: evaluated(values, policy) for policy in found}

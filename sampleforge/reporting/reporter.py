@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sampleforge.folder.atomic_file import to_json
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.reporting.evaluated import evaluated
+from sampleforge.reporting.evaluated import evaluations
 from sampleforge.reporting.line_file import LineFile
 
 if TYPE_CHECKING:
@@ -42,9 +42,11 @@ class Reporter:
         env_steps: int,
         wall_s: float,
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
+        policies: Sequence[str] = (),
     ) -> None:
         """Write one report. Values that are not finite become null in metrics.jsonl; histograms are
         for TensorBoard alone, which has evaluations at the env steps of their weights.
+        ``policies``: what the names of each policy's metrics begin with, in a run with several.
 
         Raises OSError, naming the file, if it cannot be written.
         """
@@ -55,12 +57,16 @@ class Reporter:
             from sampleforge.reporting.event_file import EventFile
 
             self._events = EventFile(self._folder.tensorboard, env_steps)
-        found = evaluated(values)
-        self._events.write({n: v for n, v in values.items() if n not in found}, env_steps)
-        if found:  # at the steps whose weights it was about: it may have taken long
-            self._events.write(found, int(found["eval_env_steps"]))
+        found = evaluations(values)
+        of_evaluations = {name for evaluation in found.values() for name in evaluation}
+        now = {name: value for name, value in values.items() if name not in of_evaluations}
+        self._events.write(now, env_steps, policies)
+        for policy, evaluation in found.items():
+            # At the steps whose weights it was about: it may have taken long.
+            at = int(evaluation[f"{policy}eval_env_steps"])
+            self._events.write(evaluation, at, policies)
         if histograms:
-            self._events.write_histograms(histograms, env_steps)
+            self._events.write_histograms(histograms, env_steps, policies)
 
     def log(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Write a message of process ``source`` to log.txt. Raises OSError, naming the file, the

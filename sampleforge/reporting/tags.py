@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 GROUPS = {
     "rollout": (
@@ -54,8 +55,14 @@ def group_of(name: str) -> str:
     return next(fits, OTHERS)
 
 
-def tag(name: str) -> str:
+def tag(name: str, policies: Sequence[str] = ()) -> str:
     """Return a metric's tag in TensorBoard, such as ``losses/entropy``; a name that begins with
-    its group's, such as ``eval_return_mean``, loses that beginning: ``eval/return_mean``."""
+    its group's, such as ``eval_return_mean``, loses that beginning: ``eval/return_mean``.
+
+    ``policies``: what the names of each policy's metrics begin with, such as ``policy_1/``; the tag
+    begins with it, too.
+    """
+    policy = next((each for each in policies if name.startswith(each)), "")
+    name = name.removeprefix(policy)
     group = group_of(name)
-    return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"{policy}{group}/{name.removeprefix(f'{group}_')}"

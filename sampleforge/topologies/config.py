@@ -202,5 +202,8 @@ PpoConfig = AppoConfig | DdppoConfig
 AnyConfig = PpoConfig | ApexConfig
 """The config of one or another algorithm."""
 
+ONLY_POLICY = "policy"
+"""The id of the policy group of a run with one policy."""
+
 ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}
 """Config class per algorithm's name."""

@@ -28,8 +28,9 @@ class Topology:
     """The functions of one algorithm.
 
     ``resolve_defaults(config, spec)`` fills in what the config leaves open;
-    ``plan(config, spec, device)`` decides sizes; ``wire(config, plan, spec, start, save)``
-    builds the graph; ``model_maker(config, spec, seed)`` makes the acting model.
+    ``plan(config, spec, device)`` decides sizes; ``wire(config, plan, spec, start, policies)``
+    builds the graph, with a policy group for each `PolicyStart` of ``policies``;
+    ``model_maker(config, spec, seed)`` makes the acting model.
     """
 
     resolve_defaults: Callable[[Any, EnvSpec], Any]

@@ -129,21 +129,21 @@ def test_first_priorities_are_those_of_a_learner(
     learner.update = lambda *_: Learned({}, None)  # type: ignore[method-assign]
     monkeypatch.setattr(Divergence, "look", lambda *_, **__: None)  # it takes no step on purpose
     make_normal(learner.model)
-    graph.group.weights.publish(learner.model.state_dict(), 1)
-    worker: Any = with_learner(graph, lambda: learner).group.learner.worker
+    graph.groups[0].weights.publish(learner.model.state_dict(), 1)
+    worker: Any = with_learner(graph, lambda: learner).groups[0].learner.worker
     pairs = []
     for _ in serial_rounds(graph, 60):
         if worker._ready:
             sample_requests, (_, request) = worker._sample_requests, worker._ready[0]
             items = sample_requests.items[request]
-            batch, _ = worker._reader.read(
+            batch, _ = worker._update._reader.read(
                 items,
                 sample_requests.generations[request],
                 sample_requests.scaled_probability[request],
             )
             model = learner.model
             later = distributional_loss(model, model, batch, 0.4, chosen).errors
-            first = worker._reader._slots.extras["td_error"].reshape(-1)[items]
+            first = worker._update._reader._slots.extras["td_error"].reshape(-1)[items]
             pairs.append((first, later.numpy()))
     ours, theirs = np.concatenate(pairs, 1)
     assert len(ours) > 200

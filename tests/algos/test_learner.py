@@ -197,7 +197,7 @@ def test_the_normaliser_has_counted_every_observation_once() -> None:
     seen = 0.0
     for graph, metrics in updates(config(), 6):
         model = model_of(config())
-        graph.group.weights.read(model.state_dict())
+        graph.groups[0].weights.read(model.state_dict())
         seen += metrics["valid_steps"]  # not final observations: no step begins with them
         assert model.normaliser is not None
         assert model.normaliser.state_dict()[

@@ -59,7 +59,7 @@ def test_the_unit_of_rewards_changes_no_bit_of_what_is_learned(
         chosen = dataclasses.replace(cues(scale=scale, silent=64), **more)
         *_, (graph, metrics) = updates(chosen, 12)
         state = {n: torch.empty_like(t) for n, t in graph_state(chosen).items()}
-        graph.group.weights.read(state)
+        graph.groups[0].weights.read(state)
         found.append((state, metrics))
     (one, said), (other, said_of_other) = found
     assert one["value_scale"] > 0

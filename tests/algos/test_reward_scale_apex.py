@@ -84,13 +84,13 @@ def test_the_unit_of_rewards_changes_no_bit_of_what_is_learned(
 def learned(chosen: ApexConfig) -> tuple[dict[str, torch.Tensor], np.ndarray, dict[str, float]]:
     """Weights, first priorities and metrics after 60 updates or more."""
     graph, _ = build_apex(chosen)
-    worker: Any = graph.group.learner.worker
+    worker: Any = graph.groups[0].learner.worker
     for _ in serial_rounds(graph, 2000):
         if worker._learner.version >= 60:
             break
     else:
         raise AssertionError("nothing was learned")
-    slots = graph.group.exchange.slots
+    slots = graph.groups[0].exchange.slots
     first = slots.extras["td_error"] if chosen.sequences is None else slots.sequence_error
     return worker._learner.model.state_dict(), first, worker.handle("metrics", None)
 

@@ -366,5 +366,5 @@ def test_a_learner_that_cannot_save_says_which_tensor(tmp_path: Path) -> None:
     ):
         for _ in training.reports():
             pass
-        model = training.graph.group.learner.worker._learner.model  # type: ignore[attr-defined]
+        model = training.graph.groups[0].learner.worker._learner.model  # type: ignore[attr-defined]
         next(p for n, p in model.named_parameters() if n.endswith("bias")).data.fill_(np.nan)

@@ -55,7 +55,7 @@ def test_a_resumed_run_does_not_play_the_same_episodes_again(tmp_path: Path) -> 
         with Trainer(config(tmp_path / "run", env_steps, seed=3)) as trainer:
             for _ in trainer:
                 pass
-            obs = trainer.session.graph.group.exchange.slots.obs["obs"]
+            obs = trainer.session.graph.groups[0].exchange.slots.obs["obs"]
             seeds.append({int(value) for value in obs[..., 0].ravel()} - {0})
     assert len(seeds[0]) == 8
     assert not seeds[0] & seeds[1]
@@ -168,10 +168,10 @@ def test_a_few_early_episodes_make_no_best_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with Trainer(config(run, 100_000, env_kwargs={"length": 200})) as trainer:
         reports = iter(trainer)
-        while 0 < trainer.session.statistics.summary()["episodes"] < 100 or not files(run):
+        while 0 < trainer.session.statistics.episodes < 100 or not files(run):
             next(reports)
             trainer.save()
-            if trainer.session.statistics.summary()["episodes"] < 100:
+            if trainer.session.statistics.episodes < 100:
                 assert not kinds(run)["best"], "the mean of a few episodes may be luck"
         assert kinds(run)["best"][0]["return_mean"] == trainer.session.statistics.return_mean
 

@@ -22,7 +22,7 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.registry import topology
-from tests.support.graphs import spec_of, updates
+from tests.support.graphs import one_policy, spec_of, updates
 
 LOSSES = Path(__file__).parent / "appo_serial.json"
 WEIGHTS = Path(__file__).parent / "weights.json"
@@ -54,15 +54,15 @@ def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     config = dataclasses.replace(chosen.resolve_defaults(config, spec), seed=seed)
     plan = chosen.plan(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    graph = chosen.wire(config, plan, spec, ResumePoint(seed), lambda tensors, state: None)
+    graph = chosen.wire(config, plan, spec, *one_policy(ResumePoint(seed)))
     runner = SerialRunner(graph)
     runner.start()
     try:
-        until = graph.group.weights.published + count
-        while graph.group.weights.published < until:
+        until = graph.groups[0].weights.published + count
+        while graph.groups[0].weights.published < until:
             runner.poll(0)
         tensors = chosen.model_maker(config, spec, seed)().state_dict()
-        graph.group.weights.read(tensors)
+        graph.groups[0].weights.read(tensors)
     finally:
         runner.close()
     digest = hashlib.sha256()

@@ -125,7 +125,7 @@ def test_every_compressed_frame_is_read_from_its_slot_step_and_row(
     graph, plan = checking_graph(config)
     for _ in serial_rounds(graph, 250):
         pass
-    worker = graph.group.learner.worker
+    worker = graph.groups[0].learner.worker
     replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
     assert worker._learner.checked > 1000  # type: ignore[attr-defined]
     assert replay_counters.inserted.sum() > 1.5 * plan.capacity
@@ -140,7 +140,7 @@ def test_no_wrong_compressed_frame_with_real_processes(tmp_path: Path) -> None:
     )
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000
@@ -157,8 +157,8 @@ def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
     raw = apex_config(env=STACKED)
     packed = replace(raw, replay_compression="lz4", replay_compression_ratio=4.0)
     graph, plan = build_apex(packed)
-    made = graph.group.exchange.slots.arrays.nbytes
-    reader = graph.group.learner.worker._update._make_reader()  # type: ignore[attr-defined]
+    made = graph.groups[0].exchange.slots.arrays.nbytes
+    reader = graph.groups[0].learner.worker._update._make_reader()  # type: ignore[attr-defined]
     ring = reader._stacks["obs"]._ring
     assert made == plan.slot_bytes and len(ring) == sum(plan.ring_bytes)
     assert any("shrink 4 times" in note for note in graph.notes)

@@ -45,7 +45,7 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
         pytest.importorskip("lz4")
     chosen = apex_config(**{"model": ModelConfig(**NORMALISED), **change})
     graph, plan = build_apex(chosen)
-    exchange: Any = graph.group.exchange
+    exchange: Any = graph.groups[0].exchange
     take_ready, slots = exchange.take_ready, exchange.slots
     new_steps = plan.rollout
     seen: list[Any] = []
@@ -61,7 +61,7 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
         return slot
 
     exchange.take_ready = watch
-    learner: Any = graph.group.learner.worker
+    learner: Any = graph.groups[0].learner.worker
     shards: Any = [node.worker for node in graph.nodes if node.worker.name.startswith("replay ")]
     for i in serial_rounds(graph, 150):
         if i == 149:

@@ -129,8 +129,8 @@ class MakeReader:
 
     def __init__(self, new_network: Any, config: ApexConfig, graph: Graph, frames: Any) -> None:
         self.new_network = new_network
-        self.windows = MakeWindows(config, graph.group.exchange.slots.shape.drops_truncated)
-        self.slots, self.frames = graph.group.exchange.slots, frames
+        self.windows = MakeWindows(config, graph.groups[0].exchange.slots.shape.drops_truncated)
+        self.slots, self.frames = graph.groups[0].exchange.slots, frames
 
     def __call__(self) -> CheckingReader:
         return CheckingReader(self.new_network(), self.slots, self.windows, self.frames)
@@ -143,7 +143,7 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
         resolve_defaults(config, spec),
         network_maker(config, spec, config.seed or 0),
     )
-    worker: Any = graph.group.learner.worker
+    worker: Any = graph.groups[0].learner.worker
     update = worker._update
     update._make_reader = MakeReader(new_network, fitted, graph, update._make_reader.args[2])
     return with_learner(graph, Maker(new_network, fitted)), plan
@@ -174,7 +174,7 @@ def test_every_sequence_is_read_from_its_slot_step_and_row(
     if "replay_compression" in change:
         pytest.importorskip("lz4")
     graph, plan = checking_graph(sequence_config(core, **change))
-    worker: Any = graph.group.learner.worker
+    worker: Any = graph.groups[0].learner.worker
     limiter = worker._limiter
     for _ in serial_rounds(graph, 500):
         assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
@@ -193,7 +193,7 @@ def test_no_step_is_left_out_between_sequences(length: int, overlap: int, burn_i
     )
     graph, _ = build_apex(config)
     seen: dict[int, list[tuple[int, int]]] = {}
-    exchange: Any = graph.group.exchange
+    exchange: Any = graph.groups[0].exchange
     take_ready = exchange.take_ready
 
     def watch(shard: int, actor: int) -> int | None:
@@ -257,7 +257,7 @@ def test_action_masks_and_normalisation_work_with_sequences() -> None:
     graph, plan = build_apex(sequence_config(model=model, **masked))
     for _ in serial_rounds(graph, 200):
         pass
-    learner = graph.group.learner.worker._learner  # type: ignore[attr-defined]
+    learner = graph.groups[0].learner.worker._learner  # type: ignore[attr-defined]
     assert learner.version > 20
     (statistics,) = learner.model.normaliser.leaves.values()
     inserted = graph.counters.total("rollouts") * plan.rollout * plan.rows
@@ -275,7 +275,7 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
     )
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 5000
@@ -287,13 +287,13 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
 
 def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     graph, _ = build_apex(sequence_config(replay_capacity=36 * 8, learning_starts=100))
-    worker: Any = graph.group.learner.worker
+    worker: Any = graph.groups[0].learner.worker
     for _ in serial_rounds(graph, 150):
         pass
     sample_requests, reader, slots = (
         worker._sample_requests,
         worker._update._make_reader(),
-        graph.group.exchange.slots,
+        graph.groups[0].exchange.slots,
     )
     items, scaled_probability = np.arange(12), np.arange(12.0)
     generations = slots.generation[items // slots.shape.items].copy()

@@ -96,24 +96,25 @@ def test_returns_are_told_apart_by_epsilon() -> None:
 def test_each_row_of_a_run_has_its_epsilon() -> None:
     chosen = apex_config()
     graph, plan = build_apex(chosen)
-    assert graph.group.exploration == exploration(chosen, plan)
-    values = sorted(graph.group.exploration.epsilon.values(), reverse=True)
+    assert graph.groups[0].exploration == exploration(chosen, plan)
+    values = sorted(graph.groups[0].exploration.epsilon.values(), reverse=True)
     assert values == pytest.approx([0.4 ** (1 + 7 * i / 11) for i in range(12)])
     least = max(
-        graph.group.exploration.epsilon, key=lambda row: -graph.group.exploration.epsilon[row]
+        graph.groups[0].exploration.epsilon,
+        key=lambda row: -graph.groups[0].exploration.epsilon[row],
     )
-    assert graph.group.exploration.third[least] == 0
+    assert graph.groups[0].exploration.third[least] == 0
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: float) -> None:
     graph, _ = build_apex(apex_config(num_replay_shards=2, priority_alpha=alpha))
-    assert graph.group.histograms is not None
+    assert graph.groups[0].histograms is not None
     for _ in serial_rounds(graph, 150):
-        graph.group.histograms.read()
-    found = graph.group.histograms.read()
+        graph.groups[0].histograms.read()
+    found = graph.groups[0].histograms.read()
     shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]  # type: ignore[attr-defined]
-    sample_requests = graph.group.learner.worker._sample_requests  # type: ignore[attr-defined]
+    sample_requests = graph.groups[0].learner.worker._sample_requests  # type: ignore[attr-defined]
     errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:
         assert set(found) == {"td_error"}, "nothing has a priority"
@@ -121,7 +122,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
     assert found["td_error"].counts.sum() == errors > 0
     leaves = np.concatenate([shard._tree.leaves for shard in shards])
     counted = found["priority"]
-    stored = graph.group.learner.worker._limiter.replay_counters.stored.sum()  # type: ignore[attr-defined]
+    stored = graph.groups[0].learner.worker._limiter.replay_counters.stored.sum()  # type: ignore[attr-defined]
     assert counted.counts.sum() == pytest.approx(stored, abs=100), "of a moment ago"
     assert counted.low <= leaves[leaves > 0].min() * 2 and leaves.max() < counted.limits[-1] * 2
 

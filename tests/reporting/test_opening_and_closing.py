@@ -121,7 +121,7 @@ def test_the_bottleneck_is_judged_from_what_workers_count() -> None:
     chosen = config(num_epochs=2)
     graph, plan = build(chosen)
     spec = spec_of(chosen)
-    watch = BottleneckWatch(graph, BenchmarkContext.of(resolved(chosen, spec), plan, spec))
+    watch = BottleneckWatch(graph, BenchmarkContext.of(resolved(chosen, spec), plan, spec, graph))
     assert watch.look() is None, "too early"
     watch._looked -= 10.0
     assert watch.look() is None, "nothing has been learned"

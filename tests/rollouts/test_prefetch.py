@@ -262,7 +262,7 @@ def test_prefetching_is_only_for_a_gpu_and_asynchronous_mode() -> None:
 def test_serial_mode_gathers_in_turn() -> None:
     config = AppoConfig(env="CartPole-v1", serial=True, num_envs_per_worker=4, batch_size=128)
     for graph, _ in updates(config, 1):
-        worker = graph.group.learner.worker
+        worker = graph.groups[0].learner.worker
         assert isinstance(worker, LearnerWorker) and isinstance(
             worker._batch_source, SerialBatchSource
         )

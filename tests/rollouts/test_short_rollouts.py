@@ -47,7 +47,7 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
     assert isinstance(actor, ActorWorker)
     actor._ends_early = Endings()
     actor.start()
-    exchange = graph.group.exchange
+    exchange = graph.groups[0].exchange
     assert isinstance(exchange, SlotExchange)
     builder, found = BatchBuilder(exchange.slots, 1), list[Batch]()
     try:
@@ -89,7 +89,7 @@ def test_every_step_is_there_once_and_the_next_rollout_goes_on() -> None:
 def test_a_batch_ends_with_its_longest_rollout() -> None:
     """Two slots of other lengths: nothing after them is in the batch, and the next one is whole."""
     graph, _ = build(config())
-    slots = graph.group.exchange.slots
+    slots = graph.groups[0].exchange.slots
     for column in slots.columns().values():
         column.copy_(torch.randint(0, 2, column.shape))
     whole = BatchBuilder(slots, 2)
@@ -191,21 +191,24 @@ def test_learning_from_short_rollouts_stays_on_policy_and_counts_observations_on
     runner.start()
     try:
         for _ in range(4):
-            before = graph.group.weights.published
-            while graph.group.weights.published == before:
+            before = graph.groups[0].weights.published
+            while graph.groups[0].weights.published == before:
                 runner.poll(0)
             assert (
-                runner.ask(graph.group.learner, "metrics", None, 0)["ratio_deviation_first"] < 1e-5
+                runner.ask(graph.groups[0].learner, "metrics", None, 0)["ratio_deviation_first"]
+                < 1e-5
             )
         model = seeded_model(config(core).model, spec_of(config()), seed=1)
-        graph.group.weights.read(model.state_dict())
+        graph.groups[0].weights.read(model.state_dict())
         counters = graph.counters
         assert endings.ended > 4
         state = model.state_dict()
         seen = state[next(n for n in state if n.endswith("count"))]
         steps = counters.total("split_steps") * 3  # rows of a split
         assert (
-            seen <= steps < graph.group.exchange.slots.shape.env_steps * counters.total("rollouts")
+            seen
+            <= steps
+            < graph.groups[0].exchange.slots.shape.env_steps * counters.total("rollouts")
         )
     finally:
         runner.close()

@@ -158,10 +158,12 @@ def test_every_frame_of_every_stack_is_read_from_its_slot_step_and_row(
         rollout=rollout,
     )
     graph, plan = checking_graph(config)
-    assert not graph.group.exchange.slots.obs and list(graph.group.exchange.slots.stacks) == ["obs"]
+    assert not graph.groups[0].exchange.slots.obs and list(
+        graph.groups[0].exchange.slots.stacks
+    ) == ["obs"]
     for _ in serial_rounds(graph, 250):
         pass
-    worker = graph.group.learner.worker
+    worker = graph.groups[0].learner.worker
     assert worker._learner.checked > 1000  # type: ignore[attr-defined]
     assert worker._limiter.replay_counters.inserted.sum() > 1.5 * plan.capacity  # type: ignore[attr-defined]
 
@@ -184,7 +186,7 @@ def test_stacks_of_vector_envs(mode: str, compression: Any) -> None:
     for _ in serial_rounds(graph, 150):
         pass
     assert graph.counters.total("updates") > 20
-    assert graph.group.learner.worker._learner.truncated > 50  # type: ignore[attr-defined]
+    assert graph.groups[0].learner.worker._learner.truncated > 50  # type: ignore[attr-defined]
 
 
 def test_stacks_of_rebuilt_environments() -> None:
@@ -205,7 +207,7 @@ def test_policies_are_given_whole_stacks() -> None:
         return act(obs, *rest)
 
     for _ in serial_rounds(graph, 30):
-        policy = graph.nodes[0].worker._inference._policy  # type: ignore[attr-defined]
+        policy = graph.nodes[0].worker._ports[0].inference._policy  # type: ignore[attr-defined]
         if policy.act is not spy:
             act, policy.act = policy.act, spy
     assert len(seen) > 20
@@ -219,7 +221,7 @@ def test_no_wrong_frame_with_real_processes(tmp_path: Path) -> None:
     config = apex_config(env=STACKED, samples_per_insert=None, inference="worker", debug=False)
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000

@@ -88,7 +88,7 @@ def test_a_policy_worker_samples_the_same_with_host_and_device_staging(
         )
         with Session(config) as run:
             list(run.reports())
-            return dict(run.graph.group.learner.worker._learner.model.state_dict())  # type: ignore[attr-defined]
+            return dict(run.graph.groups[0].learner.worker._learner.model.state_dict())  # type: ignore[attr-defined]
 
     plain = weights("plain")
     used: list[DeviceStaging] = []

@@ -23,7 +23,7 @@ from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
 from tests.support.envs import code_reward, episode_length
-from tests.support.graphs import spec_of
+from tests.support.graphs import one_policy, spec_of
 
 CODE = "tests.support.envs:CodeEnv"
 LONGEST = 9
@@ -60,11 +60,7 @@ def build_apex(
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None
     start = ResumePoint(config.seed, replays=replays, resume=resume)
-    return apex(config, plan, spec, start, _forget), plan
-
-
-def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    """In the place of writing a checkpoint."""
+    return apex(config, plan, spec, *one_policy(start)), plan
 
 
 def _alone(make_learner: Any, averaging: Averaging) -> Any:
@@ -74,7 +70,7 @@ def _alone(make_learner: Any, averaging: Averaging) -> Any:
 
 def with_learner(graph: Graph, make_learner: Any) -> Graph:
     """The same graph with another learner in its learner worker."""
-    update = graph.group.learner.worker._update  # type: ignore[attr-defined]
+    update = graph.groups[0].learner.worker._update  # type: ignore[attr-defined]
     update._make_learner = partial(_alone, make_learner)
     return graph
 

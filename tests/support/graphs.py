@@ -19,8 +19,8 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import ResumePoint
-from sampleforge.topologies.config import AppoConfig, DdppoConfig
+from sampleforge.topologies.builders import PolicyStart, ResumePoint
+from sampleforge.topologies.config import ONLY_POLICY, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
@@ -49,17 +49,26 @@ def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
     config = resolved(config, spec)
     plan = plan_appo(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    return appo(config, plan, spec, ResumePoint(seed), lambda tensors, state: None), plan
+    return appo(config, plan, spec, *one_policy(ResumePoint(seed))), plan
+
+
+def one_policy(start: ResumePoint) -> tuple[ResumePoint, list[PolicyStart]]:
+    """Where a run with one policy begins, which writes no checkpoint."""
+    return start, [PolicyStart(ONLY_POLICY, start, forget)]
+
+
+def forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    """In the place of writing a checkpoint."""
 
 
 def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
     """``count`` rollouts as the learner would get them, in the order of their hand-over."""
     graph, _ = build(config)
-    workers = [node.worker for node in graph.nodes if node is not graph.group.learner]
+    workers = [node.worker for node in graph.nodes if node is not graph.groups[0].learner]
     for worker in workers:
         worker.start()
     try:
-        exchange = graph.group.exchange
+        exchange = graph.groups[0].exchange
         assert isinstance(exchange, SlotExchange)
         builder = BatchBuilder(exchange.slots, 1)
         while count:
@@ -95,11 +104,11 @@ def updates(
     runner.start()
     try:
         while count:
-            before = graph.group.weights.published
-            while graph.group.weights.published == before:
+            before = graph.groups[0].weights.published
+            while graph.groups[0].weights.published == before:
                 runner.poll(0)
             count -= 1
-            yield graph, runner.ask(graph.group.learner, "metrics", None, 0)
+            yield graph, runner.ask(graph.groups[0].learner, "metrics", None, 0)
     finally:
         runner.close()
 

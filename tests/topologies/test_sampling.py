@@ -98,11 +98,11 @@ def test_behaviour_columns_belong_to_their_rows() -> None:
     graph, _ = build(chosen)
     from sampleforge.models.registry import make_model, resolve_encoder
 
-    spec = graph.group.exchange.slots.shape.spec
+    spec = graph.groups[0].exchange.slots.shape.spec
     model = make_model(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
     )
-    graph.group.weights.read(model.state_dict())
+    graph.groups[0].weights.read(model.state_dict())
     for batch in rollouts(chosen, 12):
         rollout, _ = batch.steps
         with torch.no_grad():
@@ -127,11 +127,11 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, infer
     )
     chosen = config(inference=inference, model=model_config)
     graph, _ = build(chosen)
-    spec = graph.group.exchange.slots.shape.spec
+    spec = graph.groups[0].exchange.slots.shape.spec
     model = make_model(
         resolve_encoder(chosen.model, spec.observations), spec.observations, spec.actions
     )
-    graph.group.weights.read(model.state_dict())
+    graph.groups[0].weights.read(model.state_dict())
     for batch in rollouts(chosen, 24):
         rollout, _ = batch.steps
         with torch.no_grad():

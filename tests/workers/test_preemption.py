@@ -93,7 +93,7 @@ def test_rollouts_that_restart_after_a_lost_rank_do_not_count_as_complete() -> N
 @pytest.mark.parametrize("splits", [1, 2, 3])
 def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
     graph, _ = build(config(num_splits=splits))
-    actor, slots = graph.nodes[0].worker, graph.group.exchange.slots
+    actor, slots = graph.nodes[0].worker, graph.groups[0].exchange.slots
     assert isinstance(actor, ActorWorker)
     asked: list[int] = []
 
@@ -101,7 +101,7 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
         asked.append(t)
         return t >= 5
 
-    exchange = graph.group.exchange
+    exchange = graph.groups[0].exchange
     assert isinstance(exchange, SlotExchange)
     actor._ends_early = ends
     actor.start()

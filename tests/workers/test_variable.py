@@ -36,7 +36,7 @@ from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
 from tests.support.envs import code_reward
-from tests.support.graphs import copy_of, resolved, spec_of
+from tests.support.graphs import copy_of, one_policy, resolved, spec_of
 from tests.support.rank_learners import learner_of
 from tests.support.rank_runs import rank_process, training, wait_for_updates
 from tests.support.rank_threads import on_ranks
@@ -70,13 +70,11 @@ def planned(chosen: DdppoConfig) -> Plan:
 
 def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
     """One rank, nothing started."""
-    graph = ddppo(
-        chosen, planned(chosen), spec_of(chosen), ResumePoint(1), lambda tensors, state: None
-    )
+    graph = ddppo(chosen, planned(chosen), spec_of(chosen), *one_policy(ResumePoint(1)))
     rank = graph.nodes[0].worker
     assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
-    assert isinstance(graph.group.exchange, SlotExchange)
-    return graph, rank._actor, graph.group.exchange
+    assert isinstance(graph.groups[0].exchange, SlotExchange)
+    return graph, rank._actor, graph.groups[0].exchange
 
 
 def rounds(chosen: DdppoConfig, count: int, between: Any = lambda graph: None) -> Iterator[Batch]:
@@ -113,11 +111,11 @@ def taken(batch: Batch) -> torch.Tensor:
 def moved(graph: Graph) -> None:
     """An update: other weights, and a newer version."""
     state = seeded_model(config().model, spec_of(config()), seed=1).state_dict()
-    version = graph.group.weights.read(state)[1]
+    version = graph.groups[0].weights.read(state)[1]
     noise = {
         n: t + 0.3 * torch.randn(t.shape) if t.is_floating_point() else t for n, t in state.items()
     }
-    graph.group.weights.publish(noise, version + 1)
+    graph.groups[0].weights.publish(noise, version + 1)
 
 
 def streams(batches: list[Batch]) -> dict[int, list[tuple[Batch, int, int]]]:
@@ -172,7 +170,7 @@ def test_a_fast_row_also_samples_in_short_rounds() -> None:
         assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
         rank._actor._round_ends = lambda taken: taken > 0
         for split in rank._actor._splits:
-            split.rollouts = 100 - split.index
+            split.stream.rollouts = 100 - split.index
 
     for batch in rounds(config(), 8, count_backwards):
         assert batch.env_row is not None
@@ -197,9 +195,9 @@ def test_the_ratio_is_one_under_the_weights_that_a_step_was_decided_with(core: s
     model = seeded_model(config(core).model, spec_of(config()), seed=1)
 
     def remember(graph: Graph) -> None:
-        version = graph.group.weights.read(model.state_dict())[1]
+        version = graph.groups[0].weights.read(model.state_dict())[1]
         weights[version] = {n: t.clone() for n, t in model.state_dict().items()}
-        graph.group.weights.publish(
+        graph.groups[0].weights.publish(
             {
                 n: t + 0.3 * torch.randn(t.shape) if t.is_floating_point() else t
                 for n, t in weights[version].items()

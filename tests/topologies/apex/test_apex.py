@@ -61,7 +61,7 @@ def test_every_transition_comes_from_its_place(
         inference=inference, num_replay_shards=shards, n_step=n_step, priority_alpha=alpha
     )
     graph, plan = checking_graph(chosen)
-    worker = graph.group.learner.worker
+    worker = graph.groups[0].learner.worker
     limiter = worker._limiter  # type: ignore[attr-defined]
     for _ in serial_rounds(graph, 300):
         assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
@@ -83,8 +83,8 @@ def test_truncated_transitions_of_same_step_environments_are_kept(
     graph, plan = checking_graph(chosen)
     for _ in serial_rounds(graph, 200):
         pass
-    worker: Any = graph.group.learner.worker
-    slots = graph.group.exchange.slots
+    worker: Any = graph.groups[0].learner.worker
+    slots = graph.groups[0].exchange.slots
     replay_counters = worker._limiter.replay_counters
     assert replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
     stored = [slot for slot in range(slots.count) if slots.owner[slot] == Owner.STORED]
@@ -100,7 +100,7 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
     chosen = apex_config(num_replay_shards=shards, samples_per_insert=None, prefetch_batches=16)
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 100
@@ -116,7 +116,7 @@ def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> Non
     """A slow learner: leases come one at a time. Every row plays on all the same."""
     chosen = apex_config(samples_per_insert=30.0, num_splits=3, num_replay_shards=shards)
     graph, _ = build_apex(chosen)
-    ended = {key: 0 for key in graph.group.exploration.third}
+    ended = {key: 0 for key in graph.groups[0].exploration.third}
     for _ in serial_rounds(graph, 2500):
         for episode in graph.episodes.take():
             ended[episode.actor, episode.split, episode.row] += 1
@@ -250,7 +250,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
     graph, _ = build_apex(apex_config(target_update_interval=7))
     for _ in serial_rounds(graph, 150):
         pass
-    learner = graph.group.learner.worker._learner  # type: ignore[attr-defined]
+    learner = graph.groups[0].learner.worker._learner  # type: ignore[attr-defined]
     tensors, plain = learner.state()
     assert learner.version > 10
     config = apex_config(target_update_interval=7)

@@ -87,14 +87,14 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     maker = CheckingLearnerMaker(network_maker(config, spec_of(config), 0), config)
     replays, deadline = Replays(where.path, never), monotonic() + 90
     with running(with_learner(graph, maker), tmp_path) as runner:
-        limiter = graph.group.learner.worker._limiter  # type: ignore[attr-defined]
+        limiter = graph.groups[0].learner.worker._limiter  # type: ignore[attr-defined]
         for _ in range(2):
             seen = limiter.replay_counters.inserted.sum()
             while limiter.replay_counters.inserted.sum() < seen + plan.capacity:
                 runner.poll(0.02)
                 assert monotonic() < deadline
             reference, problem = replays.save(
-                graph.group.archive, lambda: 5, lambda: runner.poll(0.02), print
+                graph.groups[0].archive, lambda: 5, lambda: runner.poll(0.02), print
             )
             assert problem is None
             found = Replays(where.path, never).find(reference, pytest.fail)
@@ -109,7 +109,7 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     assert any("resumed with the replay of 5 env steps" in note for note in again.notes)
     (tmp_path / "again").mkdir()
     with running(with_learner(again, maker), tmp_path / "again") as runner:
-        replay_counters = again.group.learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = again.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
         while again.counters.total("trained_steps") < 1000:
             runner.poll(0.02)
             assert monotonic() < deadline
@@ -165,7 +165,7 @@ def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Pa
         with Trainer(config(run, env_steps)) as trainer:
             for _ in trainer:
                 pass
-            worker = trainer.session.graph.group.learner.worker
+            worker = trainer.session.graph.groups[0].learner.worker
             states.append((worker._limiter.state(), worker._random.bit_generator.state))  # type: ignore[attr-defined]
             replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
             states.append((int(replay_counters.inserted.sum()), bool(replay_counters.full.all())))
@@ -248,7 +248,7 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
         next(reports)
         trainer.save()
         (kept,) = replays_in(run)
-        archive = trainer.session.graph.group.archive
+        archive = trainer.session.graph.groups[0].archive
         monkeypatch.setattr(type(archive), "answered", property(lambda self: False))
         trainer.session.interrupt()
         for _ in reports:
