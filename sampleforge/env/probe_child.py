@@ -6,6 +6,7 @@ import faulthandler
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -21,6 +22,7 @@ from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.spec_json import spec_to_plain
+from sampleforge.env.starting import tell_of_row, told_of_rows
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, leaves
 
@@ -29,6 +31,8 @@ STEPS = 4
 SLACK = 1e-4
 """Distance by which observations may be outside their bounds, relative to the bound, because of
 rounding."""
+ALIVE = b" "
+"""Written before the answer, whenever the time-out begins anew; JSON ignores it."""
 PART = 1 << 16
 """Elements of an observation that are compared with their bounds at once: they fit into a cache."""
 
@@ -41,11 +45,17 @@ def main(payload: dict[str, Any]) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     config = from_plain(EnvConfig, payload["config"])
     faulthandler.enable()
-    faulthandler.dump_traceback_later(config.env_timeout, exit=True)
+
+    def wait_for_next() -> None:
+        os.write(payload["fd"], ALIVE)
+        faulthandler.dump_traceback_later(config.env_timeout, exit=True)
+
+    wait_for_next()
     answer: dict[str, Any]
     try:
         import_main(payload["main"])
-        answer = {"spec": spec_to_plain(try_out(config))}
+        with told_of_rows(wait_for_next):
+            answer = {"spec": spec_to_plain(try_out(config))}
     except (ConfigError, NotFiniteError) as error:
         answer = {"error": str(error)}
     except BaseException:
@@ -71,7 +81,7 @@ def _leave_with_parent() -> None:
     ``sys.stdin``'s own: that one holds a lock which processes forked by the environment need."""
     while os.read(0, 1 << 12):
         pass
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)  # with what the environment has started
 
 
 def try_out(config: EnvConfig) -> EnvSpec:
@@ -86,6 +96,7 @@ def try_out(config: EnvConfig) -> EnvSpec:
     vector.reset(out.obs)
     check(vector, out.obs)
     for _ in range(STEPS):
+        tell_of_row()  # the time-out begins anew
         masks = out.obs.get(ACTION_MASK)
         vector.send(random_actions(vector.spec, ROWS, rng, masks))
         vector.recv(out)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.interface import checked_reset, first_reset, refuse_step
 from sampleforge.env.seeding import next_seed
+from sampleforge.env.starting import tell_of_row
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
@@ -70,10 +71,14 @@ class SyncVector(EnvVector):
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
-        self._envs = [make() for _ in range(num_rows)]
-        self._first = [
-            first_reset(env, seeds[row], config.env, row) for row, env in enumerate(self._envs)
-        ]
+        self._envs: list[gym.Env[Any, Any]] = []
+        for _ in range(num_rows):
+            self._envs.append(make())
+            tell_of_row()
+        self._first: list[tuple[Any, dict[str, Any]]] = []
+        for row, env in enumerate(self._envs):
+            self._first.append(first_reset(env, seeds[row], config.env, row))
+            tell_of_row()
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
@@ -233,9 +238,11 @@ class SyncVector(EnvVector):
         return good_steps > GOOD_STEPS or int(self._finished[row]) > faults.finished
 
     def close(self) -> None:
+        """Close every env, even where another one's ``close`` raises; then raise that error."""
         envs, self._envs = self._envs, []
-        for env in envs:
-            env.close()
+        with ExitStack() as stack:
+            for env in reversed(envs):
+                stack.callback(env.close)
 
 
 def send_episode_stats(stats: Mapping[str, float]) -> None:

@@ -23,6 +23,7 @@ from sampleforge.runtime.watch import Watch
 from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.worker import close
 
 BRIEFLY = 0.05
 
@@ -108,7 +109,7 @@ class InProcessRunner:
     def close(self) -> None:
         if self._worker.ended:
             self._rendezvous.wait_for_shutdown_barrier()
-        self._worker.close()
+        close(self._worker)
         for resource in (each for group in self._graph.groups for each in group.keep_alive):
             if isinstance(resource, StoreBoard):
                 resource.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from time import monotonic, sleep, time
 from typing import Any
@@ -141,7 +142,10 @@ class WorkerProcess:
         self._process.join(timeout)
 
     def kill(self) -> None:
-        """End the process, if it has not ended."""
+        """End the process, if it has not ended, and the processes that its environments have
+        started and not ended."""
+        with suppress(ProcessLookupError, PermissionError):  # no such group, or nothing but zombies
+            os.killpg(self.pid, signal.SIGKILL)
         if self._process.exitcode is None:
             self._process.kill()
 

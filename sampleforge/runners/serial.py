@@ -8,6 +8,7 @@ from typing import Any
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node
+from sampleforge.workers.worker import close
 
 
 class SerialRunner:
@@ -47,7 +48,7 @@ class SerialRunner:
 
     def close(self) -> None:
         for node in self._nodes:
-            node.worker.close()
+            close(node.worker)
         self._restore_threads()
         send_through(self._before)
 

@@ -62,11 +62,14 @@ def start_fork_server() -> None:
 
 
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
-    """Set up the calling child process: title, signals, threads, cores, death with its parent."""
+    """Set up the calling child process: title, signals, threads, cores, death with its parent. It
+    leads a process group, to which the processes belong that its environments start: who ends the
+    worker ends the group."""
     import setproctitle
     import torch
 
     setproctitle.setproctitle(f"sampleforge: {name}")
+    os.setpgid(0, 0)
     outlive_signals()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -108,8 +111,9 @@ def die_with_parent() -> None:
     """End this process when its parent has died, however it died.
 
     The parent's sentinel is a pipe whose other end only the parent holds. On Linux the kernel sends
-    SIGKILL when that end closes: a simulator that hangs in C with the interpreter's lock in its
-    hand dies too, which a thread of ours would not reach. (PDEATHSIG would follow the fork server,
+    SIGKILL to this process's group when that end closes: a simulator that hangs in C with the
+    interpreter's lock in its hand dies too, which a thread of ours would not reach, and so does a
+    simulator in a process of its own. (PDEATHSIG would follow the fork server,
     which outlives a killed driver as long as it has children.)
     """
     parent = multiprocessing.parent_process()
@@ -120,7 +124,7 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
@@ -138,10 +142,11 @@ def end_with_parent() -> None:
 
 
 def _kill_at_hangup(pipe: int) -> None:
-    """Have this process killed when the other end of ``pipe`` closes, or has closed already."""
+    """Have this process's group killed when the other end of ``pipe`` closes, or has closed
+    already."""
     import fcntl
 
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if multiprocessing.connection.wait([pipe], 0):

@@ -158,7 +158,7 @@ class Session:
         from sampleforge.reporting.opening import opening
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
-        from sampleforge.session.reporting import StaleExperience
+        from sampleforge.session.reporting import StaleExperience, Starting
         from sampleforge.shared.rings import check_store_order
         from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
         from sampleforge.workers.worker import WorkerContext
@@ -203,7 +203,7 @@ class Session:
         limit = config.max_env_restart_rate
         self._env_restarts = EnvRestarts(self.graph.counters, limit)
         self.checkpoints = Checkpoints(self)
-        self._callbacks += [StaleExperience(self.graph), self.checkpoints]
+        self._callbacks += [Starting(), StaleExperience(self.graph), self.checkpoints]
         self.worker_context: WorkerContext = WorkerContext(
             self.folder.log_file, self.folder.scratch
         )

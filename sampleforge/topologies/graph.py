@@ -229,6 +229,7 @@ class GraphBuilder:
 
 
 COUNTERS = (
+    "started_rows",  # env rows of an actor: half a row when constructed, half when reset
     "heartbeat",  # seconds since the epoch at the latest step
     "env_steps",
     "env_frames",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from time import perf_counter, time
 
 import numpy as np
 
 from sampleforge.env.not_finite import NotFiniteError
+from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
@@ -89,10 +91,13 @@ class ActorWorker(EventDriven):
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = time()
+        self._count["started_rows"][0] = 0
         # Not 0 in a later life: the policies are picked on from where the previous one was.
         rollouts = int(self._count["rollouts"][0]) // len(self._make_envs)
         for index, make in enumerate(self._make_envs):
-            self._splits.append(Split(self._index, index, make(), rollouts))
+            with told_of_rows(self._row_started):
+                env = make()
+            self._splits.append(Split(self._index, index, env, rollouts))
         limit_threads(1)  # also of libraries that the environments have loaded
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         for port in self._ports:
@@ -103,6 +108,11 @@ class ActorWorker(EventDriven):
                 split.env.reset(split.stream.carry)
             except NotFiniteError as error:
                 raise self._named(split, error) from None
+        self._count["started_rows"][0] = sum(split.env.num_rows for split in self._splits)
+
+    def _row_started(self) -> None:
+        self._count["started_rows"] += 0.5  # constructed, and then reset
+        self._count["heartbeat"][0] = time()
 
     def step(self) -> bool:
         """Advance every split as far as is possible without waiting."""
@@ -114,8 +124,10 @@ class ActorWorker(EventDriven):
         return moved
 
     def close(self) -> None:
-        for split in self._splits:
-            split.env.close()
+        """Close all environments, even where the ``close`` of one of them raises."""
+        with ExitStack() as stack:
+            for split in reversed(self._splits):
+                stack.callback(split.env.close)
 
     @property
     def idle(self) -> bool:

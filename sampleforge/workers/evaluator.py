@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from time import time
 
+from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
@@ -75,7 +76,7 @@ class EvaluatorWorker(EventDriven):
 
     def step(self) -> bool:
         """Begin an evaluation if it is due, or take one step of the current one."""
-        self._count["heartbeat"][0] = time()
+        self._beat()
         if self._player is None:
             return self._begin()
         self._player.step()
@@ -95,6 +96,9 @@ class EvaluatorWorker(EventDriven):
             self._envs.close()
             self._envs = None
 
+    def _beat(self) -> None:
+        self._count["heartbeat"][0] = time()
+
     def _count_rebuilt(self) -> None:
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
@@ -113,7 +117,8 @@ class EvaluatorWorker(EventDriven):
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
         _, self._version = self._weights.read(self._tensors)
-        self._envs, self._rebuilt = self._make_envs(), 0
+        with told_of_rows(self._beat):
+            self._envs, self._rebuilt = self._make_envs(), 0
         self._player = EpisodePlayer(
             self._envs,
             self._model,

@@ -95,8 +95,10 @@ class RankWorker:
         self._wakeup.wait(min(timeout, POLL_INTERVAL))
 
     def close(self) -> None:
-        self._actor.close()
-        self._member.close()
+        try:
+            self._actor.close()
+        finally:
+            self._member.close()
 
     @property
     def ended(self) -> bool:

@@ -18,6 +18,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import EnvProbeError, probe
 from sampleforge.env.probe_child import check
 from sampleforge.env.registry import make_vector
+from sampleforge.env.starting import told_of_rows
 from tests.support.envs import CodeEnv, CountingVectorEnv
 
 pytestmark = pytest.mark.multiprocess
@@ -74,6 +75,29 @@ def test_a_hang_ends_at_the_time_out_with_the_stacks(where: str) -> None:
     with pytest.raises(EnvProbeError, match=r"(?s)in hang.*HangingEnv hangs.*--env-timeout"):
         probe(config("HangingEnv", timeout=1.0, where=where))
     assert time.monotonic() - begin < 4
+
+
+def test_each_row_may_take_as_long_as_the_time_out() -> None:
+    """Two constructions and two resets of .7 s within a time-out of 2 s each."""
+    assert probe(config(f"{__name__}:SlowStart", timeout=2.0)).env_id.endswith("SlowStart")
+
+
+class SlowStart(CodeEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.7)
+
+    def reset(self, **kwargs: Any) -> Any:
+        time.sleep(0.7)
+        return super().reset(**kwargs)
+
+
+def test_who_waits_for_rows_is_told_of_each() -> None:
+    told: list[None] = []
+    with told_of_rows(lambda: told.append(None)):
+        make_vector(config("CodeEnv"), 3, [0, 1, 2]).close()
+    make_vector(config("CodeEnv"), 1, [0]).close()
+    assert len(told) == 6, "three constructions, three resets"
 
 
 def test_a_stopped_process_is_killed() -> None:
