@@ -14,7 +14,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from types import FrameType
 
 PRELOAD = "sampleforge.runners.preload"
@@ -151,6 +153,21 @@ def _kill_at_hangup(pipe: int) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if multiprocessing.connection.wait([pipe], 0):
         os._exit(1)
+
+
+def end_descendants() -> None:
+    """Kill all processes that this one and its children have started. On Linux only."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    for pid in family - {os.getpid()}:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def available_cores() -> list[int]:

@@ -1,4 +1,4 @@
-"""A thread that ends this process when it hangs, or when whoever started it has died."""
+"""Threads that end this process when it hangs, or when whoever started it has died."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from time import time
+from time import monotonic, time
+
+from sampleforge.runtime.processes import end_descendants
 
 INTERVAL = 1.0
 """Seconds between two looks."""
+WITHOUT_LOCK_S = 5.0
+"""Seconds after the limit of a `HangWatch` at which a process ends whose threads cannot run."""
 
 
 class Watch:
@@ -69,4 +73,47 @@ class Watch:
 
     def _end(self, why: str) -> None:
         print(f"{self._name}: {why}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+class HangWatch:
+    """Ends this process, and those that it has started, when more than ``limit`` seconds pass
+    between two calls of `alive` inside of the context. It begins with the first call."""
+
+    def __init__(self, name: str, limit: float) -> None:
+        self._name = name
+        self._limit = limit
+        self._alive_at = inf
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
+
+    def alive(self) -> None:
+        self._alive_at = monotonic()
+
+    def __enter__(self) -> HangWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        pause = min(INTERVAL, self._limit / 4)
+        while not self._closed.wait(pause):
+            # For a simulator that keeps the interpreter's lock, and with it this thread.
+            faulthandler.dump_traceback_later(self._limit + WITHOUT_LOCK_S, exit=True)
+            if monotonic() - self._alive_at > self._limit:
+                self._end()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _end(self) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        end_descendants()
+        print(
+            f"{self._name}: the environment hangs: its construction, a reset or a step took more "
+            f"than {self._limit:g} s (the stacks are above); --env-timeout sets the limit",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)

@@ -86,8 +86,9 @@ class Session:
                 f"policy ids must differ and consist of letters, digits and _: {list(policies)}"
             )
         self.asked = config
-        """The config as it was asked for; ``config`` is what the run folder made of it, and
-        ``resolved`` what it is with all defaults."""
+        """The config as it was asked for, with an encoder's import string in the place of its
+        registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
+        with all defaults."""
         self._policies = policies
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = list(callbacks)
@@ -130,9 +131,12 @@ class Session:
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
+        from sampleforge.models.registry import with_import_string
         from sampleforge.spec import with_action_units
         from sampleforge.topologies.registry import topology
 
+        model = with_import_string(self.asked.model)
+        self.asked = dataclasses.replace(self.asked, model=model)
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
         self.opened: OpenRun = open_folder(
