@@ -196,13 +196,21 @@ def policy_maker(
     start: ResumePoint,
     compiled_for: EnvSpec | None = None,
     noise_correlation: float = 0.0,
+    lives: Lives | None = None,
 ) -> NewPolicy:
-    """Makes the policy of the ``index``-th actor (inline) or policy worker. ``compiled_for``: with
-    compiled passes, for these observations."""
-    seed = policy_seed(index, start)
+    """Makes the policy of the ``index``-th actor (inline) or policy worker, with another seed in
+    each of its ``lives``. ``compiled_for``: with compiled passes, for these observations."""
     device, precision = acting_device(plan), plan.precision
-    noise = (noise_correlation, plan.envs)
-    make = partial(make_policy, new_model, weights, device, precision, seed, *noise)
+    unseeded = partial(
+        make_policy,
+        new_model,
+        weights,
+        device,
+        precision,
+        noise_correlation=noise_correlation,
+        num_rows=plan.envs,
+    )
+    make = partial(_seeded_policy, unseeded, index, start, lives)
     if compiled_for is None:
         return make
     many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
@@ -215,9 +223,16 @@ def acting_device(plan: SamplerPlan) -> str:
     return plan.device if plan.inference == "worker" else "cpu"
 
 
-def policy_seed(index: int, start: ResumePoint) -> int:
-    """Return the seed of the action sampling of the ``index``-th policy."""
-    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
+def _seeded_policy(
+    make: Callable[..., SampledPolicy], index: int, start: ResumePoint, lives: Lives | None
+) -> SampledPolicy:
+    return make(seed=policy_seed(index, start, lives))
+
+
+def policy_seed(index: int, start: ResumePoint, lives: Lives | None = None) -> int:
+    """Return the seed of the action sampling of the ``index``-th policy, in its present life."""
+    life = 0 if lives is None else lives.life(index)
+    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes, life)[0]
 
 
 def env_makers(

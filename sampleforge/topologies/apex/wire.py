@@ -40,6 +40,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
+    Lives,
     NewPolicy,
     PolicyStart,
     ResumePoint,
@@ -161,13 +162,14 @@ def _group_parts(
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.places)
-    joined = channels(plan, shape, weights, actors, config.num_learners)
+    joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
 
     def new_policy(index: int) -> NewPolicy:
-        return partial(make_policy, index, new_network, weights, config, plan, start)
+        lives = joined.acting_lives
+        return partial(make_policy, index, new_network, weights, config, plan, start, lives)
 
     return GroupParts(policy, new_network, replay, ActingGroup(joined, replay.exchange, new_policy))
 
@@ -259,8 +261,10 @@ def make_policy(
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
+    lives: Lives,
 ) -> EpsilonGreedyPolicy:
-    """The policy of the ``index``-th actor (inline) or policy worker."""
+    """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
+    each of its ``lives``."""
     return EpsilonGreedyPolicy(
         new_network(),
         weights,
@@ -268,7 +272,7 @@ def make_policy(
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.precision,
-        seed=policy_seed(index, start),
+        seed=policy_seed(index, start, lives),
     )
 
 

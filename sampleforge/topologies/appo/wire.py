@@ -125,14 +125,15 @@ def _group_parts(
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(plan, shape, weights, actors, config.num_learners)
+    joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
         noise = config.noise_correlation
-        return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
+        lives = joined.acting_lives
+        return policy_maker(index, new_model, weights, plan, start, spec_if, noise, lives)
 
     acting = ActingGroup(joined, exchange, new_policy)
     return GroupParts(policy, new_model, exchange, acting)
