@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics.jsonl, TensorBoard events, log.txt."""
+"""The writer of a run's metrics.jsonl, TensorBoard events and log.txt."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ Level = Literal["debug", "info", "warning", "error", "result"]
 class Reporter:
     """Writes the scalars and the messages of a run into its folder; starts no thread.
 
-    Files of an earlier part of the run are continued.
+    A resumed run appends to the files of its earlier parts.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-    ) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._metrics = LineFile(folder.metrics_file)
         self._log: LineFile | None = LineFile(folder.log_file)
@@ -43,28 +40,29 @@ class Reporter:
         wall_s: float,
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
     ) -> None:
-        """Write one report. Values that are not finite become null in metrics.jsonl; histograms are
-        for TensorBoard alone, which has evaluations at the env steps of their weights.
+        """Write one report at ``env_steps`` and ``wall_s`` (seconds of training).
 
-        Raises OSError, naming the file, if it cannot be written.
+        Values that are not finite become null in metrics.jsonl. Histograms are written for
+        TensorBoard only, which shows evaluations at the env steps at which their weights were
+        copied. Raises OSError, which names the file, if a file cannot be written.
         """
-        where = {"env_steps": env_steps, "wall_s": wall_s}
-        values = {**where, **scalars, **where}
+        position = {"env_steps": env_steps, "wall_s": wall_s}
+        values = {**position, **scalars, **position}
         self._metrics.write(to_json(values))
         if self._events is None:
             from sampleforge.reporting.event_file import EventFile
 
             self._events = EventFile(self._folder.tensorboard, env_steps)
-        found = evaluated(values)
-        self._events.write({n: v for n, v in values.items() if n not in found}, env_steps)
-        if found:  # at the steps whose weights it was about: it may have taken long
-            self._events.write(found, int(found["eval_env_steps"]))
+        result = evaluated(values)
+        self._events.write({n: v for n, v in values.items() if n not in result}, env_steps)
+        if result:
+            self._events.write(result, int(result["eval_env_steps"]))
         if histograms:
             self._events.write_histograms(histograms, env_steps)
 
     def log(self, text: str, level: Level = "info", source: str = "session") -> None:
-        """Write a message of process ``source`` to log.txt. Raises OSError, naming the file, the
-        first time that log.txt cannot be written; from then on messages are not written."""
+        """Write a message of process ``source`` to log.txt. Raises OSError, which names the file,
+        the first time that log.txt cannot be written; later messages are dropped."""
         if self._log is None:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -77,7 +75,7 @@ class Reporter:
             raise
 
     def close(self) -> None:
-        """Close all files, even where one of them fails."""
+        """Close all files, even if closing one of them fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._metrics.close)
             if self._log is not None:
