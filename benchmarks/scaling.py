@@ -153,7 +153,7 @@ def overlap(seconds: float) -> list[tuple[float, ...]]:
             )
             for splits in (1, 2)
         )
-        env_ms, inference_ms = (stage(one, name) / 1e3 for name in ("emulate", "forward"))
+        env_ms, inference_ms = (stage(one, name) / 1e3 for name in ("env step", "forward"))
         before, after = (1e3 / result["sampled_per_s"] for result in (one, two))
         hidden = (before - after) / min(env_ms, inference_ms)
         found.append((ratio, env_ms, inference_ms, before, after, hidden))
@@ -169,7 +169,7 @@ def over_rows(seconds: float, repeats: int) -> list[tuple[float, ...]]:
         alone = env_alone_us(rows)
         results = [benchmark(seconds, 1, rows, inference="inline") for _ in range(repeats)]
         own = min(stage(r, "bookkeeping") + stage(r, "hand-over") for r in results)
-        adapter = min(stage(r, "emulate") for r in results) - alone
+        adapter = min(stage(r, "env step") for r in results) - alone
         forward = min(stage(r, "forward") for r in results)
         found.append((rows, own, adapter, own + adapter, forward))
     return found

@@ -1,6 +1,6 @@
-"""The simulator alone: an actor's env vectors with random actions, no policy and no slots.
+"""The worker that steps the env vectors of an actor with random actions, without policy and slots.
 
-In the place of the actors it measures what no sampler can exceed.
+Its rate is the upper limit of every sampler.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sampleforge.workers.worker import IDLE_WAIT, EventDriven
 
 Array = npt.NDArray[Any]
 LOOK = 0.0005
-"""Seconds between two looks for an env vector that is ready."""
+"""Seconds between two checks whether an env vector is ready."""
 DRAWN = 64
-"""Random actions are drawn beforehand, for so many steps, and used again and again."""
+"""Number of steps for which random actions are drawn in advance; they are used in turn."""
 
 
 class SimulatorWorker(EventDriven):
-    """Steps env vectors in turn, as an actor does: an asynchronous one works on while the others
-    are served, and is passed over where it says that it is not ready."""
+    """Steps env vectors in turn, as an actor does. An asynchronous env vector steps while the
+    worker serves the others; the worker skips it until it is ready."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class SimulatorWorker(EventDriven):
         return any(moved)
 
     def _advance(self, split: int, env: EnvVector) -> bool:
-        """Collect the step that is under way, if any, and begin the next one."""
+        """Complete the step in progress, if there is one, and begin the next. Return False if the
+        env vector is not ready."""
         if self._stepping[split] and not env.ready:
             return False
         out = self._outs[split]
@@ -78,7 +79,7 @@ class SimulatorWorker(EventDriven):
         self._count["env_frames"] += env.frames
 
     def wait(self, timeout: float = IDLE_WAIT) -> None:
-        """Until one of the env vectors, which are all busy, may be ready."""
+        """Sleep for a moment, because all env vectors are busy."""
         sleep(min(timeout, LOOK))
 
     def close(self) -> None:
@@ -87,9 +88,10 @@ class SimulatorWorker(EventDriven):
 
 
 class RandomActions:
-    """Uniform actions for ``rows`` rows (a box without bounds: normal ones), as slots hold them.
+    """Draws uniform actions for ``rows`` env rows, in the form of the slots; elements of a box
+    without bounds are normally distributed.
 
-    Where the environment gives masks they are obeyed, and drawn anew at every step.
+    If the environment has action masks, allowed actions are drawn anew at every step.
     """
 
     def __init__(self, spec: EnvSpec, rows: int, rng: np.random.Generator) -> None:
@@ -103,15 +105,16 @@ class RandomActions:
         ]
 
     def __call__(self, obs: Mapping[str, Array]) -> dict[str, Array]:
-        """Actions leaf -> [rows, ...] for obs leaves [rows, ...]."""
+        """Return actions, leaf -> [rows, ...], for observation leaves [rows, ...]."""
         self._turn = (self._turn + 1) % len(self._drawn)
         actions = self._drawn[self._turn]
         return actions | self._allowed(obs[ACTION_MASK]) if self._masked else actions
 
     def _allowed(self, mask: Array) -> dict[str, Array]:
-        """One allowed value per choice: the largest of random keys, forbidden ones being zero."""
+        """Return one allowed value per choice: the largest of random keys, which are 0 for
+        forbidden values. ``mask``: bool [rows, sum of categories]."""
         keys = (1.0 + self._rng.random(mask.shape)) * mask
-        found: dict[str, Array] = {}
+        actions: dict[str, Array] = {}
         start = 0
         for name, leaf in self._specs.items():
             chosen = []
@@ -120,12 +123,12 @@ class RandomActions:
                 start += count
             if chosen:
                 values = np.stack(chosen, axis=1).reshape(len(mask), *leaf.shape)
-                found[name] = values.astype(leaf.dtype)
-        return found
+                actions[name] = values.astype(leaf.dtype)
+        return actions
 
 
 def _draw(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:
-    """Random actions [rows, ...] of one leaf."""
+    """Return random actions [rows, ...] of one leaf."""
     if leaf.kind == "box":
         low, high = np.array(leaf.low), np.array(leaf.high)
         bounded = np.isfinite(low) & np.isfinite(high)

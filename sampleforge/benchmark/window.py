@@ -1,4 +1,4 @@
-"""One measurement: what all workers counted, used and waited with between two moments."""
+"""One measurement: counters, processor time and queues of all workers between two moments."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.graph import COUNTERS, Graph
 
 TICK = 0.1
-"""Seconds between two looks at the queues."""
+"""Seconds between two samples of the queues."""
 ANSWER_TIMEOUT = 60.0
+"""Seconds within which a learner must return its metrics."""
 SHORT_TICK = 0.01
-"""The same, while a measurement waits for the end of a batch to begin or end at."""
+"""Seconds between two checks for the end of a batch, at which a measurement begins or ends."""
 BATCH_LIMIT = 120.0
-"""Seconds after which it begins or ends all the same."""
+"""Seconds after which the measurement does not wait for the end of a batch any longer."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
-    ``busy``: processor seconds per second of each process; ``idle_cores``: of the cores that we may
-    use, how many were idle; ``lag``: policy lag, mean and max, in versions and in updates of a
-    batch, if there was a learner; ``stale``: the share of rows that were too old to learn from."""
+    """The result of a measurement of ``seconds``.
+
+    ``counted``: counter name -> [workers]; ``free`` and ``ready``: mean fractions of the slots;
+    ``busy``: processor seconds per second of each process; ``idle_cores``: mean number of idle
+    cores among those that the run may use; ``lag``: mean and maximum of the policy lag, in versions
+    and in updates of a batch, None without a learner; ``stale``: fraction of the rows that were too
+    old to learn from."""
 
     seconds: float
     counted: dict[str, npt.NDArray[np.float64]]
@@ -42,11 +46,11 @@ class Window:
     stale: float = 0.0
 
     def rate(self, name: str) -> float:
-        """Per second, over all workers."""
+        """Return a counter's increase per second, over all workers."""
         return float(self.counted[name].sum()) / self.seconds
 
     def per_step(self, name: str) -> float:
-        """Microseconds per env step, of a counter of seconds."""
+        """Return a counter of seconds as microseconds per env step."""
         steps = max(1.0, float(self.counted["env_steps"].sum()))
         return float(self.counted[name].sum()) / steps * 1e6
 
@@ -55,36 +59,36 @@ def measure(
     graph: Graph,
     runner: Runner,
     seconds: float,
-    go_on: Callable[[], None],
+    check: Callable[[], None],
     *,
     whole_batches: bool = False,
 ) -> Window:
-    """Watch the running ``graph`` for so many seconds; ``go_on`` is called at every look and may
-    raise. Raises what the runner raises when a worker dies.
+    """Measure the running ``graph`` for ``seconds``. ``check`` is called at every sample and may
+    raise. Raises WorkerDied if a worker dies.
 
-    ``whole_batches``: begin when a batch has been learned from and go on until the next one that
-    ends after ``seconds``. Where sampling and learning take turns, any other span would have too
-    much of one of them.
+    ``whole_batches``: begin at the end of a batch and continue until the first end of a batch after
+    ``seconds``. If sampling and learning take turns, any other span would hold too much of one of
+    them.
     """
     if whole_batches:
-        _until_a_batch_ends(graph, runner, go_on)
-    _learners_metrics(graph, runner)  # their means start anew
+        _wait_for_batch_end(graph, runner, check)
+    _take_metrics(graph, runner)  # their means start anew
     processes = {"driver": psutil.Process(os.getpid())}
     processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
     before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
     idle = idle_s()
-    begun, looked, fills = monotonic(), 0.0, []
+    begun, sampled_at, fills = monotonic(), 0.0, []
     while monotonic() < begun + seconds:
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
-        if monotonic() >= looked + TICK:
-            looked = monotonic()
+        if monotonic() >= sampled_at + TICK:
+            sampled_at = monotonic()
             fills.append(_fill(graph))
-            go_on()
+            check()
     if whole_batches:
-        _until_a_batch_ends(graph, runner, go_on)
+        _wait_for_batch_end(graph, runner, check)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
-    learned = _learners_metrics(graph, runner)
+    learned = _take_metrics(graph, runner)
     free, ready = np.mean(fills, axis=0) if fills else _fill(graph)
     return Window(
         seconds=elapsed,
@@ -103,15 +107,16 @@ def measure(
     )
 
 
-def _until_a_batch_ends(graph: Graph, runner: Runner, go_on: Callable[[], None]) -> None:
+def _wait_for_batch_end(graph: Graph, runner: Runner, check: Callable[[], None]) -> None:
     trained, give_up_at = graph.counters.total("trained_steps"), monotonic() + BATCH_LIMIT
     while graph.counters.total("trained_steps") == trained and monotonic() < give_up_at:
         runner.poll(SHORT_TICK)
-        go_on()
+        check()
 
 
-def _learners_metrics(graph: Graph, runner: Runner) -> dict[str, Any]:
-    """Return the metrics of all groups since the last call: of several, those of the last one."""
+def _take_metrics(graph: Graph, runner: Runner) -> dict[str, Any]:
+    """Return the learners' metrics since the last call; for a metric of several groups, the value
+    of the last group."""
     metrics: dict[str, Any] = {}
     for group in graph.groups:
         metrics |= runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
@@ -119,24 +124,24 @@ def _learners_metrics(graph: Graph, runner: Runner) -> dict[str, Any]:
 
 
 def _fill(graph: Graph) -> tuple[float, float]:
-    """Return the mean shares of free and of ready slots of all groups; 0 without any."""
+    """Return the mean fractions of free and of ready slots over all groups; 0 without groups."""
     fills = [group.exchange.fill() for group in graph.groups] or [(0.0, 0.0)]
     free, ready = np.mean(fills, axis=0)
     return float(free), float(ready)
 
 
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
-    # A heartbeat is a time, and infinite where nobody is to wait for one.
+    # A heartbeat is a time, and infinite for a worker without a step timeout.
     return {name: graph.counters.column(name) for name in COUNTERS if name != "heartbeat"}
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Processor seconds that all threads of a process have used."""
+    """Return the processor seconds that all threads of a process have used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def idle_s() -> float:
-    """Seconds for which the cores that we may use were idle, together."""
+    """Return the seconds that the available cores were idle since boot, summed over the cores."""
     cores = psutil.cpu_times(percpu=True)
     return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))
