@@ -229,7 +229,7 @@ def damage_the_manifest(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_nothing, "only that of the latest checkpoint is kept"),
+        (damage_nothing, "only the replay of the latest checkpoint is kept"),
         (damage_a_bit, "checksum of shard-0-3.npy is wrong"),
         (damage_the_end, r"has \d+ bytes of \d+"),
         (damage_the_manifest, "checksum of its replay.json is wrong"),
@@ -248,7 +248,7 @@ def test_damaged_replay_files_are_refused(
 
 def test_a_checkpoint_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     found = Replays(tmp_path, never).find({"folder": "../x", "sha256": ""}, nothing_said)
-    assert "is no name of a replay" in found.missing
+    assert "is not the name of a replay" in found.missing
 
 
 def nothing_said(text: str) -> None:

@@ -242,7 +242,7 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
     """It has a second; if that is too short, the replay before stays."""
     from sampleforge.folder import replays
 
-    monkeypatch.setattr(replays, "HURRY", 0.0)
+    monkeypatch.setattr(replays, "INTERRUPTED_TIMEOUT", 0.0)
     run = tmp_path / "run"
     with Trainer(config(run, 10**9)) as trainer:
         reports = iter(trainer)

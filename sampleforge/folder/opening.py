@@ -1,4 +1,4 @@
-"""A run's folder, opened: created or found, locked, and with what the run goes on from."""
+"""The opening of a run folder: create or lock it, and read the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from sampleforge.topologies.config import AnyConfig
 
 @dataclass(frozen=True)
 class OpenRun:
-    """``config``: what was asked for, with a seed, and in what a resumed run had decided itself as
-    it was. ``earlier``: the driver's part of its checkpoint; empty where a run begins.
-    ``stored_replay``: that checkpoint's, or why there is none."""
+    """An open run folder.
+
+    ``config``: the user's config with a seed; if the run resumes, also with the values that its
+    first part had chosen. ``earlier``: the driver's part of the checkpoint to resume from; empty if
+    the run is new. ``stored_replay``: the replay of that checkpoint, or the reason why there is
+    none."""
 
     config: AnyConfig
     folder: RunFolder
@@ -34,14 +37,16 @@ class OpenRun:
 
 def open_folder(
     asked: AnyConfig,
-    fitted: AnyConfig,
+    resolved: AnyConfig,
     resources: ExitStack,
     interrupted: Callable[[], bool],
     log: Callable[[str], None],
 ) -> OpenRun:
-    """Open the folder that a run was asked to have; ``resources`` closes it. ``fitted``: what was
-    asked for as it is fitted to the environment. ``log`` is told what of it is damaged and left
-    out. Raises ConfigError if the run may not begin, or go on, in it."""
+    """Open the run folder of the config ``asked`` (as the user gave it); ``resources`` closes it.
+
+    ``resolved``: the same config with its defaults resolved for the environment. ``interrupted``
+    returns whether the run was asked to end; ``log`` gets messages about damaged files. Raises
+    ConfigError if the run may not start, or resume, in the folder."""
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
     folder.create()
@@ -51,10 +56,10 @@ def open_folder(
     config, earlier = asked, {}
     resuming = folder.resumes(config)
     if resuming:
-        config = folder.check_resume(config, fitted)
-        found = store.load(log=log)
-        assert found is not None
-        earlier = found[0].state
+        config = folder.check_resume(config, resolved)
+        loaded = store.load(log=log)
+        assert loaded is not None
+        earlier = loaded[0].state
     stored_replay = replays.find(earlier.get("replay"), log)
     resources.callback(replays.remove_unfinished)
     if config.seed is None:
@@ -64,6 +69,6 @@ def open_folder(
             f"run folder {path} holds a training run, whose config and summary --benchmark "
             "would overwrite; give another --run-dir"
         )
-    if config.benchmark:  # it has a length of its own
+    if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
     return OpenRun(config, folder, store, replays, stored_replay, earlier)
