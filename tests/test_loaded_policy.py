@@ -259,12 +259,14 @@ def test_masks_are_asked_for_where_there_are_some() -> None:
         masked.act(obs, mask=[1, 0, 1])
     with pytest.raises(ValueError, match="forbids every value"):
         masked.act(obs, mask=[0, 0])
-    with pytest.raises(ValueError, match="Fake-v0 has none; leave out the argument mask"):
+    with pytest.raises(
+        ValueError, match="Fake-v0 has no action masks; leave out the argument mask"
+    ):
         policy_of(FLOATS, spaces.Discrete(2)).act(obs, mask=[1, 0])
     inside = spaces.Dict({"x": FLOATS, "action_mask": spaces.MultiBinary(2)})
     policy = policy_of(inside, spaces.Discrete(2))
     assert policy.act({"x": obs, "action_mask": [0, 1]})[0] == 1
-    with pytest.raises(ValueError, match="observation leaf 'action_mask', which is used"):
+    with pytest.raises(ValueError, match="in the observation leaf 'action_mask'; leave out"):
         policy.act({"x": obs, "action_mask": [0, 1]}, mask=[0, 1])
 
 
