@@ -196,7 +196,7 @@ def test_a_folder_without_spec_json_is_probed_and_said_so(
     policy = load_policy(run, trust=True)
     assert policy.spec == load_policy(run_of("discrete from 5")).spec
     said = capsys.readouterr().err
-    assert "has no spec.json" in said and "is constructed once, to learn its spaces" in said
+    assert "has no spec.json" in said and "is constructed once to read its spaces" in said
 
 
 def test_a_resumed_run_from_before_keeps_the_environments_units(tmp_path: Path) -> None:
@@ -358,9 +358,9 @@ BOX = "observation_space/spaces/0/1"
         (f"{BOX}/low", [0.0], r"spaces\[0\].low is \[0.0\], but must be 2 numbers"),
         (f"{BOX}/low", [0.0, "nan"], "low is 'nan', but must be a finite number"),
         (f"{BOX}/low", [0.0, 1e300], "must be within float32"),
-        (f"{BOX}/low", [2.0, 0.0], "is no Box space"),
-        ("action_space/spaces/0/1/spaces/0/nvec", [0, 2], "is no MultiDiscrete space"),
-        ("observation_space/spaces/1/0", "z", "has the key 'z', which another one has"),
+        (f"{BOX}/low", [2.0, 0.0], "is not a valid Box space"),
+        ("action_space/spaces/0/1/spaces/0/nvec", [0, 2], "is not a valid MultiDiscrete space"),
+        ("observation_space/spaces/1/0", "z", "has the key 'z', which another space has"),
         ("observation_space/spaces/1", "z", r"must be \[key, space\]"),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_loss
-from sampleforge.algos.hyperparameters import OF_DQN, changed, check_names, values
+from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
@@ -154,13 +154,13 @@ class DqnLearner:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, OF_DQN)
+        return values(self._config, DQN_HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
         change, ConfigError for a value out of range."""
         check_names(self.hyperparameters(), new)
-        self._config = changed(self._config, OF_DQN, new)
+        self._config = changed(self._config, DQN_HYPERPARAMETERS, new)
         self._learning_rate = new.get("learning_rate", self._learning_rate)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

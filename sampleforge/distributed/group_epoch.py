@@ -61,7 +61,7 @@ class GroupEpoch:
         self._arrays["agreed"][rank, 0] = version
 
     @property
-    def gone_on(self) -> GroupResumed:
+    def resumed(self) -> GroupResumed:
         """The latest report of `report_resumed`."""
         return GroupResumed(*self._arrays["resumed"].tolist())
 

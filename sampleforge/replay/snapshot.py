@@ -313,7 +313,7 @@ class ReplayArchive:
 
 def shard_from_plain(values: dict[str, Any]) -> SavedShard:
     """Return the shard whose `dataclasses.asdict` is ``values``. Raises TypeError or KeyError if
-    they are not of one."""
+    the values have another form."""
     arrays = {name: SavedFile(**file) for name, file in values["arrays"].items()}
     return SavedShard(arrays, dict(values["plain"]))
 

@@ -73,7 +73,7 @@ class RestartInGroup:
 
     def news(self) -> str | None:
         """From where the group goes on, once all of its members have joined."""
-        resumed = self._epoch.gone_on
+        resumed = self._epoch.resumed
         if resumed.number <= self._told:
             return None
         self._told = resumed.number
