@@ -12,6 +12,7 @@ import torch
 
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel, GradientBuckets
+from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learner import Learner
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
@@ -46,7 +47,10 @@ def config(**kwargs: object) -> AppoConfig:
 
 
 def learner_of(
-    config: AppoConfig, averaging: DataParallel | None = None, batch_size: int | None = None
+    config: AppoConfig,
+    averaging: DataParallel | None = None,
+    batch_size: int | None = None,
+    share: Share = WHOLE,
 ) -> Learner:
     with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
         model = seeded_model(config.model, spec_of(config), seed=1)
@@ -59,6 +63,7 @@ def learner_of(
         seed=1,
         averaging=averaging,
         batch_size=batch_size,
+        share=share,
     )
 
 

@@ -114,7 +114,7 @@ def some(slot: int | None) -> int:
 
 def test_every_slot_circulates_and_stays_with_its_actor() -> None:
     slots = some_slots(6, debug=True)
-    exchange = SlotExchange(slots, [Wakeup(), Wakeup()], Wakeup())
+    exchange = SlotExchange(slots, [Wakeup(), Wakeup()], [Wakeup()])
     for _ in range(5):
         taken = {actor: [some(exchange.take_free(actor)) for _ in range(3)] for actor in (0, 1)}
         assert sorted(taken[0] + taken[1]) == list(range(6))
@@ -132,7 +132,7 @@ def test_every_slot_circulates_and_stays_with_its_actor() -> None:
 
 def test_slots_that_cannot_be_dealt_evenly_are_refused() -> None:
     with pytest.raises(ValueError, match="5 slots cannot be dealt evenly to 2"):
-        SlotExchange(some_slots(5), [Wakeup(), Wakeup()], Wakeup())
+        SlotExchange(some_slots(5), [Wakeup(), Wakeup()], [Wakeup()])
 
 
 def test_a_wakeup_is_remembered_once() -> None:

@@ -41,7 +41,7 @@ class BenchmarkContext:
         self.slots = some_slots(SLOTS, debug=True)
         self.wakeup = Wakeup()
         self.actor_wakeup = Wakeup()
-        self.exchange = SlotExchange(self.slots, [self.actor_wakeup], self.wakeup)
+        self.exchange = SlotExchange(self.slots, [self.actor_wakeup], [self.wakeup])
         self.builders = [BatchBuilder(self.slots, PER_BATCH) for _ in range(2)]
         self.spent = np.zeros(1)
         self.written = 0

@@ -53,7 +53,7 @@ class Killer:
 def of_appo() -> tuple[RolloutExchange, Callable[[], list[int]]]:
     """An exchange with one actor, and what its other end does once: takes what is ready, and
     gives it back."""
-    exchange = SlotExchange(some_slots(SLOTS, debug=True), [Wakeup()], Wakeup())
+    exchange = SlotExchange(some_slots(SLOTS, debug=True), [Wakeup()], [Wakeup()])
 
     def consume() -> list[int]:
         found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -139,6 +139,25 @@ def experience_of(
     )
 
 
+class Share(NamedTuple):
+    """The part of each batch that one of ``learners`` learners has: the ``learner``-th of as many
+    equal parts of the rows. All learners draw the same minibatches of the whole batch, and each
+    takes the steps that it has; they are the minibatches that a single learner would draw."""
+
+    learner: int = 0
+    learners: int = 1
+
+    def own(self, positions: torch.Tensor, rows: int) -> torch.Tensor:
+        """Return those of ``positions`` (int64 [n]) in the whole batch, flattened [T * B] or
+        columns [B], that this learner has, as positions in its own part with B = ``rows``."""
+        time, row = positions // (rows * self.learners), positions % (rows * self.learners)
+        mine = row // rows == self.learner
+        return (time * rows + row - self.learner * rows)[mine]
+
+
+WHOLE = Share()
+
+
 def minibatches(
     experience: Experience,
     size: int,
@@ -146,16 +165,18 @@ def minibatches(
     whole_rows: bool,
     generator: torch.Generator,
     due: int | None = None,
+    share: Share = WHOLE,
 ) -> Iterator[Experience]:
     """Yield one pass over the experience in random minibatches of ``size`` env steps.
 
     With ``whole_rows`` each minibatch holds rows with all of their steps (for losses and cores that
     look along time), otherwise single steps. If one minibatch covers the batch, it is the
     experience itself. ``due`` is the nominal number of env steps of a batch whose size varies: such
-    a batch is divided into as many minibatches as a nominal one, of another size.
+    a batch is divided into as many minibatches as a nominal one, of another size. ``size`` is that
+    of all learners' parts together, and ``share`` says which part the experience is.
     """
     rollout, rows = experience.reward.shape
-    if size >= (due or rollout * rows) and whole_rows:
+    if size >= (due or rollout * rows * share.learners) and whole_rows:
         yield experience
         return
     if due is not None:
@@ -166,8 +187,22 @@ def minibatches(
         return
     device = experience.reward.device
     count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
+    if share.learners > 1:
+        order = torch.randperm(count * share.learners, generator=generator)
+        for drawn in torch.split(order, per):
+            yield _part(experience, share.own(drawn, rows).to(device), whole_rows=whole_rows)
+        return
     # From page-locked memory the copy does not block.
     on_host = torch.randperm(count, generator=generator, pin_memory=device.type == "cuda")
     order = on_host.to(device, non_blocking=True)
     for index in torch.split(order, per):
         yield experience.rows(index) if whole_rows else experience.steps(index)
+
+
+def _part(experience: Experience, index: torch.Tensor, *, whole_rows: bool) -> Experience:
+    """Return one learner's part of a minibatch; if it has none of the steps, one that does not
+    count, because all learners make the same passes."""
+    empty = len(index) == 0
+    index = index.new_zeros(1) if empty else index
+    part = experience.rows(index) if whole_rows else experience.steps(index)
+    return replace(part, mask=torch.zeros_like(part.mask)) if empty else part

@@ -12,7 +12,7 @@ import torch
 from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
-from sampleforge.algos.experience import Experience, experience_of, minibatches
+from sampleforge.algos.experience import WHOLE, Experience, Share, experience_of, minibatches
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
@@ -49,7 +49,7 @@ class Learner:
     the learner with those of the same policy in other processes (None: there are no others). All of
     them begin with the same `state` and have the same `state` after each update. ``batch_size`` is
     the nominal number of env steps of a batch whose size varies; it determines the number of
-    gradient steps.
+    gradient steps. ``share``: the part of each batch that this learner has.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Learner:
         seed: int,
         averaging: Averaging | None = None,
         batch_size: int | None = None,
+        share: Share = WHOLE,
     ) -> None:
         assert config.learning_rate is not None and config.num_epochs is not None
         self.model = model.to(device)
@@ -73,6 +74,7 @@ class Learner:
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._batch_size = batch_size
+        self._share = share
         self._averaging = averaging or Local()
         self._averaging.follow(self._parameters)
         self._optimiser = torch.optim.Adam(
@@ -179,7 +181,8 @@ class Learner:
         }
 
     def _minibatches(self, experience: Experience) -> Iterator[Experience]:
-        size = self._config.minibatch_size or self._batch_size or experience.reward.numel()
+        whole = experience.reward.numel() * self._share.learners
+        size = self._config.minibatch_size or self._batch_size or whole
         whole_rows = self._loss.looks_along_time or self.model.state_size > 0
         for _ in range(self._num_epochs):
             yield from minibatches(
@@ -188,6 +191,7 @@ class Learner:
                 whole_rows=whole_rows,
                 generator=self._generator,
                 due=self._batch_size,
+                share=self._share,
             )
 
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:

@@ -9,9 +9,13 @@ of the process, so a rank can leave it and join another one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+
+Member = Literal["rank", "learner"]
+"""What the ranks of a group are to the user; the flag --rank-timeout or --learner-timeout is the
+group's time-out."""
 
 
 class RankLost(RuntimeError):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import psutil
 import torch
 
-from sampleforge.distributed.group import RankLost
+from sampleforge.distributed.group import Member, RankLost
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.wakeup import Wakeup
@@ -62,9 +62,11 @@ class RankMemory:
     def nbytes(self) -> int:
         return self.arrays.nbytes
 
-    def rendezvous(self, rank: int, timeout: float, device: str) -> MemoryRendezvous:
+    def rendezvous(
+        self, rank: int, timeout: float, device: str, member: Member = "rank"
+    ) -> MemoryRendezvous:
         """Return the object with which one rank joins the others; ``timeout`` in seconds."""
-        return MemoryRendezvous(self, rank, timeout, device)
+        return MemoryRendezvous(self, rank, timeout, device, member)
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,16 @@ class MemoryRendezvous:
     rank: int
     timeout: float
     device: str
+    member: Member = "rank"
 
     @property
     def size(self) -> int:
         return self.memory.ranks
 
     def join(self, generation: int) -> MemoryGroup:
-        return MemoryGroup(self.memory, self.rank, generation, timeout=self.timeout)
+        return MemoryGroup(
+            self.memory, self.rank, generation, timeout=self.timeout, member=self.member
+        )
 
 
 class MemoryGroup:
@@ -93,11 +98,21 @@ class MemoryGroup:
     is no lock: a rank that is killed at any point leaves nothing locked.
 
     ``timeout``: seconds after which a rank that others wait for counts as lost; a rank whose
-    process has ended is noticed within `CHECK_S`. Raises RankLost if not all ranks come.
+    process has ended is noticed within `CHECK_S`. ``member``: what messages call a rank. Raises
+    RankLost if not all ranks come.
     """
 
-    def __init__(self, memory: RankMemory, rank: int, generation: int, *, timeout: float) -> None:
+    def __init__(
+        self,
+        memory: RankMemory,
+        rank: int,
+        generation: int,
+        *,
+        timeout: float,
+        member: Member = "rank",
+    ) -> None:
         self.rank, self.size, self.timeout = rank, memory.ranks, timeout
+        self._member = member
         self._memory = memory
         arrays = memory.arrays
         self._arrived: npt.NDArray[np.int64] = arrays["arrived"][:, 0]
@@ -235,7 +250,7 @@ class MemoryGroup:
             if here >= self._base and not self._is_alive(other):
                 raise self._lost(other, what, "its process has ended")
             if not in_time:
-                reason = f"it was silent for {self.timeout:g} s (--rank-timeout)"
+                reason = f"it was silent for {self.timeout:g} s (--{self._member}-timeout)"
                 raise self._lost(other, what, reason)
 
     def _is_alive(self, other: int) -> bool:
@@ -252,7 +267,8 @@ class MemoryGroup:
             return False
 
     def _lost(self, other: int, what: str, why: str) -> RankLost:
-        return RankLost(f"rank {self.rank} of {self.size} lost rank {other} while {what}: {why}")
+        who = self._member
+        return RankLost(f"{who} {self.rank} of {self.size} lost {who} {other} while {what}: {why}")
 
 
 def _process(pid: int) -> psutil.Process | None:

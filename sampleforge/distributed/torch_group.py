@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from sampleforge.distributed.group import RankLost
+from sampleforge.distributed.group import Member, RankLost
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -32,11 +32,18 @@ class RendezvousStore:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def rendezvous(
-        self, rank: int, size: int, backend: Backend, timeout: float, device: str
+        self,
+        rank: int,
+        size: int,
+        backend: Backend,
+        timeout: float,
+        device: str,
+        member: Member = "rank",
     ) -> StoreRendezvous:
         """Return the object with which one rank joins the others; it can be pickled to its process.
         ``timeout`` in seconds."""
-        return StoreRendezvous("127.0.0.1", self._store.port, rank, size, backend, timeout, device)
+        port = self._store.port
+        return StoreRendezvous("127.0.0.1", port, rank, size, backend, timeout, device, member)
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class StoreRendezvous:
     backend: Backend
     timeout: float
     device: str
+    member: Member = "rank"
 
     def join(self, generation: int) -> ProcessGroup:
         store = TCPStore(
@@ -62,6 +70,7 @@ class StoreRendezvous:
             backend=self.backend,
             timeout=self.timeout,
             device=torch.device(self.device),
+            member=self.member,
         )
 
 
@@ -70,7 +79,7 @@ class ProcessGroup:
 
     ``timeout``: seconds after which a rank that others wait for counts as lost; a rank whose
     process has ended is noticed at once. ``address`` is the network address that gloo listens on.
-    Raises RankLost if not all ranks come.
+    ``member``: what messages call a rank. Raises RankLost if not all ranks come.
     """
 
     def __init__(
@@ -83,8 +92,10 @@ class ProcessGroup:
         timeout: float = 60.0,
         address: str = "127.0.0.1",
         device: torch.device | None = None,
+        member: Member = "rank",
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
+        self._member = member
         self.waited = 0.0
         self._device = device if backend == "nccl" and device else torch.device("cpu")
         limit = timedelta(seconds=timeout)
@@ -93,7 +104,7 @@ class ProcessGroup:
             self._group = _process_group(store, rank, size, backend, limit, address)
             self.all_gather(torch.zeros(1))  # connections are made now, not in the first update
         except RuntimeError as error:
-            raise RankLost(f"rank {rank} of {size} found no other ranks: {error}") from error
+            raise RankLost(f"{member} {rank} of {size} found no others: {error}") from error
         self.waited = 0.0
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -140,9 +151,10 @@ class ProcessGroup:
             raise self._lost(what, error) from error
 
     def _lost(self, what: str, error: RuntimeError) -> RankLost:
+        who = self._member
         return RankLost(
-            f"rank {self.rank} of {self.size} lost another rank while {what} (a rank that is "
-            f"silent for {self.timeout:g} s, --rank-timeout, counts as lost): {error}"
+            f"{who} {self.rank} of {self.size} lost another {who} while {what} (a {who} that is "
+            f"silent for {self.timeout:g} s, --{who}-timeout, counts as lost): {error}"
         )
 
 

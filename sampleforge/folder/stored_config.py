@@ -39,6 +39,7 @@ _REPORTING = {
 _MACHINE = {
     *("serial", "device", "precision", "compile", "inference", "env_timeout", "decorrelate"),
     *("num_workers", "num_envs_per_worker", "num_splits", "num_policy_workers"),
+    *("num_learners", "learner_devices", "learner_timeout"),
     "learner_threads",
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),

@@ -46,6 +46,10 @@ class BatchSource(Protocol):
     def done(self) -> None:
         """Give back the batch that was taken, after learning from it and publishing the weights."""
 
+    def abandon(self) -> None:
+        """Give back the batch that was taken without learning from it, and all slots that are kept
+        until an update."""
+
     def close(self) -> None:
         """Stop gathering."""
 
@@ -54,7 +58,8 @@ class SerialBatchSource:
     """Copies one slot per call of `gather`, in the learner's own loop.
 
     ``synchronous``: slots are given back when the batch is done, otherwise as soon as they are
-    copied. ``spent`` counts the seconds of copying."""
+    copied. ``spent`` counts the seconds of copying. ``learner``: index of the learner whose slots
+    these are."""
 
     def __init__(
         self,
@@ -64,9 +69,11 @@ class SerialBatchSource:
         spent: Seconds,
         *,
         synchronous: bool,
+        learner: int = 0,
     ) -> None:
         self.wakeup = wakeup
         self._exchange = exchange
+        self._learner = learner
         self._builder = builder
         self._spent = spent
         self._synchronous = synchronous
@@ -74,7 +81,7 @@ class SerialBatchSource:
         self._complete = False
 
     def gather(self) -> bool:
-        slot = self._exchange.take_ready()
+        slot = self._exchange.take_ready(self._learner)
         if slot is None:
             return False
         started = perf_counter()
@@ -98,11 +105,10 @@ class SerialBatchSource:
         self._pending.clear()
 
     def abandon(self) -> None:
-        """Give back the slots of the batch that is being gathered or learned from, without
-        learning from it."""
-        self.done()
-        self._complete = False
-        self._builder.clear()
+        if self._synchronous:
+            self.done()
+            self._complete = False
+            self._builder.clear()
 
     def close(self) -> None:
         pass
@@ -134,9 +140,11 @@ class PrefetchingBatchSource:
         wakeup: Wakeup,
         spent: Seconds,
         device: torch.device,
+        learner: int = 0,
     ) -> None:
         self.wakeup = Wakeup()
         self._exchange = exchange
+        self._learner = learner
         self._process_wakeup = wakeup
         self._spent = spent
         self._device = device
@@ -170,6 +178,10 @@ class PrefetchingBatchSource:
         self._learning = None
         self._process_wakeup.set()
 
+    def abandon(self) -> None:
+        if self._learning is not None:
+            self.done()
+
     def close(self) -> None:
         self._ending = True
         self._process_wakeup.set()
@@ -194,7 +206,7 @@ class PrefetchingBatchSource:
                 return False
             self._filling = self._free.popleft()
             self._filling.read.follow()
-        slot = self._exchange.take_ready()
+        slot = self._exchange.take_ready(self._learner)
         if slot is None:
             return False
         started = perf_counter()

@@ -1,17 +1,18 @@
-"""The hand-over of trajectory slots between actors and one learner.
+"""The hand-over of trajectory slots between actors and the learners of one policy.
 
-Every slot is assigned to one actor permanently and travels in a circle: free ring of that actor ->
-the actor writes -> ready ring of that actor -> the learner reads -> free ring. Each ring has one
-producer and one consumer, so there is no lock that a killed process could leave locked. The number
-of slots in circulation is the back-pressure: an actor without a free slot waits.
+Every slot is assigned to one actor and one learner permanently and travels in a circle between
+them: free ring -> the actor writes -> ready ring -> the learner reads -> free ring. Each pair of an
+actor and a learner has two rings of its own, with one producer and one consumer each, so there is
+no lock that a killed process could leave locked. The number of slots in circulation is the
+back-pressure: an actor without a free slot waits.
 
 A slot is marked with its new owner before it leaves a ring, and before it enters one. So wherever
-an actor is killed, its successor finds every slot again, by owner and rings (`left_behind`).
+an actor or a learner is killed, its successor finds every slot again, by owner and rings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
@@ -63,82 +64,130 @@ def left_behind(
 
 
 class SlotExchange:
-    """Circulates the slots of one policy between ``num_actors`` actors and its learner.
+    """Circulates the slots of one policy between its actors and its learners; each learner has an
+    equal share of the slots.
 
     Raises ValueError unless the slots can be dealt out evenly.
     """
 
     def __init__(
-        self, slots: TrajectorySlots, actor_wakeups: list[Wakeup], learner_wakeup: Wakeup
+        self,
+        slots: TrajectorySlots,
+        actor_wakeups: Sequence[Wakeup],
+        learner_wakeups: Sequence[Wakeup],
     ) -> None:
         self.slots = slots
-        self._actors = len(actor_wakeups)
-        if slots.count % self._actors:
-            raise ValueError(f"{slots.count} slots cannot be dealt evenly to {self._actors} actors")
-        self._free = IndexRings(self._actors, slots.count // self._actors)
-        self._ready = IndexRings(self._actors, slots.count // self._actors)
+        self._actors, self._learners = len(actor_wakeups), len(learner_wakeups)
+        for count, who in ((self._actors, "actors"), (self._learners, "learners")):
+            if slots.count % count:
+                raise ValueError(f"{slots.count} slots cannot be dealt evenly to {count} {who}")
+        rings, capacity = self._learners * self._actors, slots.count // self._actors
+        self._free = IndexRings(rings, capacity)
+        self._ready = IndexRings(rings, capacity)
         self._actor_wakeups = actor_wakeups
-        self._learner_wakeup = learner_wakeup
+        self._learner_wakeups = learner_wakeups
         self.reset()
 
     def reset(self) -> None:
         """Make all slots free again. No worker that had one may still be running."""
-        self._turn = 0
+        self._next_actor = [0] * self._learners
+        self._next_learner = [0] * self._actors
         self._inherited: list[list[int]] = [[] for _ in range(self._actors)]
         self._free.clear()
         self._ready.clear()
         for slot in range(self.slots.count):
             self.slots.owner[slot] = Owner.FREE
-            self._free.push(slot % self._actors, slot)
+            self._free.push(self._ring_of(slot), slot)
+
+    def _ring(self, learner: int, actor: int) -> int:
+        return learner * self._actors + actor
+
+    def _ring_of(self, slot: int) -> int:
+        return self._ring(slot * self._learners // self.slots.count, slot % self._actors)
 
     def take_free(self, actor: int) -> int | None:
-        """Return a slot for this actor to write, or None if there is none. Called by the actor."""
+        """Return a slot for this actor to write, from the learners in turn, or None if there is
+        none. Called by the actor."""
         if self._inherited[actor]:
             return self._inherited[actor].pop()
-        slot = self._free.peek(actor)
-        if slot is not None:
-            self.slots.move(slot, Owner.FREE, Owner.WRITING)
-            self._free.pop(actor)
-        return slot
+        for _ in range(self._learners):
+            learner = self._next_learner[actor]
+            self._next_learner[actor] = (learner + 1) % self._learners
+            ring = self._ring(learner, actor)
+            slot = self._free.peek(ring)
+            if slot is not None:
+                self.slots.move(slot, Owner.FREE, Owner.WRITING)
+                self._free.pop(ring)
+                return slot
+        return None
 
     def take_over(self, actor: int) -> None:
         """Take over the slots of the actor's previous process, see `RolloutExchange`. Called by the
         actor. The slots stay WRITING until they are used, so that the next successor would find
         them too."""
+        rings = [self._ring(learner, actor) for learner in range(self._learners)]
+        free = _waiting(self._free, rings)
+        ready = _waiting(self._ready, rings)
         own = range(actor, self.slots.count, self._actors)
-        self._inherited[actor], complete = left_behind(
-            self.slots, own, self._free.waiting(actor), self._ready.waiting(actor)
-        )
+        self._inherited[actor], complete = left_behind(self.slots, own, free, ready)
         for slot in complete:
-            self._ready.push(actor, slot)
-        self._learner_wakeup.set()
+            self._ready.push(self._ring_of(slot), slot)
+        for wakeup in self._learner_wakeups:
+            wakeup.set()
 
     def hand_over(self, actor: int, slot: int) -> None:
-        """Hand the complete rollout in ``slot`` over to the learner, which owns it from then on.
+        """Hand the complete rollout in ``slot`` over to its learner, which owns it from then on.
         Called by the actor."""
         self.slots.move(slot, Owner.WRITING, Owner.READY)
-        self._ready.push(actor, slot)
-        self._learner_wakeup.set()
+        ring = self._ring_of(slot)
+        self._ready.push(ring, slot)
+        self._learner_wakeups[ring // self._actors].set()
 
-    def take_ready(self) -> int | None:
+    def take_ready(self, learner: int = 0) -> int | None:
         """Return the oldest complete slot of the next actor in turn that has one, or None. Called
         by the learner."""
         for _ in range(self._actors):
-            actor, self._turn = self._turn, (self._turn + 1) % self._actors
-            slot = self._ready.peek(actor)
+            actor = self._next_actor[learner]
+            self._next_actor[learner] = (actor + 1) % self._actors
+            ring = self._ring(learner, actor)
+            slot = self._ready.peek(ring)
             if slot is not None:
                 self.slots.move(slot, Owner.READY, Owner.READING)
-                self._ready.pop(actor)
+                self._ready.pop(ring)
                 return slot
         return None
 
     def give_back(self, slot: int) -> None:
         """Make ``slot`` free again, after reading it. Called by the learner."""
         self.slots.move(slot, Owner.READING, Owner.FREE)
-        self._free.push(slot % self._actors, slot)
+        self._push_free(slot)
+
+    def _push_free(self, slot: int) -> None:
+        self._free.push(self._ring_of(slot), slot)
         self._actor_wakeups[slot % self._actors].set()
 
+    def give_back_all(self, learner: int) -> None:
+        """Give back the slots that the previous process of this learner, which must be dead, was
+        reading. Called by the learner. Complete rollouts that it had not taken stay ready."""
+        rings = [self._ring(learner, actor) for actor in range(self._actors)]
+        free = _waiting(self._free, rings)
+        ready = _waiting(self._ready, rings)
+        share = self.slots.count // self._learners
+        for slot in range(learner * share, (learner + 1) * share):
+            owner = self.slots.owner[slot]
+            if owner == Owner.READING and slot in ready:  # marked, but not yet taken
+                self.slots.move(slot, Owner.READING, Owner.READY)
+            elif owner == Owner.READING:
+                self.give_back(slot)
+            elif owner == Owner.FREE and slot not in free:  # marked, but not yet given back
+                self._push_free(slot)
+
     def fill(self) -> tuple[float, float]:
-        """Return the fractions (0 to 1) of all slots that are free, and that wait for the
+        """Return the fractions (0 to 1) of all slots that are free, and that wait for their
         learner."""
         return self._free.total() / self.slots.count, self._ready.total() / self.slots.count
+
+
+def _waiting(rings: IndexRings, which: Iterable[int]) -> set[int]:
+    """Return the indices that wait in any of these rings."""
+    return set().union(*(rings.waiting(ring) for ring in which))

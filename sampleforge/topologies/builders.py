@@ -12,6 +12,7 @@ import torch
 
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.env.registry import make_vector
@@ -101,24 +102,29 @@ def make_learner(
     *,
     compiled: bool = False,
     varies: bool = False,
+    share: Share = WHOLE,
+    device: str | None = None,
 ) -> Learner:
     """The learner as it begins: initial weights, or those of the checkpoint. ``varies``: batches
-    have more or fewer env steps than was planned."""
+    have more or fewer env steps than was planned. ``share``: the part of each batch that it has, if
+    there are several learners; ``device``: its own one (default: the plan's)."""
     config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
+    on = torch.device(device or plan.device)
     learner = Learner(
         new_model(),
         AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns),
         config,
-        device=torch.device(plan.device),
+        device=on,
         precision=plan.precision,
         seed=start.seed,
         averaging=averaging,
         batch_size=plan.batch_size if varies else None,
+        share=share,
     )
     if start.resume is not None:
         start.resume.learner(learner)
     if compiled:
-        compile_passes(learner.model, torch.device(plan.device))
+        compile_passes(learner.model, on)
     return learner
 
 

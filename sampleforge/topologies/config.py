@@ -13,7 +13,7 @@ from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
-from sampleforge.workers.config import EvaluatorConfig, RanksConfig, SamplerConfig
+from sampleforge.workers.config import EvaluatorConfig, LearnersConfig, RanksConfig, SamplerConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class AppoConfig(
     CompilerConfig,
     AppoLossConfig,
     LearnerConfig,
+    LearnersConfig,
     SamplerConfig,
     EvaluatorConfig,
     RunConfig,
@@ -40,6 +41,7 @@ class AppoConfig(
             )
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
         _check_evaluator(self, self.evaluate_interval)
+        _check_learners(self, self.num_learners)
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,22 @@ def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -
         raise ConfigError(
             "--priority-beta-final: beta moves to it until the stop condition, and there is none; "
             "add --train-for-env-steps or --train-for-seconds, or leave it out"
+        )
+
+
+def _check_learners(config: RunConfig, learners: int) -> None:
+    """Raise ConfigError if several learners cannot run as the config says."""
+    if learners == 1:
+        return
+    if config.serial:
+        raise ConfigError(
+            f"--serial --num-learners {learners}: serial mode is one process, and learners wait "
+            "for each other; use 1 learner, or leave out --serial"
+        )
+    if config.sampler_only:
+        raise ConfigError(
+            f"--sampler-only --num-learners {learners}: nothing is learned; leave out one of the "
+            "two"
         )
 
 

@@ -58,12 +58,14 @@ class RestartAlone:
 
 
 class RestartInGroup:
-    """Restart the worker, and have all members of its group form a new one. One rule serves all."""
+    """Restart the worker, and have all members of its group form a new one. One rule serves all.
+    ``members``: what the user calls them."""
 
     counts_itself = True
 
-    def __init__(self, epoch: GroupEpoch) -> None:
+    def __init__(self, epoch: GroupEpoch, members: str = "ranks") -> None:
         self._epoch = epoch
+        self._members = members
         self._told = 0
 
     def begin_next_life(self) -> str | None:
@@ -78,4 +80,4 @@ class RestartInGroup:
             return None
         self._told = resumed.number
         lost = "1 update is" if resumed.lost == 1 else f"{resumed.lost:,} updates are"
-        return f"the ranks go on from update {resumed.version:,}: {lost} lost"
+        return f"the {self._members} go on from update {resumed.version:,}: {lost} lost"

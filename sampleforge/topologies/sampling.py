@@ -36,12 +36,16 @@ class Channels:
     episodes: EpisodeQueue
     actor_wakeups: list[Wakeup]
     policy_wakeups: list[Wakeup]
-    learner_wakeup: Wakeup
+    learner_wakeups: list[Wakeup]
     restart_budget: RestartBudget
 
 
 def channels(
-    config: AnyConfig, plan: SamplerPlan, shape: SlotShape, weights: SharedWeights
+    config: AnyConfig,
+    plan: SamplerPlan,
+    shape: SlotShape,
+    weights: SharedWeights,
+    learners: int = 1,
 ) -> Channels:
     """Make the channels of a graph whose slots have this ``shape``."""
     actor_wakeups = [Wakeup() for _ in range(plan.num_workers)]
@@ -55,7 +59,7 @@ def channels(
         episodes=EpisodeQueue(plan.num_workers),
         actor_wakeups=actor_wakeups,
         policy_wakeups=policy_wakeups,
-        learner_wakeup=Wakeup(),
+        learner_wakeups=[Wakeup() for _ in range(learners)],
         restart_budget=RestartBudget(plan.num_workers, config.max_worker_restarts),
     )
 
@@ -110,14 +114,14 @@ def add_samplers(
         graph.add("policy", make_policy_worker, wakeup)
 
 
-def sampler_edges(plan: SamplerPlan) -> tuple[Edge, ...]:
-    """Requests and weights."""
+def sampler_edges(plan: SamplerPlan, learner: str = "learner") -> tuple[Edge, ...]:
+    """The requests, and the weights that ``learner`` publishes."""
     actors = f"{plan.num_workers} actors"
     if plan.inference == "inline":
-        return (Edge("learner", actors, "weights"),)
+        return (Edge(learner, actors, "weights"),)
     policies = f"{plan.num_policy_workers} policy workers"
     return (
         Edge(actors, policies, "request (split, slot, t)"),
         Edge(policies, actors, "answer; the actions lie in the slot"),
-        Edge("learner", policies, "weights"),
+        Edge(learner, policies, "weights"),
     )

@@ -1,12 +1,13 @@
-"""The configuration of sampling (SamplerConfig), ranks (RanksConfig) and evaluation
-(EvaluatorConfig)."""
+"""The configuration of sampling (SamplerConfig), several learners (LearnersConfig), ranks
+(RanksConfig) and evaluation (EvaluatorConfig)."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,34 @@ class RanksConfig(Checked):
         check_range(self, "rank_timeout", low=0, above=True)
         check_range(self, "sync_fraction min_rollout_fraction", low=0, high=1, above=True)
         check_range(self, "max_rollout_fraction", low=1)
+
+
+@dataclass(frozen=True)
+class LearnersConfig(Checked):
+    num_learners: int = 1
+    """Learner processes of the policy: each has an equal share of every batch, and gradients are
+    averaged, so that they take the steps of a single learner."""
+    learner_devices: tuple[str, ...] = ()
+    """Device of each learner, such as cuda:0 cuda:1 (default: --device; with several GPUs and
+    learners these take turns)."""
+    learner_timeout: float = 300.0
+    """Seconds after which a learner that the other learners wait for counts as lost. A learner that
+    has died is noticed at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "num_learners", low=1)
+        check_range(self, "learner_timeout", low=0, above=True)
+        devices, learners = self.learner_devices, self.num_learners
+        given = typed("learner_devices", devices)
+        if devices and len(devices) != learners:
+            raise ConfigError(
+                f"{given}: {len(devices)} devices for {learners} learners; give as many as "
+                f"--num-learners {learners}"
+            )
+        for device in devices:
+            if not re.fullmatch(r"cpu|cuda:\d+", device):
+                raise ConfigError(f"{given}: {device} must be cpu or cuda:N (N from 0)")
 
 
 @dataclass(frozen=True)
@@ -81,7 +110,8 @@ class SamplerConfig(Checked):
     worker_niceness: int = 5
     """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
     max_worker_restarts: int = 3
-    """Times that killed or hung actor workers are replaced, in total."""
+    """Times that killed or hung actor workers are replaced, in total; and times that killed ones of
+    several learners are."""
     max_env_restart_rate: float = 0.1
     """Fraction of the episodes that may be lost because the environment raised an error and was
     rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the

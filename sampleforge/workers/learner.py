@@ -22,14 +22,22 @@ from sampleforge.workers.worker import EventDriven
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 
+def nothing() -> None:
+    """Do nothing after an update: no other process takes part in it."""
+
+
 class LearnerWorker(EventDriven):
     """Gathers ready slots, learns from each complete batch, publishes the weights.
 
     Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
     it goes back when the weights of the update are published, so that no rollout begins before.
     ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
-    ``counts_updates``: whether this worker counts updates; of several ranks, which make the same
-    updates, only one does. ``batches``: number of batches learned from.
+
+    Ranks and several learners of one policy take each gradient step together. ``index``: number of
+    this learner of the exchange. ``weights``: None if another learner publishes them.
+    ``counts_updates``: whether this worker counts updates, which are the same for all.
+    ``after_update`` is called when the weights of an update are published, before slots are given
+    back.
     """
 
     name = "learner"
@@ -39,7 +47,7 @@ class LearnerWorker(EventDriven):
         make_learner: Callable[[], Learner],
         exchange: SlotExchange,
         slots_per_batch: int,
-        weights: SharedWeights,
+        weights: SharedWeights | None,
         progress: Progress,
         save: Save,
         wakeup: Wakeup,
@@ -50,6 +58,8 @@ class LearnerWorker(EventDriven):
         threads: int,
         prefetch: bool = False,
         counts_updates: bool = True,
+        index: int = 0,
+        after_update: Callable[[], None] = nothing,
     ) -> None:
         assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
         self._make_learner = make_learner
@@ -66,7 +76,8 @@ class LearnerWorker(EventDriven):
         self._prefetch = prefetch
         self._batch_source: BatchSource | None = None
         self._counts_updates = counts_updates
-        self.batches = 0
+        self._index = index
+        self._after_update = after_update
 
     def start(self) -> None:
         limit_threads(self._threads)
@@ -84,9 +95,16 @@ class LearnerWorker(EventDriven):
             for _ in range(2 if self._prefetch else 1)
         ]
         if self._prefetch:
-            return PrefetchingBatchSource(exchange, batches, self._wakeup, spent, self._device)
+            return PrefetchingBatchSource(
+                exchange, batches, self._wakeup, spent, self._device, self._index
+            )
         return SerialBatchSource(
-            exchange, batches[0], self._wakeup, spent, synchronous=self._synchronous
+            exchange,
+            batches[0],
+            self._wakeup,
+            spent,
+            synchronous=self._synchronous,
+            learner=self._index,
         )
 
     def step(self) -> bool:
@@ -106,19 +124,20 @@ class LearnerWorker(EventDriven):
         steps = self._learner.version - before
         all_skipped = 0 < steps <= metrics.get("skipped_steps", 0)
         self._divergence.look(metrics, all_skipped=all_skipped)
-        self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        if self._weights is not None:
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
         if self._counts_updates:
             self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += metrics.pop("own_trained_steps")
         self._metrics.add(metrics)
-        self.batches += 1
+        self._after_update()
 
     def abandon(self) -> None:
-        """Give back the slots of the batch that is being gathered or learned from, without learning
-        from it."""
-        assert isinstance(self._batch_source, SerialBatchSource), "ranks do not prefetch"
+        """Drop the batch that is being learned from, and give back the slots that are kept until an
+        update."""
+        assert self._batch_source is not None
         self._batch_source.abandon()
 
     def close(self) -> None:

@@ -229,7 +229,7 @@ def _replay_channels(
         config.prefetch_batches,
         plan.batch_size,
         shard_wakeups,
-        joined.learner_wakeup,
+        joined.learner_wakeups[0],
         _counted(config, slots.shape.spec),
     )
     return ReplayChannels(
@@ -315,7 +315,7 @@ def _add_learner(
     new_network: NewNetwork,
     save: Save,
 ) -> Node:
-    wakeup = joined.learner_wakeup
+    wakeup = joined.learner_wakeups[0]
     if config.sampler_only:
         return graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup)
     shard_choice = None

@@ -37,7 +37,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     slots = _slots(config, slots_per_batch, sampler, synchronous)
     # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
     all_cores = synchronous and has_image(spec) and not config.serial
-    cores = len(available_cores()) if all_cores else 1
+    cores = max(1, len(available_cores()) // config.num_learners) if all_cores else 1
     # Every slot may wait for the learner, and so may the batch that is gathered ahead.
     ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
     batches = 0.0 if synchronous else slots / slots_per_batch + ahead
@@ -81,20 +81,23 @@ def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
 
 
 def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
-    """How many slots make a batch; asked for in env steps."""
+    """How many slots make a batch; asked for in env steps. Each learner has as many."""
+    learners = config.num_learners
     if config.batch_size is None:
-        enough = math.ceil(MIN_BATCH / (shape.env_steps * splits))
-        return splits * enough
-    count, rest = divmod(config.batch_size, shape.env_steps)
+        unit = math.lcm(splits, learners)
+        return unit * math.ceil(MIN_BATCH / (shape.env_steps * unit))
+    count = config.batch_size // shape.env_steps
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    unit = shape.env_steps * (splits if synchronous else 1)
-    if rest or count == 0 or (synchronous and count % splits):
+    unit = shape.env_steps * math.lcm(splits if synchronous else 1, learners)
+    if count == 0 or config.batch_size % unit:
         below = max(unit, config.batch_size // unit * unit)
         asked = config.batch_size
         nearest = sorted({below, below + unit}, key=lambda size: abs(size - asked))
         what = f"{shape.rows} rows x {shape.rollout} steps"
         if synchronous:
             what += f" x {splits} splits (synchronous: each gives its share to every batch)"
+        if learners > 1:
+            what += f", in equal shares for {learners} learners"
         raise ConfigError(
             f"--batch-size {config.batch_size} is not a multiple of {unit} = {what}; "
             f"nearest: {nearest[0]} or {nearest[-1]}"
@@ -109,10 +112,12 @@ def _slots(
 
     Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being
     written per split, and so many complete ones as may wait. Each actor has the same share, and at
-    least one per split, so none can wait for a slot that only it could free.
+    least one per split, so none can wait for a slot that only it could free. Each learner has the
+    same share, too.
     """
     if synchronous:
         return slots_per_batch
     writing = sampler.num_workers * sampler.num_splits
     total = writing + config.num_batches_to_accumulate * slots_per_batch
-    return math.ceil(total / sampler.num_workers) * sampler.num_workers
+    unit = math.lcm(sampler.num_workers, config.num_learners)
+    return math.ceil(total / unit) * unit

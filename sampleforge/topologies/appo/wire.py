@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
+from sampleforge.algos.experience import Share
+from sampleforge.algos.learner import Learner
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
@@ -24,9 +33,13 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.rendezvous import meet_here, member_devices
+from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save
+from sampleforge.workers.group_learner import GroupLearnerWorker
+from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, nothing
 
 
 def appo(
@@ -43,30 +56,49 @@ def appo(
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(config, plan, shape, weights)
+    joined = channels(config, plan, shape, weights, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-    exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeup)
+    exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
         noise = config.noise_correlation
         return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
 
-    graph = GraphBuilder("appo", plan.num_samplers + 1 + evaluators(config), config, start)
+    workers = plan.num_samplers + config.num_learners + evaluators(config)
+    graph = GraphBuilder("appo", workers, config, start)
     add_samplers(graph, joined, exchange, config, plan, start, new_policy)
-    learner = _add_learner(graph, joined, exchange, config, plan, start, new_model, save)
-    evaluation = add_evaluator(graph, config, weights, new_model, start)
+    learners = _add_learners(graph, joined, exchange, config, plan, start, new_model, save)
+    evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
     return graph.build(
         groups=[
-            PolicyGroup("policy", (learner,), exchange, weights, plan.lag.limit, plan.synchronous)
+            PolicyGroup(
+                "policy",
+                learners.nodes,
+                exchange,
+                weights,
+                plan.lag.limit,
+                plan.synchronous,
+                learners.snapshot,
+            )
         ],
-        edges=[*_edges(plan), *evaluation],
-        notes=_notes(config, plan, spec),
+        edges=[*_edges(config, plan), *evaluation],
+        notes=[*_notes(config, plan, spec), *learners.notes],
         episodes=joined.episodes,
+        keep_alive=learners.keep_alive,
     )
 
 
-def _add_learner(
+class Learners(NamedTuple):
+    """The learners of one policy, and what they share."""
+
+    nodes: tuple[Node, ...]
+    snapshot: StateSnapshot | None = None
+    notes: tuple[str, ...] = ()
+    keep_alive: tuple[object, ...] = ()
+
+
+def _add_learners(
     graph: GraphBuilder,
     channels: Channels,
     exchange: SlotExchange,
@@ -75,34 +107,107 @@ def _add_learner(
     start: ResumePoint,
     new_model: NewModel,
     save: Save,
-) -> Node:
-    wakeup = channels.learner_wakeup
+) -> Learners:
+    """Add the learner, or several that take each gradient step together."""
+    wakeup = channels.learner_wakeups[0]
     if config.sampler_only:
-        return graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
-    make_worker = partial(
-        LearnerWorker,
-        partial(make_learner, new_model, config, plan, start, compiled=config.compile),
+        node = graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
+        return Learners((node,))
+    new_learner = partial(make_learner, new_model, config, plan, start, compiled=config.compile)
+    new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
+    if config.num_learners == 1:
+        make_worker = partial(
+            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
+        )
+        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
+    devices = config.learner_devices or member_devices(plan.device, config.num_learners)
+    meeting = meet_here(devices, config.learner_timeout, new_model, "learner")
+    epoch = GroupEpoch(config.max_worker_restarts, config.num_learners)
+    snapshot, restart = StateSnapshot(new_model()), RestartInGroup(epoch, "learners")
+
+    def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
+        weights = channels.weights if index == 0 else None
+        member = GroupMember(
+            index,
+            counter_row,
+            meeting.rendezvous[index].join,
+            partial(new_learner, share=Share(index, config.num_learners), device=devices[index]),
+            weights,
+            graph.progress,
+            graph.stop,
+            epoch,
+            debug=config.debug,
+            snapshot=snapshot,
+        )
+        worker = partial(
+            new_worker,
+            channels.learner_wakeups[index],
+            devices[index],
+            weights=weights,
+            counter_row=counter_row,
+            index=index,
+        )
+        return GroupLearnerWorker(member, worker, exchange)
+
+    nodes = tuple(
+        graph.add(
+            "learner",
+            partial(make_group_learner, index),
+            wakeup,
+            restart=restart,
+        )
+        for index, wakeup in enumerate(channels.learner_wakeups)
+    )
+    kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    return Learners(nodes, snapshot, (meeting.note, kept), meeting.keep_alive)
+
+
+def _make_worker(
+    exchange: SlotExchange,
+    config: AppoConfig,
+    plan: Plan,
+    progress: Progress,
+    save: Save,
+    wakeup: Wakeup,
+    device: str,
+    *,
+    weights: SharedWeights | None,
+    counter_row: int,
+    make_learner: Callable[[], Learner],
+    index: int = 0,
+    after_update: Callable[[], None] = nothing,
+) -> LearnerWorker:
+    """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
+    return LearnerWorker(
+        make_learner,
         exchange,
-        plan.slots_per_batch,
-        channels.weights,
-        graph.progress,
+        plan.slots_per_batch // config.num_learners,
+        weights,
+        progress,
         save,
         wakeup,
+        counter_row,
         synchronous=plan.synchronous,
-        device=torch.device(plan.device),
+        device=torch.device(device),
         threads=plan.learner_threads,
         prefetch=gathers_ahead(plan, serial=config.serial),
+        counts_updates=index == 0,
+        index=index,
+        after_update=after_update,
     )
-    return graph.add("learner", make_worker, wakeup, in_checkpoint=True)
 
 
-def _edges(plan: Plan) -> tuple[Edge, ...]:
+def _edges(config: AppoConfig, plan: Plan) -> tuple[Edge, ...]:
     actors = f"{plan.num_workers} actors"
+    several = config.num_learners > 1
+    learners = f"{config.num_learners} learners" if several else "learner"
     rollout = f"slot of {plan.rollout} steps x {plan.rows} rows"
+    together = "gradients, summed at every minibatch; counts and moments"
     return (
-        Edge(actors, "learner", f"ready {rollout} ({plan.slots_per_batch} a batch)"),
-        Edge("learner", actors, f"free slot ({plan.slots} in circulation)"),
-        *sampler_edges(plan),
+        Edge(actors, learners, f"ready {rollout} ({plan.slots_per_batch} a batch)"),
+        Edge(learners, actors, f"free slot ({plan.slots} in circulation)"),
+        *([Edge(learners, learners, together)] if several else []),
+        *sampler_edges(plan, "learner 0" if several else "learner"),
         Edge(actors, "driver", "finished episodes"),
     )
 
@@ -116,9 +221,16 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"learner on {plan.device}, {plan.learner_threads} thread(s)"
+        f"{_learners_in_words(config, plan)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )
+
+
+def _learners_in_words(config: AppoConfig, plan: Plan) -> str:
+    if config.num_learners == 1:
+        return f"learner on {plan.device}"
+    where = ", ".join(config.learner_devices) or plan.device
+    return f"{config.num_learners} learners on {where}, each with an equal share of every batch"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import StoreBoard
@@ -16,13 +14,13 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ResumePoint, model_maker
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import (
-    choose_backend,
     edges,
     notes,
     wire_rank,
 )
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.learner import Save
 from sampleforge.workers.rank_sync import MetricsSync
@@ -57,10 +55,9 @@ def check_world(config: AnyConfig, world: World) -> DdppoConfig:
 
 def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
     """(backend, why so, this rank's device)."""
-    backend, why = choose_backend(device, world.local_size)
-    if device == "cuda":
-        device = f"cuda:{world.local_rank % torch.cuda.device_count()}"
-    return backend, why, device
+    devices = member_devices(device, world.local_size)
+    backend, why = choose_backend(devices)
+    return backend, why, devices[world.local_rank]
 
 
 def ddppo_world(

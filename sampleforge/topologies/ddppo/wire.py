@@ -12,8 +12,6 @@ import torch
 from sampleforge.distributed.group import Rendezvous
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
-from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
-from sampleforge.distributed.torch_group import Backend, RendezvousStore
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
@@ -26,7 +24,6 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
-    NewModel,
     ResumePoint,
     env_makers,
     first_weights,
@@ -39,12 +36,14 @@ from sampleforge.topologies.ddppo.plan import slot_shape, with_room
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.rendezvous import meet_here, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import (
     Plan,
 )
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.batched_inference import BatchedInference
+from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
@@ -70,11 +69,11 @@ def ddppo(
     graph = GraphBuilder("ddppo", ranks + evaluators(config), config, start)
     episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
-    rendezvous, why, keep_alive = meet_here(config, plan, new_model)
+    meeting = meet_here(member_devices(plan.device, ranks), config.rank_timeout, new_model)
     board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
     snapshot = None if config.serial else StateSnapshot(new_model())
     wire = partial(wire_rank, graph, config, plan, spec, start, save, episodes, board, group_epoch)
-    members = [wire(join, snapshot=snapshot) for join in rendezvous]
+    members = [wire(join, snapshot=snapshot) for join in meeting.rendezvous]
     nodes, exchanges, weights = zip(*members, strict=True)
     evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
     return graph.build(
@@ -82,47 +81,11 @@ def ddppo(
             PolicyGroup("policy", nodes, exchanges[0], weights[0], plan.lag.limit, True, snapshot)
         ],
         edges=[*edges(ranks), *evaluation],
-        notes=notes(config, plan, spec, why, snapshot),
+        notes=notes(config, plan, spec, meeting.note, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
-        keep_alive=keep_alive,
+        keep_alive=meeting.keep_alive,
     )
-
-
-def meet_here(
-    config: DdppoConfig, plan: Plan, new_model: NewModel
-) -> tuple[list[Rendezvous], str, tuple[object, ...]]:
-    """How the ranks of this machine find each other, how gradients travel, and what must be kept
-    for it."""
-    ranks, timeout = plan.num_workers, config.rank_timeout
-    devices = [rank_device(plan.device, rank) for rank in range(ranks)]
-    backend, why = choose_backend(plan.device, ranks)
-    if backend == "nccl":
-        store = RendezvousStore()
-        return (
-            [store.rendezvous(r, ranks, backend, timeout, d) for r, d in enumerate(devices)],
-            f"gradients through {why}",
-            (store,),
-        )
-    gradients = sum(p.nbytes for p in new_model().parameters())
-    memory = RankMemory(ranks, gradients + LEAST_ROOM)
-    found = [memory.rendezvous(rank, timeout, device) for rank, device in enumerate(devices)]
-    return [*found], f"gradients through {human_bytes(memory.nbytes)} of shared memory", (memory,)
-
-
-def choose_backend(device: str, ranks: int) -> tuple[Backend, str]:
-    """How torch's process groups carry gradients, and why so; ``ranks``: those of this machine."""
-    if not device.startswith("cuda"):
-        return "gloo", "gloo: the ranks learn on the CPU"
-    gpus = torch.cuda.device_count()
-    if ranks > gpus or ":" in device:
-        return "gloo", f"gloo: nccl needs a GPU per rank ({gpus} here)"
-    return "nccl", f"nccl: {gpus} GPUs for {ranks} ranks"
-
-
-def rank_device(device: str, rank: int) -> str:
-    """The ranks take turns with the GPUs, unless one was named."""
-    return f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device
 
 
 def wire_rank(
@@ -146,7 +109,7 @@ def wire_rank(
     new_model = model_maker(config, spec, start.seed)
     shape = slot_shape(config, spec, plan.rows, join.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
-    exchange = SlotExchange(slots, [wakeup], wakeup)
+    exchange = SlotExchange(slots, [wakeup], [wakeup])
     weights = first_weights(new_model, start)
     new_policy = policy_maker(
         rank, new_model, weights, plan, start, noise_correlation=config.noise_correlation
@@ -168,25 +131,24 @@ def wire_rank(
     else:
         actor = ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
 
+    member = GroupMember(
+        rank,
+        rank,
+        join.join,
+        partial(make_learner, new_model, config, plan, start, varies=True),
+        weights,
+        progress,
+        graph.stop,
+        group_epoch,
+        debug=config.debug,
+        metrics_sync=metrics_sync,
+        snapshot=snapshot,
+        **({"replaced_within": 0.0} if metrics_sync else {}),
+    )
+
     def make_worker(counter_row: int) -> RankWorker:
-        return RankWorker(
-            rank,
-            join.join,
-            actor,
-            partial(make_learner, new_model, config, plan, start, varies=True),
-            _learner_maker(exchange, weights, progress, save, wakeup, plan, counter_row),
-            exchange,
-            weights,
-            progress,
-            wakeup,
-            graph.stop,
-            preemption,
-            group_epoch,
-            debug=config.debug,
-            metrics_sync=metrics_sync,
-            snapshot=snapshot,
-            **({"replaced_within": 0.0} if metrics_sync else {}),
-        )
+        new_worker = _learner_maker(exchange, weights, progress, save, wakeup, plan, counter_row)
+        return RankWorker(member, actor, new_worker, exchange, graph.counters, wakeup, preemption)
 
     node = graph.add(
         "rank",
@@ -223,7 +185,7 @@ def _learner_maker(
     plan: Plan,
     rank: int,
 ) -> Callable[..., LearnerWorker]:
-    """Makes the rank's learner worker, of what makes its `Learner`."""
+    """Return the function that makes the rank's learner worker."""
     return partial(
         LearnerWorker,
         exchange=exchange,

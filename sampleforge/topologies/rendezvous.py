@@ -1,0 +1,65 @@
+"""How the ranks, or the learners of one policy, find each other on this machine, and what carries
+their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from sampleforge.distributed.group import Member, Rendezvous
+from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
+from sampleforge.distributed.torch_group import Backend, RendezvousStore
+from sampleforge.runtime.machine import human_bytes
+
+
+class Meeting(NamedTuple):
+    """``rendezvous`` of each member; ``note`` says how gradients travel; ``keep_alive`` must exist
+    for as long as the members do."""
+
+    rendezvous: list[Rendezvous]
+    note: str
+    keep_alive: tuple[object, ...]
+
+
+def meet_here(
+    devices: Sequence[str],
+    timeout: float,
+    new_model: Callable[[], torch.nn.Module],
+    member: Member = "rank",
+) -> Meeting:
+    """Return how the members of a group meet, each of which learns on its device. With nccl a store
+    is opened at once."""
+    size = len(devices)
+    backend, why = choose_backend(devices, member)
+    if backend == "nccl":
+        store = RendezvousStore()
+        joins: list[Rendezvous] = [
+            store.rendezvous(rank, size, backend, timeout, device, member)
+            for rank, device in enumerate(devices)
+        ]
+        return Meeting(joins, f"gradients through {why}", (store,))
+    gradients = sum(p.nbytes for p in new_model().parameters())
+    memory = RankMemory(size, gradients + LEAST_ROOM)
+    joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
+    note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
+    return Meeting(joins, note, (memory,))
+
+
+def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Backend, str]:
+    """Return how torch's process groups carry gradients, and why: nccl where each member, of this
+    machine, has a GPU of its own."""
+    if not all(device.startswith("cuda") for device in devices):
+        return "gloo", f"gloo: the {member}s learn on the CPU"
+    gpus = torch.cuda.device_count()
+    if len(set(devices)) < len(devices):
+        return "gloo", f"gloo: nccl needs a GPU per {member} ({gpus} here)"
+    return "nccl", f"nccl: {gpus} GPUs for {len(devices)} {member}s"
+
+
+def member_devices(device: str, members: int) -> list[str]:
+    """Return the device of each member: they take turns with the GPUs, unless one was named."""
+    if device != "cuda":
+        return [device] * members
+    return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]

@@ -1,0 +1,68 @@
+"""The worker of one of several learners that learn the same policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sampleforge.distributed.group import RankLost
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.rank import POLL_INTERVAL, NewLearnerWorker
+
+
+class GroupLearnerWorker:
+    """A learner worker that takes each gradient step together with the other learners of its
+    policy: each learns from its own share of the slots, and gradients are averaged.
+
+    If a learner is replaced, the others drop the batch that they are learning from, and all go on
+    from the newest state among them.
+    """
+
+    def __init__(
+        self, member: GroupMember, new_learner_worker: NewLearnerWorker, exchange: SlotExchange
+    ) -> None:
+        self.name = f"learner {member.index}"
+        self._member = member
+        self._new_learner_worker = new_learner_worker
+        self._exchange = exchange
+        self._worker: Any = None
+
+    def recover(self) -> None:
+        """Give back the slots that the previous life was reading: their steps are not learned
+        from."""
+        self._exchange.give_back_all(self._member.index)
+
+    def start(self) -> None:
+        learner = self._member.start()
+        self._worker = self._new_learner_worker(
+            make_learner=lambda: learner, after_update=self._member.agree
+        )
+        self._worker.start()
+        self._member.take_over()
+
+    def step(self) -> bool:
+        """Gather a slot, or learn from a complete batch together with the other learners."""
+        if self._member.ended:
+            return False
+        try:
+            if self._member.must_regroup:
+                self._member.regroup()
+            return bool(self._worker.step())
+        except RankLost as error:
+            self._worker.abandon()
+            self._member.go_on_after(error)
+            return True
+
+    def wait(self, timeout: float) -> None:
+        self._worker.wait(min(timeout, POLL_INTERVAL))
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._member.close()
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        """Return the answer to a request of the driver; see `LearnerWorker.handle`."""
+        if kind == "save":
+            self._member.publish_state()  # so that the snapshot is never older than a checkpoint
+        return self._worker.handle(kind, payload)

@@ -1,0 +1,222 @@
+"""The membership of a rank, or of one of several learners, in the group that learns one policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import perf_counter, sleep
+
+import torch
+
+from sampleforge.algos.averaging import Averaging, DataParallel
+from sampleforge.algos.learner import Learner
+from sampleforge.distributed.group import RankGroup, RankLost
+from sampleforge.distributed.group_epoch import GroupEpoch
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
+from sampleforge.workers.worker import StopFlag
+
+REPLACED_WITHIN = 5.0
+"""Seconds within which the driver replaces a member that has died, if it does so at all."""
+SNAPSHOT_SHARE = 0.01
+"""Largest fraction of the first member's time that publishing its state may take."""
+
+
+class StateLost(RuntimeError):
+    """After a restart the group holds an older state than the snapshot that was stored for it."""
+
+
+class GroupMember:
+    """Joins the group, again when another member was replaced; gives or takes the learner state;
+    agrees with the other members after each update.
+
+    ``index`` is the member's number in the group, ``counter_row`` its row in the run's counters.
+    ``join(generation)`` joins the other members. ``weights``: the weights that this member
+    publishes, or None. ``snapshot`` holds a recent state of member 0: if no member survives, the
+    new members resume from it. ``metrics_sync`` is needed if the members share no memory.
+    ``iteration`` counts the updates of the group from 1; ``ended``: whether all members have agreed
+    that the run is done, which they do after the same update.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        counter_row: int,
+        join: Callable[[int], RankGroup],
+        new_learner: Callable[[Averaging], Learner],
+        weights: SharedWeights | None,
+        progress: Progress,
+        stop: StopFlag,
+        epoch: GroupEpoch,
+        *,
+        debug: bool,
+        snapshot: StateSnapshot | None = None,
+        metrics_sync: MetricsSync | None = None,
+        replaced_within: float = REPLACED_WITHIN,
+    ) -> None:
+        self.index = index
+        self.iteration = 1
+        self.ended = False
+        self._counter_row = counter_row
+        self._join = join
+        self._new_learner = new_learner
+        self._weights = weights
+        self._progress = progress
+        self._stop = stop
+        self._epoch = epoch
+        self._debug = debug
+        self._snapshot = snapshot
+        self._metrics_sync = metrics_sync
+        self._replaced_within = replaced_within
+        self._published_at = self._publishing_took = 0.0
+        self._group: RankGroup | None = None
+
+    def start(self) -> Learner:
+        """Join the group and return the learner, which averages its gradients over the group."""
+        self._count = self._progress.counters.row(self._counter_row)
+        self._count["heartbeat"][0] = math.inf  # from here on it waits for other members
+        self._generation = self._epoch.generation
+        self._count["restarts"] += min(1, self._generation)  # this is a replacement
+        self._group = self._meet()
+        self._averaging = DataParallel(self._group)
+        self._learner = self._new_learner(self._averaging)
+        if self._snapshot is not None and self._snapshot.version > self._learner.version:
+            self._learner.load(*self._snapshot.read())
+        return self._learner
+
+    def take_over(self) -> None:
+        """Exchange the newest state with the other members before the first update; again if
+        another member is replaced meanwhile."""
+        while not self.ended:
+            try:
+                return self._exchange_state()
+            except RankLost:
+                if not self._stop_or_new_group():
+                    raise
+                if not self.ended:
+                    self._group = self._averaging.group = self._meet()
+
+    @property
+    def must_regroup(self) -> bool:
+        """Whether the driver has replaced another member."""
+        return self._epoch.generation != self._generation
+
+    def regroup(self) -> None:
+        """Join the new group, in which the member with the most gradient steps gives its state to
+        all members."""
+        assert self._group is not None
+        self._count["heartbeat"][0] = math.inf
+        self._group.close()
+        self._generation = self._epoch.generation
+        self._group = self._averaging.group = self._join(self._generation)
+        self._exchange_state()
+
+    def go_on_after(self, error: RankLost, hint: str = "") -> None:
+        """Wait, after a member was lost, until the driver has replaced it, or the run has ended.
+        Raises RankLost, with the ``hint``, if neither happens."""
+        if not self._stop_or_new_group():
+            raise RankLost(f"{error}{hint}") from error
+
+    def agree(self) -> None:
+        """Complete an update together with the other members: exchange metrics, decide whether to
+        end, and, with --debug, compare states."""
+        assert self._group is not None
+        self._epoch.set_agreed_version(self.index, self._learner.version)
+        if self._publishing_is_due():
+            self.publish_state()
+        self.iteration += 1
+        if self._metrics_sync is not None:
+            self._metrics_sync.exchange(self._group)
+        done = torch.tensor([float(self._progress.done)])
+        self._end(bool(self._group.all_gather(done).any()))
+        if self._debug:
+            check_same_state(self._learner, self._group)
+            self._count["checksums_compared"] += self.index == 0  # one member counts for all
+        self._count["wait_s"] += self._group.waited
+        self._group.waited = 0.0
+
+    def publish_state(self) -> None:
+        """Publish the whole state in the snapshot, for the case that no member survives."""
+        if self._snapshot is None:
+            return
+        started = perf_counter()
+        self._snapshot.publish(*self._learner.state())
+        self._published_at = perf_counter()
+        self._publishing_took = self._published_at - started
+        self._count["publish_s"] += self._publishing_took
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
+
+    def _end(self, ended: bool) -> None:
+        self.ended = ended
+        self._count["ended"][0] = ended
+
+    def _meet(self) -> RankGroup:
+        """Join the newest group, or a newer one if another member is replaced meanwhile. Raises
+        RankLost if no group is formed."""
+        while True:
+            self._generation = self._epoch.generation
+            try:
+                return self._join(self._generation)
+            except RankLost:
+                if not self._is_regrouped():
+                    raise
+
+    def _stop_or_new_group(self) -> bool:
+        """Return, after a member was lost, whether there is a new group, or the run has ended, so
+        that the other members have left regularly."""
+        if self._is_regrouped():
+            return True
+        if self._stop.is_set():
+            self._end(True)
+        return self.ended
+
+    def _is_regrouped(self) -> bool:
+        """Return whether the driver has replaced a member, waiting for it up to
+        ``replaced_within`` seconds."""
+        give_up_at = perf_counter() + self._replaced_within
+        while not self.must_regroup:
+            if self._stop.is_set() or perf_counter() > give_up_at:
+                return False
+            sleep(0.02)
+        return True
+
+    def _exchange_state(self) -> None:
+        """Give all members the state of the member with the most gradient steps. All members have
+        agreed on each of these steps, because a step comes after a complete all-reduce of
+        gradients. Raises StateLost if no member is as far as the snapshot."""
+        assert self._group is not None
+        own = (self._learner.version, self.iteration, self._progress.done)
+        versions, iterations, done = self._group.all_gather(torch.tensor(own)).T.tolist()
+        self._end(any(done))  # like a resumed run that has already reached its limit
+        newest, agreed = int(max(versions)), self._epoch.agreed_version
+        self._check_against_snapshot(newest)
+        share_state(self._learner, self._group, source=versions.index(max(versions)))
+        self.iteration = int(max(iterations))
+        # After all members have read the version that was agreed on before:
+        self._epoch.set_agreed_version(self.index, self._learner.version)
+        if self._weights is not None:
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        if self.index == 0:
+            self.publish_state()
+            if self._generation:
+                self._epoch.report_resumed(newest, max(0, agreed - newest))
+
+    def _check_against_snapshot(self, newest: int) -> None:
+        stored = -1 if self._snapshot is None else self._snapshot.version
+        if newest < stored:
+            raise StateLost(
+                f"after a restart, the group holds the weights of update {newest}, but those of "
+                f"update {stored} were stored for it; start the same command again: it resumes "
+                "from the newest checkpoint"
+            )
+
+    def _publishing_is_due(self) -> bool:
+        """Return whether enough time has passed for publishing to stay within `SNAPSHOT_SHARE`."""
+        passed = perf_counter() - self._published_at
+        return self.index == 0 and passed * SNAPSHOT_SHARE >= self._publishing_took
