@@ -165,7 +165,7 @@ def test_saved_compressed_frames_are_restored_byte_for_byte(tmp_path: Path) -> N
     reference, _ = saved(before, tmp_path)
     after: Any = CompressedReplay(capacity=6, ratio=3.0, noise=256)
     for slot in after.leased:  # as if nobody had one
-        after.store._places.append(int(after.slots.place[slot]))
+        after.store._free_buffers.append(int(after.slots.frame_buffer[slot]))
     after.replay_counters.leased[0] = 0
     after.shards, after.priority, after.naive = [after.shard], after.shard._priority, before.naive
     restored(after, reference, tmp_path)

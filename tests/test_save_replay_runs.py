@@ -157,7 +157,7 @@ def test_a_resumed_run_learns_at_once(tmp_path: Path) -> None:
     before = third["updates"]
     fourth = train(config(run, 1900, num_replay_shards=shards, save_replay=False)).summary
     assert fourth["updates"] == before
-    assert "before learning goes on (--save-replay keeps it)" in log_of(run)
+    assert "before learning continues (--save-replay would keep it)" in log_of(run)
 
 
 def test_limiter_and_counts_go_on(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_another_layout_is_refilled_and_said_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config(run, 1500))
     train(config(run, 1600, num_replay_shards=2))
-    assert "the saved one is laid out otherwise: slots_per_shard: [60] -> [30, 30]" in log_of(run)
+    assert "the saved one has another layout: slots_per_shard: [60] -> [30, 30]" in log_of(run)
     assert "200 transitions are collected" in log_of(run)
 
 

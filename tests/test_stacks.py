@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.dqn_learner import Learned
+from sampleforge.algos.dqn_learner import UpdateResult
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
@@ -153,7 +153,7 @@ def test_single_frames_take_a_quarter_of_the_memory() -> None:
 class StackCheckingLearner(CheckingLearner):
     """Checks all frames of every stack, then the transitions by their newest frames."""
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
+    def update(self, batch: Transitions, beta: float, progress: float) -> UpdateResult:  # type: ignore[override]
         newest: dict[str, Any] = {}
         for which in ("obs", "next_obs"):
             stacks = getattr(batch, which)["obs"].numpy()

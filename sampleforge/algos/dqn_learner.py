@@ -31,7 +31,7 @@ SCALE_INTERVAL = 16
 """Learner steps between updates of the rewards' scale, once it is known."""
 
 
-class Learned(NamedTuple):
+class UpdateResult(NamedTuple):
     """The result of an update."""
 
     metrics: dict[str, float]
@@ -74,7 +74,7 @@ class DqnLearner:
         self._reward_scale = RewardScale(device) if config.normalise_returns else None
         self._scale_is_known = False
 
-    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
+    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> UpdateResult:
         """Learn from one batch.
 
         ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
@@ -106,8 +106,8 @@ class DqnLearner:
             self.target.load_state_dict(self.model.state_dict())
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
-            return Learned(metrics, None)
-        return Learned(metrics | {"td_error_mean": float(errors.mean())}, errors)
+            return UpdateResult(metrics, None)
+        return UpdateResult(metrics | {"td_error_mean": float(errors.mean())}, errors)
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of new observations into the statistics that normalise observations."""

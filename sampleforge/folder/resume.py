@@ -9,7 +9,7 @@ from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.topologies.builders import Loads
+    from sampleforge.topologies.builders import LoadableLearner
 
 
 class SaveCheckpoint:
@@ -42,7 +42,7 @@ class ResumeCheckpoint:
         model.load_state_dict(model_tensors(checkpoint.tensors))
         return int(checkpoint.state["learner"]["version"])
 
-    def learner(self, learner: Loads) -> None:
+    def learner(self, learner: LoadableLearner) -> None:
         """Load the complete state of the checkpoint into ``learner``."""
         checkpoint = self._load()
         learner.load(checkpoint.tensors, checkpoint.state["learner"])

@@ -35,8 +35,8 @@ _POLICY_STREAM = 1_000_000
 """In the place of a split's number: the seeds of action sampling, beside those of the env rows."""
 
 
-class Loads(Protocol):
-    """A learner that goes on from its ``state()``."""
+class LoadableLearner(Protocol):
+    """A learner that can be restored from its ``state()``."""
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
 
@@ -47,17 +47,18 @@ class Resume(Protocol):
     def weights(self, model: torch.nn.Module) -> int:
         """Load the model's weights; returns their policy version."""
 
-    def learner(self, learner: Loads) -> None:
+    def learner(self, learner: LoadableLearner) -> None:
         """Load all of the learner's state."""
 
     def plain(self) -> dict[str, Any]:
         """The learner's plain state."""
 
 
-class Lives(Protocol):
-    """Knows the how-many-eth process a worker is: `RestartBudget`, `GroupEpoch`."""
+class RestartCounts(Protocol):
+    """Counts the restarts of workers: `RestartBudget`, `GroupEpoch`."""
 
-    def life(self, worker: int) -> int: ...
+    def life(self, worker: int) -> int:
+        """Return how often a worker was restarted."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def env_makers(
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
-    lives: Lives | None = None,
+    lives: RestartCounts | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row, and others
     when the actor has been replaced."""
@@ -219,7 +220,7 @@ def _make_env(
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
-    lives: Lives | None,
+    lives: RestartCounts | None,
     split: int,
 ) -> EnvVector:
     life = 0 if lives is None else lives.life(actor)

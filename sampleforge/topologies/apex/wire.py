@@ -90,7 +90,7 @@ def apex(
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
     shards = len(plan.stored_slots)
-    shape = slot_shape(config, plan, spec, plan.places)
+    shape = slot_shape(config, plan, spec, plan.frame_buffers)
     joined = channels(config, plan, shape, weights)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
@@ -301,7 +301,9 @@ def make_shard_of(
     **kwargs: Any,
 ) -> ReplayShard:
     """One shard, with what compresses its frames, if they are to be compressed."""
-    store = None if frames is None else FrameStore(index, frames, slots, plan.places_of(index))
+    store = (
+        None if frames is None else FrameStore(index, frames, slots, plan.frame_buffers_of(index))
+    )
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 
