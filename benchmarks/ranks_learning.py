@@ -1,4 +1,4 @@
-"""What DD-PPO learns beside stragglers, with and without pre-emption."""
+"""The returns of DD-PPO with a straggling rank, with and without pre-emption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainingResult:
 
 
 def learning(seeds: int) -> dict[str, dict[str, list[TrainingResult]]]:
-    """By case and way."""
+    """Return the training results by case and way."""
     found: dict[str, dict[str, list[TrainingResult]]] = {
         c: {way: [] for way in WAYS} for c in CASES
     }

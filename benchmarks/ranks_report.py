@@ -109,7 +109,7 @@ def stragglers(found: Mapping[str, Mapping[str, Measured]], what: str, out: Path
 
 
 def learning(found: Mapping[str, Mapping[str, list[TrainingResult]]], out: Path | None) -> None:
-    """By case and way."""
+    """Print, and draw, the training results by case and way."""
     print("\nCartPole-v1 on 4 ranks, after as many env steps:\n")
     header = ["", "", "seed", "env steps", "training s", "return", "evaluated", "rank 0's share"]
     rows = []

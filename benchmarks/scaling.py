@@ -161,9 +161,9 @@ def overlap(seconds: float) -> list[tuple[float, ...]]:
 
 
 def over_rows(seconds: float, repeats: int) -> list[tuple[float, ...]]:
-    """(rows, and in us per env step: bookkeeping, the door between env and slot, the sum of both,
-    the forward pass): one actor that infers inline, an env that does nothing. Each is the lowest of
-    the repeats: stages are timed by the clock, to which other programs only add."""
+    """(rows, and in us per env step: bookkeeping, the adapter between env and slot, the sum of
+    both, the forward pass): one actor that infers inline, an env that does nothing. Each is the
+    lowest of the repeats: stages are timed by the clock, to which other programs only add."""
     found: list[tuple[float, ...]] = []
     for rows in ROWS:
         alone = env_alone_us(rows)
@@ -176,7 +176,7 @@ def over_rows(seconds: float, repeats: int) -> list[tuple[float, ...]]:
 
 
 def env_alone_us(rows: int) -> float:
-    """What a step of the env that does nothing takes by itself, in us per env step."""
+    """Return the time of a step of the env that does nothing, in us per env step."""
     env, actions = IdleEnv(rows), np.zeros(rows, np.int64)
     begun = time.perf_counter()
     for _ in range(20_000):

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.env.random_actions import random_actions
 from sampleforge.env.vector import EnvVector, StepOut, own_outputs
 from sampleforge.shared.counters import Counters
-from sampleforge.spec import ACTION_MASK, ActionSpec, EnvSpec
+from sampleforge.spec import ACTION_MASK, EnvSpec
 from sampleforge.workers.worker import IDLE_WAIT, EventDriven
 
 Array = npt.NDArray[Any]
 LOOK = 0.0005
 """Seconds between two checks whether an env vector is ready."""
-DRAWN = 64
+DRAWN_STEPS = 64
 """Number of steps for which random actions are drawn in advance; they are used in turn."""
 
 
@@ -88,54 +89,21 @@ class SimulatorWorker(EventDriven):
 
 
 class RandomActions:
-    """Draws uniform actions for ``rows`` env rows, in the form of the slots; elements of a box
-    without bounds are normally distributed.
-
-    If the environment has action masks, allowed actions are drawn anew at every step.
-    """
+    """Random actions for ``rows`` env rows, in the form of the slots. Without action masks they are
+    drawn in advance; with masks, allowed actions are drawn at every step."""
 
     def __init__(self, spec: EnvSpec, rows: int, rng: np.random.Generator) -> None:
-        self._specs = spec.actions
+        self._spec = spec
+        self._rows = rows
         self._rng = rng
         self._turn = 0
-        self._masked = ACTION_MASK in spec.observations
-        self._drawn = [
-            {name: _draw(leaf, rows, rng) for name, leaf in spec.actions.items()}
-            for _ in range(1 if self._masked else DRAWN)
-        ]
+        self._drawn: list[dict[str, Array]] = []
+        if ACTION_MASK not in spec.observations:
+            self._drawn = [random_actions(spec, rows, rng) for _ in range(DRAWN_STEPS)]
 
     def __call__(self, obs: Mapping[str, Array]) -> dict[str, Array]:
         """Return actions, leaf -> [rows, ...], for observation leaves [rows, ...]."""
+        if not self._drawn:
+            return random_actions(self._spec, self._rows, self._rng, obs[ACTION_MASK])
         self._turn = (self._turn + 1) % len(self._drawn)
-        actions = self._drawn[self._turn]
-        return actions | self._allowed(obs[ACTION_MASK]) if self._masked else actions
-
-    def _allowed(self, mask: Array) -> dict[str, Array]:
-        """Return one allowed value per choice: the largest of random keys, which are 0 for
-        forbidden values. ``mask``: bool [rows, sum of categories]."""
-        keys = (1.0 + self._rng.random(mask.shape)) * mask
-        actions: dict[str, Array] = {}
-        start = 0
-        for name, leaf in self._specs.items():
-            chosen = []
-            for count in leaf.categories:
-                chosen.append(keys[:, start : start + count].argmax(axis=1))
-                start += count
-            if chosen:
-                values = np.stack(chosen, axis=1).reshape(len(mask), *leaf.shape)
-                actions[name] = values.astype(leaf.dtype)
-        return actions
-
-
-def _draw(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:
-    """Return random actions [rows, ...] of one leaf."""
-    if leaf.kind == "box":
-        low, high = np.array(leaf.low), np.array(leaf.high)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        uniform = rng.uniform(
-            np.where(bounded, low, 0), np.where(bounded, high, 1), (rows, len(low))
-        )
-        values = np.where(bounded, uniform, rng.normal(size=uniform.shape))
-    else:
-        values = rng.integers(0, leaf.categories, (rows, len(leaf.categories)))
-    return values.reshape(rows, *leaf.shape).astype(leaf.dtype)
+        return self._drawn[self._turn]
