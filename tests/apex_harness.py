@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.dqn_learner import DqnLearner, UpdateResult
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
@@ -65,9 +67,15 @@ def _forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
     """In the place of writing a checkpoint."""
 
 
+def _alone(make_learner: Any, averaging: Averaging) -> Any:
+    """A learner of its own."""
+    return make_learner()
+
+
 def with_learner(graph: Graph, make_learner: Any) -> Graph:
     """The same graph with another learner in its learner worker."""
-    graph.group.learner.worker._make_learner = make_learner  # type: ignore[attr-defined]
+    update = graph.group.learner.worker._update  # type: ignore[attr-defined]
+    update._make_learner = partial(_alone, make_learner)
     return graph
 
 

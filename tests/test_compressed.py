@@ -230,7 +230,7 @@ def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
     packed = replace(raw, replay_compression="lz4", replay_compression_ratio=4.0)
     graph, plan = build_apex(packed)
     made = graph.group.exchange.slots.arrays.nbytes
-    reader = graph.group.learner.worker._make_reader()  # type: ignore[attr-defined]
+    reader = graph.group.learner.worker._update._make_reader()  # type: ignore[attr-defined]
     ring = reader._stacks["obs"]._ring
     assert made == plan.slot_bytes and len(ring) == sum(plan.ring_bytes)
     assert any("shrink 4 times" in note for note in graph.notes)

@@ -99,10 +99,12 @@ def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> N
 
 def test_importance_weights() -> None:
     scaled_probability = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
-    torch.testing.assert_close(
-        importance_weights(scaled_probability, 1.0), torch.tensor([1.0, 0.5, 0.125])
-    )
-    torch.testing.assert_close(importance_weights(scaled_probability, 0.0), torch.ones(3))
+    three = torch.tensor(3)
+    weights, share = importance_weights(scaled_probability, 1.0, three)
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.5, 0.125]))
+    assert share == 1.0
+    weights, _ = importance_weights(scaled_probability, 0.0, three)
+    torch.testing.assert_close(weights, torch.ones(3))
 
 
 @pytest.mark.parametrize("head_size", [0, 5])

@@ -145,7 +145,8 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
         network_maker(config, spec, config.seed or 0),
     )
     worker: Any = graph.group.learner.worker
-    worker._make_reader = MakeReader(new_network, fitted, graph, worker._make_reader.args[2])
+    update = worker._update
+    update._make_reader = MakeReader(new_network, fitted, graph, update._make_reader.args[2])
     return with_learner(graph, Maker(new_network, fitted)), plan
 
 
@@ -289,7 +290,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
         pass
     sample_requests, reader, slots = (
         worker._sample_requests,
-        worker._make_reader(),
+        worker._update._make_reader(),
         graph.group.exchange.slots,
     )
     items, scaled_probability = np.arange(12), np.arange(12.0)

@@ -116,7 +116,7 @@ def test_the_loss_is_the_literal_one(head: str, double: bool, rescaled: bool, ma
     online, target = network(config, 1, masked), network(config, 2, masked)
     batch = transitions(masked=masked)
     output = distributional_loss(online, target, batch, 0.4, config)
-    weights, total = importance_weights(batch.scaled_probability, 0.4), 0.0
+    (weights, _), total = importance_weights(batch.scaled_probability, 0.4, batch.count), 0.0
     literal = literal_categorical if head == "c51" else literal_quantiles
     for i in range(6):
         each, priority = literal(i, best_after(i, online, target, batch, config), online, target,

@@ -13,13 +13,24 @@ from typing import Protocol
 
 import torch
 
-from sampleforge.algos.appo import LossOutput
 from sampleforge.distributed.group import RankGroup
 from sampleforge.ops.running_stats import alone
 
 BUCKET_BYTES = 4 << 20
 """Size of a bucket. Its all-reduce begins as soon as all its gradients are complete, and overlaps
 with the rest of the backward pass. Below a few MiB the latency of messages outweighs that."""
+
+
+class PartialLoss(Protocol):
+    """The loss of this rank's part of a minibatch, and the fraction (0 to 1) of the whole minibatch
+    that the part counts for. ``metrics`` are means like the loss, detached."""
+
+    @property
+    def loss(self) -> torch.Tensor: ...
+    @property
+    def metrics(self) -> dict[str, torch.Tensor]: ...
+    @property
+    def weight(self) -> torch.Tensor: ...
 
 
 class Averaging(Protocol):
@@ -32,7 +43,7 @@ class Averaging(Protocol):
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the ``values`` [k] of every rank as float64 [ranks, k], the same on all ranks."""
 
-    def backward(self, output: LossOutput) -> dict[str, torch.Tensor]:
+    def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
         """Set the parameters' gradients to those of the loss over all ranks' rows; return the
         metrics over all ranks' rows. A gradient that is not finite on one rank is not finite on any
         rank."""
@@ -47,7 +58,7 @@ class Local:
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return alone(values.double())
 
-    def backward(self, output: LossOutput) -> dict[str, torch.Tensor]:
+    def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
         for parameter in self._parameters:
             parameter.grad = None
         output.loss.backward()  # type: ignore[no-untyped-call]
@@ -67,7 +78,7 @@ class DataParallel:
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_gather(values)
 
-    def backward(self, output: LossOutput) -> dict[str, torch.Tensor]:
+    def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
         means = torch.stack([m.double() for m in output.metrics.values()]) * output.weight
         self._buckets.clear()
         wait_for_means = self.group.all_reduce(means)

@@ -11,6 +11,7 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import DqnOutput, importance_weights
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Categorical, Quantiles
+from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.ops.value_distributions import project, quantile_huber_loss
 from sampleforge.replay.transitions import Transitions
 
@@ -25,7 +26,12 @@ class Losses(NamedTuple):
 
 
 def distributional_loss(
-    online: QNetwork, target: QNetwork, batch: Transitions, beta: float, config: DqnConfig
+    online: QNetwork,
+    target: QNetwork,
+    batch: Transitions,
+    beta: float,
+    config: DqnConfig,
+    gather: Gather = alone,
 ) -> DqnOutput:
     """Return the importance-weighted mean loss of the distributions of the actions taken."""
     next_outputs = target_outputs(online, target, batch, double=config.double)
@@ -36,7 +42,7 @@ def distributional_loss(
     else:
         assert isinstance(distribution, Quantiles)
         losses = quantile_losses(distribution, predicted, next_outputs, batch, config.huber_delta)
-    weights = importance_weights(batch.scaled_probability, beta)
+    weights, share = importance_weights(batch.scaled_probability, beta, batch.count, gather)
     loss = (weights * losses.each).mean()
     metrics = {
         "loss": loss.detach(),
@@ -45,7 +51,7 @@ def distributional_loss(
         "importance_weight_mean": weights.mean(),
         **losses.metrics,
     }
-    return DqnOutput(loss, losses.errors, metrics)
+    return DqnOutput(loss, losses.errors, metrics, share)
 
 
 @torch.no_grad()

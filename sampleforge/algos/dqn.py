@@ -16,6 +16,7 @@ from sampleforge.algos.windows import MakeWindows, finish_sequences
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.r2d2 import rescale, unrescale
+from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.weights import SharedWeights
@@ -25,20 +26,31 @@ from sampleforge.shared.weights import SharedWeights
 class DqnOutput:
     """The loss of a batch: a scalar to differentiate; the errors [B] that become priorities
     (absolute TD errors, or losses of distributions); scalars to report. ``errors`` and ``metrics``
-    are detached, on the device."""
+    are detached, on the device.
+
+    If several learners share a batch, ``loss`` and ``metrics`` are means over this learner's part,
+    and ``weight`` (float64 []) is its fraction of what the loss is a mean over.
+    """
 
     loss: torch.Tensor
     errors: torch.Tensor
     metrics: dict[str, torch.Tensor]
+    weight: torch.Tensor
 
 
-def importance_weights(scaled_probability: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return the importance weights, float32 [B]: (N P(i)) ** -beta, divided by their largest.
+def importance_weights(
+    scaled_probability: torch.Tensor, beta: float, count: torch.Tensor, gather: Gather = alone
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the importance weights, float32 [B], and this learner's fraction of ``count``.
 
+    The weights are (N P(i)) ** -beta, divided by the largest of all learners' parts;
     ``scaled_probability`` [B] is N P(i) (Schaul et al. 2016, arXiv 1511.05952, section 3.4).
+    ``count`` []: items, or steps, of this part that the loss is a mean over.
     """
     weights = scaled_probability.pow(-beta)
-    return (weights / weights.max()).float()
+    own = torch.stack((weights.max(), count.to(weights.dtype)))
+    largest, counts = gather(own).unbind(1)
+    return (weights / largest.max()).float(), own[1] / counts.sum().clamp(min=1.0)
 
 
 @torch.no_grad()
@@ -59,7 +71,12 @@ def q_targets(
 
 
 def dqn_loss(
-    online: QNetwork, target: QNetwork, batch: Transitions, beta: float, config: DqnConfig
+    online: QNetwork,
+    target: QNetwork,
+    batch: Transitions,
+    beta: float,
+    config: DqnConfig,
+    gather: Gather = alone,
 ) -> DqnOutput:
     """Return the importance-weighted mean Huber loss of the TD errors."""
     targets = q_targets(
@@ -72,7 +89,7 @@ def dqn_loss(
         each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)
     else:
         each = 0.5 * F.mse_loss(q_taken, targets, reduction="none")
-    weights = importance_weights(batch.scaled_probability, beta)
+    weights, share = importance_weights(batch.scaled_probability, beta, batch.count, gather)
     loss = (weights * each).mean()
     metrics = {
         "loss": loss.detach(),
@@ -80,7 +97,7 @@ def dqn_loss(
         "q_mean": q_taken.detach().mean(),
         "importance_weight_mean": weights.mean(),
     }
-    return DqnOutput(loss, errors, metrics)
+    return DqnOutput(loss, errors, metrics, share)
 
 
 @dataclass(frozen=True)

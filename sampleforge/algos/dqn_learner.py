@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_loss
@@ -45,7 +46,9 @@ class DqnLearner:
 
     ``version`` counts gradient steps, skipped ones included. It is the policy version, and it
     determines when the target network is updated. Noisy layers of both networks draw new noise for
-    each forward pass, from a generator with ``noise_seed``.
+    each forward pass, from a generator with ``noise_seed``. ``averaging`` joins the learner with
+    those of the same policy in other processes, each of which has a part of every batch (None:
+    there are no others).
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class DqnLearner:
         device: torch.device,
         precision: str,
         noise_seed: int = 0,
+        averaging: Averaging | None = None,
     ) -> None:
         self.model = model.to(device)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
@@ -70,12 +74,14 @@ class DqnLearner:
         self._device = device
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._averaging = averaging or Local()
+        self._averaging.follow(self._parameters)
         self._optimiser = _make_optimiser(self._parameters, config)
         self._reward_scale = RewardScale(device) if config.normalise_returns else None
         self._scale_is_known = False
 
     def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> UpdateResult:
-        """Learn from one batch.
+        """Learn from one batch, or from this learner's part of it.
 
         ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
         the training that is done; it drives the linear schedule. A step whose gradient is not
@@ -84,11 +90,13 @@ class DqnLearner:
         batch = self._in_units(batch.to(self._device))
         with autocast(self._device, self._precision):
             output = self._loss(batch, beta)
-        self._optimiser.zero_grad(set_to_none=True)
-        output.loss.backward()  # type: ignore[no-untyped-call]
+        output.metrics["td_error_mean"] = output.errors.mean()
+        means = self._averaging.backward(output)
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        scalars = {**output.metrics, **noise_size(self.model), "grad_norm": norm}
+        own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
+        largest = self._averaging.all_gather(own.reshape(1)).max()
+        scalars = {**means, **noise_size(self.model), "grad_norm": norm, "td_error_max": largest}
         scalars["value_scale"] = self.model.value_scale
         metrics, errors = _fetch(scalars, output.errors)
         self._scale_is_known = metrics["value_scale"] > 0
@@ -106,8 +114,9 @@ class DqnLearner:
             self.target.load_state_dict(self.model.state_dict())
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
+            del metrics["td_error_mean"]
             return UpdateResult(metrics, None)
-        return UpdateResult(metrics | {"td_error_mean": float(errors.mean())}, errors)
+        return UpdateResult(metrics, errors)
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of new observations into the statistics that normalise observations."""
@@ -130,10 +139,11 @@ class DqnLearner:
             assert clip != "auto", "resolve the topology's defaults first"
             reward = batch.reward * self._config.reward_scale
             reward = reward if clip is None else reward.clamp(-clip, clip)
-            self._set_scale(self._reward_scale.update(reward))
+            self._set_scale(self._reward_scale.update(reward, self._averaging.all_gather))
         unit = self.model.value_scale
         if not self._scale_is_known:  # the first reward may be a later one of the window
-            unit = torch.where(unit > 0, unit, typical_size(batch.returns).to(unit.dtype))
+            size = typical_size(batch.returns, self._averaging.all_gather).to(unit.dtype)
+            unit = torch.where(unit > 0, unit, size)
         return replace(batch, returns=batch.returns / unit)
 
     def _set_scale(self, scale: torch.Tensor) -> None:
@@ -144,13 +154,12 @@ class DqnLearner:
             network.rescale_values(scale, keep=keep)
 
     def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
+        config, gather = self._config, self._averaging.all_gather
         if isinstance(batch, Sequences):
-            return r2d2_loss(
-                self.model, self.target, batch, beta, self._config, self._config.burn_in
-            )
+            return r2d2_loss(self.model, self.target, batch, beta, config, config.burn_in, gather)
         if self.model.value_distribution is not None:
-            return distributional_loss(self.model, self.target, batch, beta, self._config)
-        return dqn_loss(self.model, self.target, batch, beta, self._config)
+            return distributional_loss(self.model, self.target, batch, beta, config, gather)
+        return dqn_loss(self.model, self.target, batch, beta, config, gather)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""

@@ -9,6 +9,7 @@ from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn import DqnOutput, importance_weights
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
+from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.replay.sequences import Sequences
 
 
@@ -66,6 +67,7 @@ def r2d2_loss(
     beta: float,
     config: DqnConfig,
     burn_in: int,
+    gather: Gather = alone,
 ) -> DqnOutput:
     """Return the importance-weighted Huber loss, the mean over the steps after the burn-in that
     have a window. ``errors`` of the output are the sequences' priorities [B]. Raises ValueError if
@@ -94,7 +96,9 @@ def r2d2_loss(
         each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)
     else:
         each = 0.5 * F.mse_loss(q_taken, targets, reduction="none")
-    weights, count = importance_weights(batch.scaled_probability, beta), counted.sum().clamp(min=1)
+    steps = counted.sum()
+    weights, share = importance_weights(batch.scaled_probability, beta, steps, gather)
+    count = steps.clamp(min=1)
     loss = (weights * each).masked_fill(~counted, 0.0).sum() / count
     errors = (targets - q_taken).detach().masked_fill(~counted, 0.0)
     metrics = {
@@ -103,4 +107,4 @@ def r2d2_loss(
         "q_mean": q_taken.detach().masked_fill(~counted, 0.0).sum() / count,
         "importance_weight_mean": weights.mean(),
     }
-    return DqnOutput(loss, sequence_priority(errors, counted), metrics)
+    return DqnOutput(loss, sequence_priority(errors, counted), metrics, share)

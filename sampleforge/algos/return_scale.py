@@ -89,12 +89,11 @@ class RewardScale:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # rewards, squares
 
     @torch.no_grad()
-    def update(self, reward: Tensor) -> Tensor:
-        """Count a batch's rewards [...]; return the new scale, float64 [], 0 as long as all rewards
-        were 0. Does not wait for the device. A batch with a reward that is not finite is left
-        out."""
-        reward = reward.double()
-        new = torch.stack(((reward != 0).sum(), reward.square().sum()))
+    def update(self, reward: Tensor, gather: Gather = alone) -> Tensor:
+        """Count a batch's rewards [...], those of all learners' parts; return the new scale,
+        float64 [], 0 as long as all rewards were 0. Does not wait for the device. A batch with a
+        reward that is not finite is left out."""
+        new = gather(_count_and_squares(reward)).sum(0)
         fading = ((REWARD_HORIZON - 1) * new[0] / self._sums[0]).clamp(max=1.0)  # inf at first
         counted = (new[0] > 0) & torch.isfinite(new[1])
         updated = torch.where(self._sums[0] > 0, self._sums * fading, 0.0) + new
@@ -121,11 +120,17 @@ class RewardScale:
         self._sums.copy_(1e-9 * torch.stack((torch.ones_like(scale), scale.square())))
 
 
-def typical_size(x: Tensor) -> Tensor:
-    """Return the root mean square of the nonzero elements, float64 []; 1 if there are none."""
+def typical_size(x: Tensor, gather: Gather = alone) -> Tensor:
+    """Return the root mean square of the nonzero elements of all learners' parts, float64 []; 1 if
+    there are none."""
+    count, squares = gather(_count_and_squares(x)).sum(0)
+    return torch.where(count > 0, squares / count, 1.0).sqrt()
+
+
+def _count_and_squares(x: Tensor) -> Tensor:
+    """Return the number of nonzero elements and the sum of squares, float64 [2]."""
     x = x.double()
-    count = (x != 0).sum()
-    return torch.where(count > 0, x.square().sum() / count, 1.0).sqrt()
+    return torch.stack(((x != 0).sum(), x.square().sum()))
 
 
 def sampled_returns(experience: Experience, gamma: float) -> Tensor:

@@ -1,9 +1,9 @@
 """The hand-over of slots between actors and replay shards, and of samples between shards and
-learner."""
+learners."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -200,3 +200,29 @@ class SampleRequests:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._attach()
+
+
+class SampleRelay:
+    """Tells the other learners of a policy which samples learner 0 learns from, and when.
+
+    ``wakeups``: those of the other learners, from learner 1 on; ``requests``: number of sample
+    requests. Learner 0 writes, each other learner reads a ring of its own.
+    """
+
+    def __init__(self, wakeups: Sequence[Wakeup], requests: int) -> None:
+        self._wakeups = wakeups
+        self._rings = IndexRings(len(wakeups), requests)
+        self._arrays = SharedArrays({"progress": ((requests,), "float64")})
+
+    def send(self, request: int, progress: float) -> None:
+        """Have all learners learn from ``request`` next, at this ``progress`` (0 to 1) of the
+        training. Called by learner 0."""
+        self._arrays["progress"][request] = progress
+        for ring, wakeup in enumerate(self._wakeups):
+            self._rings.push(ring, request)
+            wakeup.set()
+
+    def take(self, learner: int) -> tuple[int, float] | None:
+        """Return the next request and its progress, or None. Called by learner ``learner``."""
+        request = self._rings.pop(learner - 1)
+        return None if request is None else (request, float(self._arrays["progress"][request]))

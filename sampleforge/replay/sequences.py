@@ -36,6 +36,16 @@ class Sequences:
     scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [L, B], as the environment gave it
 
+    def blank(self) -> Sequences:
+        """Return a batch like this one of a single sequence, no step of which counts."""
+        plain = {
+            n: c.new_zeros(1, *c.shape[1:]) if n in _WITHOUT_TIME else c.new_zeros(len(c), 1)
+            for n, c in self._plain().items()
+        }
+        plain["scaled_probability"] += torch.inf
+        obs = {n: c.new_zeros(len(c), 1, *c.shape[2:]) for n, c in self.obs.items()}
+        return Sequences(obs=obs, **plain)
+
     def to(self, device: torch.device) -> Sequences:
         plain = {n: c.to(device, non_blocking=True) for n, c in self._plain().items()}
         obs = {n: leaf.to(device, non_blocking=True) for n, leaf in self.obs.items()}
@@ -43,12 +53,17 @@ class Sequences:
 
     def pick(self, which: torch.Tensor) -> Sequences:
         """Return the sequences where ``which`` (bool [B]) is True."""
-        alone = ("state", "scaled_probability")  # without an axis of time
-        plain = {n: c[which] if n in alone else c[:, which] for n, c in self._plain().items()}
+        plain = {
+            n: c[which] if n in _WITHOUT_TIME else c[:, which] for n, c in self._plain().items()
+        }
         return Sequences(obs={n: leaf[:, which] for n, leaf in self.obs.items()}, **plain)
 
     def _plain(self) -> dict[str, torch.Tensor]:
         return {n: c for n, c in self.__dict__.items() if n != "obs" and c is not None}
+
+
+_WITHOUT_TIME = ("state", "scaled_probability")
+"""Columns without an axis of time."""
 
 
 class GatheredSequences(NamedTuple):

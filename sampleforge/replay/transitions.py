@@ -28,6 +28,25 @@ class Transitions:
     scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [B], of the step alone, as the environment gave it
 
+    @property
+    def count(self) -> torch.Tensor:
+        """Number of transitions to learn from, []: those of a `blank` batch do not count."""
+        return torch.isfinite(self.scaled_probability).sum()
+
+    def blank(self) -> Transitions:
+        """Return a batch like this one of a single transition, which does not count."""
+
+        def zeros(column: torch.Tensor) -> torch.Tensor:
+            return column.new_zeros(1, *column.shape[1:])
+
+        plain = {n: zeros(column) for n, column in self.plain().items()}
+        plain["scaled_probability"] += torch.inf
+        return Transitions(
+            obs={n: zeros(leaf) for n, leaf in self.obs.items()},
+            next_obs={n: zeros(leaf) for n, leaf in self.next_obs.items()},
+            **plain,
+        )
+
     def to(self, device: torch.device) -> Transitions:
         def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}

@@ -48,7 +48,9 @@ class AppoConfig(
 
 
 @dataclass(frozen=True)
-class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, EvaluatorConfig, RunConfig, EnvConfig):
+class ApexConfig(
+    ReplayConfig, DqnConfig, LearnersConfig, SamplerConfig, EvaluatorConfig, RunConfig, EnvConfig
+):
     """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
 
     algo: ClassVar[str] = "apex"
@@ -64,6 +66,7 @@ class ApexConfig(ReplayConfig, DqnConfig, SamplerConfig, EvaluatorConfig, RunCon
         moving = self.priority_beta_final is not None
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
         _check_evaluator(self, self.evaluate_interval)
+        _check_learners(self, self.num_learners)
         if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
                 f"--value-distribution {self.value_distribution} --model.core {self.model.core}: "

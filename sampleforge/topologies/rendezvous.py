@@ -12,6 +12,7 @@ from sampleforge.distributed.group import Member, Rendezvous
 from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.distributed.torch_group import Backend, RendezvousStore
 from sampleforge.runtime.machine import human_bytes
+from sampleforge.workers.config import LearnersConfig
 
 
 class Meeting(NamedTuple):
@@ -63,3 +64,11 @@ def member_devices(device: str, members: int) -> list[str]:
     if device != "cuda":
         return [device] * members
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
+
+
+def learners_in_words(config: LearnersConfig, device: str) -> str:
+    """Return how many learners there are, and where; ``device`` is the run's."""
+    if config.num_learners == 1:
+        return f"learner on {device}"
+    where = ", ".join(config.learner_devices) or device
+    return f"{config.num_learners} learners on {where}, each with an equal part of every batch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
@@ -57,6 +58,14 @@ class MetricsSync:
                 self._known.extend([EpisodeRecord(rank, int(split), int(row), ret, int(length))])
 
 
+class Stateful(Protocol):
+    """A learner: `Learner` or `DqnLearner`."""
+
+    version: int
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+
+
 class RanksDiverged(RuntimeError):
     """The ranks do not hold the same weights, optimiser state and statistics."""
 
@@ -74,7 +83,7 @@ def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
     check_same_state(learner, group)
 
 
-def check_same_state(learner: Learner, group: RankGroup) -> None:
+def check_same_state(learner: Stateful, group: RankGroup) -> None:
     """Compare the state of all ranks by checksum. Raises RanksDiverged, on every rank."""
     sums = group.all_gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
     if len(set(sums)) > 1:
@@ -86,7 +95,7 @@ def check_same_state(learner: Learner, group: RankGroup) -> None:
         )
 
 
-def checksum(learner: Learner) -> int:
+def checksum(learner: Stateful) -> int:
     """Return a checksum of all tensors and plain values of the state, of 48 bits, which float64
     holds exactly."""
     tensors, plain = learner.state()

@@ -4,27 +4,23 @@ weights."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.ops.schedules import between
+from sampleforge.distributed.group import RankLost
 from sampleforge.replay.config import ReplayConfig
-from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRequests
+from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRelay, SampleRequests
 from sampleforge.replay.limiter import ItemSteps, RateLimiter
-from sampleforge.replay.observation_stats import unpack
-from sampleforge.replay.sequences import SequenceReader
-from sampleforge.replay.transitions import TransitionReader
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.learner import Save
 from sampleforge.workers.metrics import Divergence, ReportMetrics
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.sample_update import SampleUpdate
+from sampleforge.workers.worker import EventDriven, StopFlag
 
 
 class ReplayLearnerWorker(EventDriven):
@@ -34,19 +30,20 @@ class ReplayLearnerWorker(EventDriven):
     Each request goes to a shard that is drawn in proportion to its sum of priorities, so that all
     shards together act like one. A shard serves requests in order: it takes errors before it draws
     a sample that was requested after them.
-    """
 
-    name = "learner"
+    With several learners this is learner 0, and ``relay`` tells the others which samples they all
+    learn from.
+    """
 
     def __init__(
         self,
-        make_learner: Callable[[], DqnLearner],
-        make_reader: Callable[[], TransitionReader | SequenceReader],
+        update: SampleUpdate,
         sample_requests: SampleRequests,
         limiter: RateLimiter,
         weights: SharedWeights,
         config: ReplayConfig,
         progress: Progress,
+        stop: StopFlag,
         save: Save,
         wakeup: Wakeup,
         counter_row: int,
@@ -56,11 +53,14 @@ class ReplayLearnerWorker(EventDriven):
         threads: int,
         item_steps: ItemSteps,
         shard_choice: dict[str, Any] | None = None,
+        relay: SampleRelay | None = None,
     ) -> None:
         """Store the arguments. ``shard_choice``: state of the generator that draws shards, from the
         previous run."""
-        self._make_learner = make_learner
-        self._make_reader = make_reader
+        self.name = "learner" if relay is None else "learner 0"
+        self._update = update
+        self._relay = relay
+        self._stop = stop
         self._sample_requests = sample_requests
         self._limiter = limiter
         self._weights = weights
@@ -77,9 +77,8 @@ class ReplayLearnerWorker(EventDriven):
 
     def start(self) -> None:
         limit_threads(self._threads)
-        self._learner = self._make_learner()
+        self._learner = self._update.start()
         self._divergence = Divergence()
-        self._reader = self._make_reader()
         self._random = np.random.default_rng(self._seed)
         if self._shard_choice is not None:
             self._random.bit_generator.state = self._shard_choice
@@ -105,10 +104,6 @@ class ReplayLearnerWorker(EventDriven):
         for shard in range(self._limiter.replay_counters.shards):
             while (request := sample_requests.take_answered(shard)) is not None:
                 if sample_requests.kind[request] == SAMPLE:
-                    if sample_requests.counted:
-                        self._learner.observe(
-                            unpack(sample_requests.seen[request], sample_requests.counted)
-                        )
                     self._ready.append((shard, request))
                 else:
                     self._spare.append(request)
@@ -131,34 +126,34 @@ class ReplayLearnerWorker(EventDriven):
         return moved
 
     def _learn(self, shard: int, request: int) -> None:
-        started, sample_requests = perf_counter(), self._sample_requests
-        gathered = self._reader.read(
-            sample_requests.items[request],
-            sample_requests.generations[request],
-            sample_requests.scaled_probability[request],
-        )
-        batch, still_valid = gathered[0], gathered.still_valid
-        self._late += int(np.count_nonzero(~still_valid))
-        self._count["batch_s"] += perf_counter() - started
-        if not still_valid.any():
+        started, fraction = perf_counter(), self._progress.fraction
+        if self._relay is not None:
+            self._relay.send(request, fraction)
+        try:
+            updated = self._update(request, fraction)
+        except RankLost:
+            if self._stop.is_set():  # the other learners have left
+                return
+            raise
+        if updated is None:
+            self._late += self._batch
             self._spare.append(request)
             return
-        started, fraction = perf_counter(), self._progress.fraction
-        metrics, errors = self._learner.update(batch, self._beta(fraction), fraction)
         learned = perf_counter()
-        self._divergence.look(metrics, all_skipped=errors is None)
-        if errors is None:
+        self._late += updated.late
+        self._divergence.look(updated.metrics, all_skipped=updated.errors is None)
+        if updated.errors is None:
             self._spare.append(request)
         else:
-            sample_requests.errors[request] = 0.0  # for evicted items, which the shard ignores
-            sample_requests.errors[request, still_valid] = errors
-            sample_requests.ask(shard, request, UPDATE)
+            self._sample_requests.errors[request] = updated.errors
+            self._sample_requests.ask(shard, request, UPDATE)
         self._publish()
-        self._count["learn_s"] += learned - started
+        self._count["batch_s"] += updated.read_s
+        self._count["learn_s"] += learned - started - updated.read_s
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
-        self._count["trained_steps"] += gathered.trained
-        self._metrics.add(metrics)
+        self._count["trained_steps"] += updated.trained
+        self._metrics.add(updated.metrics)
 
     def _publish(self) -> None:
         """Publish the weights if ``publish_interval`` env steps have passed since the last time.
@@ -168,10 +163,8 @@ class ReplayLearnerWorker(EventDriven):
             self._published_at = env_steps
             self._weights.publish(self._learner.model.state_dict(), self._learner.version)
 
-    def _beta(self, fraction: float) -> float:
-        first, last = self._config.priority_beta, self._config.priority_beta_final
-        assert first is not None, "the config has unresolved defaults"
-        return first if last is None else between(first, last, fraction)
+    def close(self) -> None:
+        self._update.close()
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver, like

@@ -192,6 +192,13 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     workers."""
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
+    learners = config.num_learners
+    if config.batch_size % learners:
+        below = max(1, config.batch_size // learners) * learners
+        raise ConfigError(
+            f"--batch-size {config.batch_size} cannot be dealt in equal parts to --num-learners "
+            f"{learners}; nearest: {below} or {below + learners}"
+        )
     sampler = plan_sampler(config, spec, device)
     shape = slot_shape(config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.dqn import FinishRollout
 from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.experience import Share
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.normaliser import normalised_leaves
@@ -22,7 +24,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.replay.compressed import CompressedFrames, FrameStore
-from sampleforge.replay.exchange import ReplayExchange, SampleRequests
+from sampleforge.replay.exchange import ReplayExchange, SampleRelay, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.observation_stats import Shapes
@@ -55,10 +57,18 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
     Row,
 )
+from sampleforge.topologies.rendezvous import (
+    Meeting,
+    learners_in_words,
+    meet_here,
+    member_devices,
+)
 from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
 from sampleforge.workers.learner import NoLearner, Save
 from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.replay_follower import ReplayFollowerWorker
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
+from sampleforge.workers.sample_update import SampleUpdate
 
 NewNetwork = Callable[[], QNetwork]
 
@@ -91,7 +101,7 @@ def apex(
     weights = first_weights(new_network, start)
     shards = len(plan.stored_slots)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    joined = channels(config, plan, shape, weights)
+    joined = channels(config, plan, shape, weights, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
@@ -99,16 +109,16 @@ def apex(
     def new_policy(index: int) -> NewPolicy:
         return partial(make_policy, index, new_network, weights, config, plan, start)
 
-    workers = plan.num_samplers + shards + 1 + evaluators(config)
+    workers = plan.num_samplers + shards + config.num_learners + evaluators(config)
     graph = GraphBuilder("apex", workers, config, start)
     add_samplers(graph, joined, replay.exchange, config, plan, start, new_policy)
     for index in range(shards):
         _add_shard(graph, index, replay, config, plan, start)
-    learner = _add_learner(graph, replay, joined, config, plan, start, new_network, save)
-    evaluation = add_evaluator(graph, config, weights, new_network, start)
+    learners, meeting = _add_learners(graph, replay, joined, config, plan, start, new_network, save)
+    evaluation = add_evaluator(graph, config, weights, new_network, start, learners[0].name)
     group = PolicyGroup(
         "policy",
-        (learner,),
+        learners,
         replay.exchange,
         weights,
         exploration=exploration(config, plan),
@@ -118,8 +128,9 @@ def apex(
     return graph.build(
         groups=[group],
         edges=[*_edges(config, plan), *evaluation],
-        notes=_notes(config, plan, spec, replay, start),
+        notes=[*_notes(config, plan, spec, replay, start), *([meeting.note] if meeting else [])],
         episodes=joined.episodes,
+        keep_alive=meeting.keep_alive if meeting else (),
     )
 
 
@@ -195,13 +206,22 @@ def make_policy(
 
 
 def make_learner(
-    new_network: NewNetwork, config: ApexConfig, plan: ApexPlan, start: ResumePoint
+    new_network: NewNetwork,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: ResumePoint,
+    device: str,
+    averaging: Averaging | None = None,
 ) -> DqnLearner:
-    """The learner as it begins: initial weights, or all that is in the checkpoint."""
-    device = torch.device(plan.device)
+    """Return the learner as it begins: initial weights, or all that is in the checkpoint."""
     seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)  # nobody else's
     learner = DqnLearner(
-        new_network(), config, device=device, precision=plan.precision, noise_seed=seed
+        new_network(),
+        config,
+        device=torch.device(device),
+        precision=plan.precision,
+        noise_seed=seed,
+        averaging=averaging,
     )
     if start.resume is not None:
         start.resume.learner(learner)
@@ -307,7 +327,7 @@ def make_shard_of(
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 
-def _add_learner(
+def _add_learners(
     graph: GraphBuilder,
     replay: ReplayChannels,
     joined: Channels,
@@ -316,22 +336,41 @@ def _add_learner(
     start: ResumePoint,
     new_network: NewNetwork,
     save: Save,
-) -> Node:
-    wakeup = joined.learner_wakeups[0]
+) -> tuple[tuple[Node, ...], Meeting | None]:
+    """Add the learner, or several that have equal parts of each sample; returns how they meet."""
+    wakeup, *others = joined.learner_wakeups
     if config.sampler_only:
-        return graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup)
+        return (graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),), None
     shard_choice = None
     if start.resume is not None and replay.archive.where.saved is not None:
         shard_choice = start.resume.plain()["shard_choice"]
+    learners = config.num_learners
+    devices = config.learner_devices or member_devices(plan.device, learners)
+    meeting = relay = None
+    if others:
+        meeting = meet_here(devices, config.learner_timeout, new_network, "learner")
+        relay = SampleRelay(others, config.prefetch_batches)
+
+    def update(index: int) -> SampleUpdate:
+        return SampleUpdate(
+            partial(make_learner, new_network, config, plan, start, devices[index]),
+            partial(make_reader, config, replay.exchange.slots, replay.frames),
+            replay.sample_requests,
+            config,
+            Share(index, learners),
+            meeting.rendezvous[index].join if meeting else None,
+            debug=config.debug,
+        )
+
     make_worker = partial(
         ReplayLearnerWorker,
-        partial(make_learner, new_network, config, plan, start),
-        partial(make_reader, config, replay.exchange.slots, replay.frames),
+        update(0),
         replay.sample_requests,
         replay.limiter,
         joined.weights,
         config,
         graph.progress,
+        graph.stop,
         save,
         wakeup,
         publish_interval=max(1, config.weights_refresh_interval // 2),
@@ -339,8 +378,23 @@ def _add_learner(
         threads=plan.learner_threads,
         item_steps=plan.item_steps,
         shard_choice=shard_choice,
+        relay=relay,
     )
-    return graph.add("learner", make_worker, wakeup, in_checkpoint=True)
+    nodes = [graph.add("learner", make_worker, wakeup, in_checkpoint=True)]
+    for index, waked in enumerate(others, 1):
+        assert relay is not None
+        follower = partial(
+            ReplayFollowerWorker,
+            index,
+            update(index),
+            relay,
+            graph.progress,
+            graph.stop,
+            waked,
+            threads=plan.learner_threads,
+        )
+        nodes.append(graph.add("learner", follower, waked, in_checkpoint=True))
+    return tuple(nodes), meeting
 
 
 def make_reader(
@@ -355,15 +409,19 @@ def make_reader(
 
 def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} replay shards"
+    several = config.num_learners > 1
+    first = "learner 0" if several else "learner"
+    learners = f"{config.num_learners} learners" if several else first
     what = "transitions" if config.sequences is None else "sequences"
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
-        Edge("learner", shards, f"order of a sample ({config.prefetch_batches} under way)"),
-        Edge(shards, "learner", f"{plan.batch_size} drawn {what}"),
-        Edge("learner", shards, "their TD errors"),
-        *sampler_edges(plan),
+        Edge(first, shards, f"order of a sample ({config.prefetch_batches} under way)"),
+        Edge(shards, learners, f"{plan.batch_size} drawn {what}"),
+        Edge(first, shards, "their TD errors"),
+        *([Edge(learners, learners, "gradients, summed; TD errors")] if several else []),
+        *sampler_edges(plan, first),
         Edge(actors, "driver", "finished episodes"),
     )
 
@@ -406,7 +464,7 @@ def _notes(
         *_sequence_notes(config),
         limit,
         *_clip_notes(config),
-        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     ]

@@ -33,7 +33,7 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import meet_here, member_devices
+from sampleforge.topologies.rendezvous import learners_in_words, meet_here, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
@@ -221,16 +221,9 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"{_learners_in_words(config, plan)}, {plan.learner_threads} thread(s)"
+        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )
-
-
-def _learners_in_words(config: AppoConfig, plan: Plan) -> str:
-    if config.num_learners == 1:
-        return f"learner on {plan.device}"
-    where = ", ".join(config.learner_devices) or plan.device
-    return f"{config.num_learners} learners on {where}, each with an equal share of every batch"

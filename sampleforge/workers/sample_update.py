@@ -1,0 +1,125 @@
+"""One update of a Q-learner from a sample of the replay, by one learner or by several together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.algos.averaging import Averaging, DataParallel, Local
+from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.experience import WHOLE, Share
+from sampleforge.distributed.group import RankGroup
+from sampleforge.ops.schedules import between
+from sampleforge.replay.config import ReplayConfig
+from sampleforge.replay.exchange import SampleRequests
+from sampleforge.replay.observation_stats import unpack
+from sampleforge.replay.sequences import SequenceReader
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.workers.rank_sync import check_same_state
+
+
+class Updated(NamedTuple):
+    """The result of an update."""
+
+    metrics: dict[str, float]
+    errors: npt.NDArray[np.float32] | None
+    """float32 [B], from which the new priorities are made, 0 for items that were evicted before
+    they were read; None if the step was skipped."""
+    late: int
+    """Number of items of this learner's part that were evicted before they were read."""
+    trained: int
+    """Number of env steps of this learner's part that were learned from."""
+    read_s: float
+    """Seconds of copying the sample."""
+
+
+class SampleUpdate:
+    """Learns from a sample, of which each of ``share.learners`` learners has an equal part; all
+    learners take the step that one would take with the whole sample. They update from the same
+    requests in the same order.
+
+    ``join`` joins the other learners, if there are any: the update then waits for them, and raises
+    RankLost if one is lost. ``debug``: they compare their states after each update.
+    """
+
+    def __init__(
+        self,
+        make_learner: Callable[[Averaging], DqnLearner],
+        make_reader: Callable[[], TransitionReader | SequenceReader],
+        sample_requests: SampleRequests,
+        config: ReplayConfig,
+        share: Share = WHOLE,
+        join: Callable[[int], RankGroup] | None = None,
+        *,
+        debug: bool = False,
+    ) -> None:
+        self._make_learner = make_learner
+        self._make_reader = make_reader
+        self._sample_requests = sample_requests
+        self._config = config
+        self._share = share
+        self._join = join
+        self._debug = debug
+        self._group: RankGroup | None = None
+
+    def start(self) -> DqnLearner:
+        """Join the other learners and make this one."""
+        averaging: Averaging = Local()
+        if self._join is not None:
+            self._group = self._join(0)
+            averaging = DataParallel(self._group)
+        self.learner = self._make_learner(averaging)
+        self._reader = self._make_reader()
+        size = self._sample_requests.items.shape[1] // self._share.learners
+        self._part = slice(self._share.learner * size, (self._share.learner + 1) * size)
+        return self.learner
+
+    def __call__(self, request: int, progress: float) -> Updated | None:
+        """Learn from the sample of ``request``; ``progress`` (0 to 1) is the fraction of the
+        training that is done. Return None if no item of the sample was left."""
+        started, requests, part = perf_counter(), self._sample_requests, self._part
+        if requests.counted:
+            self.learner.observe(unpack(requests.seen[request], requests.counted))
+        gathered = self._reader.read(
+            requests.items[request, part],
+            requests.generations[request, part],
+            requests.scaled_probability[request, part],
+        )
+        batch, still_valid = gathered[0], gathered.still_valid
+        if not self._of_all(still_valid).any():
+            return None
+        if not still_valid.any():
+            batch = batch.blank()
+        read_s = perf_counter() - started
+        metrics, errors = self.learner.update(batch, self._beta(progress), progress)
+        if self._debug and self._group is not None:
+            check_same_state(self.learner, self._group)
+        late = int(np.count_nonzero(~still_valid))
+        trained = gathered.trained
+        if errors is None:
+            return Updated(metrics, None, late, trained, read_s)
+        own = np.zeros(len(still_valid), np.float32)
+        own[still_valid] = errors[: len(still_valid) - late]
+        return Updated(metrics, self._of_all(own), late, trained, read_s)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._group is not None:
+            self._group.close()
+
+    def _of_all(self, own: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+        """Return the entries of all learners' parts, float32 [B]."""
+        if self._group is None:
+            return own.astype(np.float32, copy=False)
+        gathered = self._group.all_gather(torch.from_numpy(own.astype(np.float64)))
+        return gathered.flatten().numpy().astype(np.float32)
+
+    def _beta(self, progress: float) -> float:
+        first, last = self._config.priority_beta, self._config.priority_beta_final
+        assert first is not None, "the config has unresolved defaults"
+        return first if last is None else between(first, last, progress)
