@@ -12,7 +12,7 @@ from sampleforge.benchmark import run_benchmark
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
 
 __all__ = ["LoadedPolicy", "Result", "Trainer", "load_policy", "train"]
 
@@ -49,10 +49,18 @@ class Trainer:
         for report in trainer:      # a dict of scalars per report interval, and per evaluation
             ...
         trainer.save()
+
+    ``policies``: see `Session`.
     """
 
-    def __init__(self, config: AnyConfig, callbacks: Sequence[Callback] = ()) -> None:
-        self.session = Session(config, callbacks)
+    def __init__(
+        self,
+        config: AnyConfig,
+        callbacks: Sequence[Callback] = (),
+        *,
+        policies: Sequence[str] = (ONLY_POLICY,),
+    ) -> None:
+        self.session = Session(config, callbacks, policies=policies)
         self._policy: LoadedPolicy | None = None
 
     def __enter__(self) -> Trainer:
@@ -73,10 +81,11 @@ class Trainer:
         """Write a checkpoint now."""
         self.session.save()
 
-    def compute_action(self, obs: Any) -> Any:
-        """Return the most likely action for one observation, computed with the newest weights. For
-        a recurrent model or action masks use `load_policy`, whose `act` takes state and mask."""
+    def compute_action(self, obs: Any, policy: int = 0) -> Any:
+        """Return the most likely action for one observation, computed with the newest weights of
+        policy number ``policy`` (from 0). For a recurrent model or action masks use `load_policy`,
+        whose `act` takes state and mask."""
         if self._policy is None:
             self._policy = LoadedPolicy(self.session.new_model(), self.session.spec)
-        self.session.graph.group.weights.read(self._policy.model.state_dict())
+        self.session.graph.groups[policy].weights.read(self._policy.model.state_dict())
         return self._policy.act(obs)[0]

@@ -51,12 +51,13 @@ def evaluate(
     stochastic: bool = False,
     seed: int | None = None,
     which: str = "latest",
+    policy: str | None = None,
     trust: Trust = NO_TRUST,
     display: Display | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
-    episodes, or 20 if one takes minutes.
+    episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
     the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
@@ -67,7 +68,7 @@ def evaluate(
     folder = RunFolder.existing(Path(run_dir).absolute())
     config = read_config(folder, trust)
     with scratch_directory(cwd_importable=imports_code(config)):
-        model, spec, state = load_model(folder, config, which)
+        model, spec, state = load_model(folder, config, which, policy)
         seed = evaluation_seed(config.seed or 0) if seed is None else seed
         limited, limit = _with_limit(config, max_episode_steps)
         envs = evaluation_envs(limited, episodes or EPISODES, seed)

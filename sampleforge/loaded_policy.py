@@ -139,24 +139,31 @@ def _as_declared(name: str, space: gym.Space[Any], value: Any) -> Array:
     return cast
 
 
-def load_policy(run_dir: str | Path, which: str = "latest", *, trust: bool = False) -> LoadedPolicy:
-    """Return the policy of a run folder's latest or best checkpoint.
+def load_policy(
+    run_dir: str | Path,
+    which: str = "latest",
+    *,
+    trust: bool = False,
+    policy: str | None = None,
+) -> LoadedPolicy:
+    """Return the policy of a run folder's latest or best checkpoint. ``policy`` is its id, where
+    the run has trained several.
 
     The folder stores the spec of its environment (spec.json), so no environment is imported or
     constructed. If an earlier version wrote the folder without spec.json, the environment is
     constructed once, in a process of its own.
 
-    Raises ConfigError if the folder has no checkpoint, and without ``trust`` also if it names code
-    that would be imported: an encoder, or, without spec.json, an environment of the form
-    package.module:factory or its arguments. Such a folder can run any code: set ``trust`` only for
-    a folder whose origin you know.
+    Raises ConfigError if the folder has no checkpoint of that policy, and without ``trust`` also if
+    it names code that would be imported: an encoder, or, without spec.json, an environment of the
+    form package.module:factory or its arguments. Such a folder can run any code: set ``trust`` only
+    for a folder whose origin you know.
     """
     folder = RunFolder.existing(run_dir)
     used = IMPORTABLE if folder.read_spec() is None else ("model.encoder",)
     config = read_config(folder, Trust(everything=trust), used)
     if imports_code(config, used):
         make_cwd_importable()
-    model, spec, _ = load_model(folder, config, which)
+    model, spec, _ = load_model(folder, config, which, policy)
     return LoadedPolicy(model, spec)
 
 
@@ -173,12 +180,12 @@ def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTA
 
 
 def load_model(
-    folder: RunFolder, config: AnyConfig, which: str = "latest"
+    folder: RunFolder, config: AnyConfig, which: str = "latest", policy: str | None = None
 ) -> tuple[ActorCritic | QNetwork, EnvSpec, dict[str, Any]]:
     """Return the model with the weights of the latest or best checkpoint, the spec of the
-    environment, and the plain state of the checkpoint. Raises ConfigError if there is no
-    checkpoint, or if spec.json does not fit it."""
-    store = CheckpointStore(folder.checkpoints, config.keep_checkpoints)
+    environment, and the plain state of the checkpoint. ``policy``: the id of the policy, if the run
+    has several. Raises ConfigError if there is no checkpoint, or if spec.json does not fit it."""
+    store = CheckpointStore(folder.policy_checkpoints(policy), config.keep_checkpoints)
     loaded = store.load("best" if which == "best" else "latest", log=print)
     if loaded is None:
         raise ConfigError(f"{folder.path} has no checkpoint yet; train it first")

@@ -209,7 +209,8 @@ def follower_graph(
     ConfigError if this rank was started with other settings."""
     from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
-    from sampleforge.topologies.builders import ResumePoint
+    from sampleforge.topologies.builders import PolicyStart, ResumePoint
+    from sampleforge.topologies.config import ONLY_POLICY
 
     own = to_plain(config)
     changed = difference(
@@ -237,7 +238,7 @@ def follower_graph(
     plan = chosen.plan(config, spec, resolve_device(config.device))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)
-    return chosen.wire(config, plan, spec, start, never_saves)
+    return chosen.wire(config, plan, spec, start, [PolicyStart(ONLY_POLICY, start, never_saves)])
 
 
 def without(config: dict[str, Any], names: set[str]) -> dict[str, Any]:

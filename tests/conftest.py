@@ -5,9 +5,9 @@ children, and the children are killed. A `multiprocess` test has 60 s, any other
 an hour; `@pytest.mark.multiprocess(timeout=90)` sets another limit. There is none under `--pdb`.
 
 Litter: a test fails if it leaves a process, a thread, a name in /dev/shm (one that can be told from
-other programs' names: see `tests.litter`), a file in the checkout or in the current directory. The
-current directory is an empty one of its own: what a simulator drops into it is found, and nobody
-else's files are taken for the test's.
+other programs' names: see `tests.support.litter`), a file in the checkout or in the current
+directory. The current directory is an empty one of its own: what a simulator drops into it is
+found, and the files of other programs are not taken for the test's.
 
 Two processes are shared by all tests and therefore no litter: multiprocessing's fork server and its
 resource tracker. Python starts them with the first process or shared object, keeps them until the
@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -34,9 +34,12 @@ from types import FrameType
 import psutil
 import pytest
 
-from tests.litter import REPO, SESSION, Footprint
-from tests.processes import (
+from tests.support import REPO
+from tests.support.litter import SESSION, Footprint
+from tests.support.processes import (
     GRACE_S,
+    RunCli,
+    StartCli,
     end_session,
     kill,
     our_processes,
@@ -50,7 +53,11 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 # For children, which do not get pytest's sys.path, and whose current directory is not the checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(REPO), str(REPO / "tests" / "session"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [
+        str(REPO),
+        str(REPO / "tests" / "support" / "pids"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
 )
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -161,10 +168,6 @@ def stop_multiprocessing_helpers() -> Iterator[None]:
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     gc.collect()  # objects that would call the tracker, and so start it again, when they go
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
-
-
-StartCli = Callable[..., "subprocess.Popen[str]"]
-RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

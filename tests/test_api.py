@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sampleforge as sf
-from tests.runs import summary
+from tests.support.runs import summary
 
 SCRIPT = """
 import gymnasium as gym

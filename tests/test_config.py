@@ -31,13 +31,13 @@ from sampleforge.topologies.config import AppoConfig
         ({"lr_schedule": "linear"}, "add --train-for-env-steps or --train-for-seconds"),
     ],
 )
-def test_refuses_what_cannot_run(fields, message):
+def test_settings_that_cannot_run_are_refused(fields, message):
     with pytest.raises(ConfigError) as caught:
         AppoConfig(**fields)
     assert message in str(caught.value)
 
 
-def test_refuses_model_without_units():
+def test_a_model_without_units_is_refused():
     with pytest.raises(ConfigError, match="at least 1 unit"):
         ModelConfig(hidden_sizes=(64, 0))
 
@@ -52,11 +52,11 @@ def test_refuses_model_without_units():
         {"resume": "must", "run_dir": "x"},
     ],
 )
-def test_takes_the_edges(fields):
+def test_values_at_the_limits_are_accepted(fields):
     AppoConfig(**fields)
 
 
-def test_plain_and_back():
+def test_a_config_comes_back_from_its_plain_values():
     config = AppoConfig(
         env="a:b", env_kwargs={"n": 1, "f": 0.5, "s": "1", "t": True}, adam_betas=(0.8, 0.9)
     )

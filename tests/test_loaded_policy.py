@@ -29,8 +29,8 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.spec import ACTION, EnvSpaces, EnvSpec, with_action_units
 from sampleforge.topologies.config import ALGOS, AnyConfig
-from tests.fakes import recorded
-from tests.fakes.envs import MixedActionEnv
+from tests.support import recorded_envs
+from tests.support.envs import MixedActionEnv
 
 TRUSTED = Trust(everything=True)
 SMALL = ModelConfig(hidden_sizes=(16,))
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, str, ModelConfig]] = {
     "recurrent": ("appo", "discrete from 5", GRU),
     "normalised": ("appo", "tuple", dataclasses.replace(SMALL, normalise_observations=True)),
 }
-"""Algorithm, environment (see `tests.fakes.recorded.make`), model."""
+"""Algorithm, environment (see `tests.support.recorded_envs.make`), model."""
 
 
 def config_of(case: str, run: Path) -> AnyConfig:
@@ -61,7 +61,7 @@ def config_of(case: str, run: Path) -> AnyConfig:
     sizes: dict[str, Any] = {"rollout": 8, "num_envs_per_worker": 4, "learning_rate": 0.01}
     sizes |= {"apex": {"learning_starts": 64, "replay_capacity": 2000}}.get(algo, {})
     return ALGOS[algo](
-        env="tests.fakes.recorded:make",
+        env="tests.support.recorded_envs:make",
         env_kwargs={"name": env},
         run_dir=str(run),
         seed=3,
@@ -111,20 +111,20 @@ def is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def episode(run: Path, **more: Any) -> list[recorded.Step]:
+def episode(run: Path, **more: Any) -> list[recorded_envs.Step]:
     """What passed through the environment while `sampleforge eval` played one episode."""
-    recorded.STEPS.clear()
+    recorded_envs.STEPS.clear()
     evaluate(run, episodes=1, seed=11, trust=TRUSTED, max_episode_steps=40, **more)
-    return list(recorded.STEPS)
+    return list(recorded_envs.STEPS)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_acts_as_eval_does(
+def test_a_loaded_policy_acts_as_eval_does(
     case: str, run_of: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> None:
     run = run_of(case)
     steps = episode(run)
-    space = recorded.make(CASES[case][1]).action_space
+    space = recorded_envs.make(CASES[case][1]).action_space
     request.getfixturevalue("no_environment")
     policy = load_policy(run)
     state = None
@@ -135,7 +135,7 @@ def test_it_acts_as_eval_does(
     assert len(steps) > 1 or case == "blackjack"
 
 
-def test_types_are_those_of_the_space(run_of: Callable[[str], Path]) -> None:
+def test_actions_have_the_types_of_the_space(run_of: Callable[[str], Path]) -> None:
     found = {case: load_policy(run_of(case)).act(episode(run_of(case))[0].obs)[0] for case in [
         "discrete from 5", "multidiscrete", "multibinary", "box of one number", "tuple", "dict"
     ]}  # fmt: skip
@@ -372,7 +372,7 @@ def test_a_forged_spec_is_refused_by_its_value(path: str, value: Any, message: s
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", "[" * 100_000, '{"format": 1}', '{"format": NaN}', "\xff"]
 )
-def test_a_damaged_file_is_refused_by_its_name(
+def test_a_damaged_spec_json_is_refused_by_its_name(
     text: str, run_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -397,12 +397,12 @@ def test_eval_refuses_an_environment_that_has_changed(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(run_of("discrete from 5"), run)
-    monkeypatch.setitem(recorded.ACTIONS, "discrete from 5", spaces.Discrete(4, start=6))
+    monkeypatch.setitem(recorded_envs.ACTIONS, "discrete from 5", spaces.Discrete(4, start=6))
     with pytest.raises(ConfigError, match=r"(?s)has other actions now than when.*start=5.*start=6"):
         evaluate(run, episodes=1, trust=TRUSTED)
 
 
-def test_the_file_is_written_at_the_start_and_names_no_place(
+def test_spec_json_is_written_at_the_start_and_names_no_place(
     run_of: Callable[[str], Path],
 ) -> None:
     run = run_of("box of .01")

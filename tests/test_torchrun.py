@@ -27,7 +27,7 @@ from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.torchrun import backend_and_device, check_world
 from sampleforge.torchrun import follower_graph
 from sampleforge.workers.rank_sync import MetricsSync
-from tests.rank_threads import on_ranks
+from tests.support.rank_threads import on_ranks
 
 VARIABLES = {
     "RANK": "3",
@@ -78,7 +78,7 @@ def test_an_environment_that_makes_no_sense_is_refused(change: dict[str, str], a
         (DdppoConfig(env="CartPole-v1"), "start the ranks again 3 times .* give --run-dir"),
     ],
 )
-def test_what_does_not_go_with_torchrun_is_refused(config: Any, answer: str) -> None:
+def test_settings_that_do_not_go_with_torchrun_are_refused(config: Any, answer: str) -> None:
     with pytest.raises(ConfigError, match=answer):
         check_world(config, world(max_attempts=3))
 
@@ -90,7 +90,7 @@ def test_each_rank_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) 
     assert backend_and_device("cpu", world(1))[::2] == ("gloo", "cpu")
 
 
-def test_the_command_line_refuses_to_run_one_machine_many_times(run_cli: Any) -> None:
+def test_under_torchrun_the_command_refuses_algorithms_of_one_machine(run_cli: Any) -> None:
     variables = {**VARIABLES, "TORCHELASTIC_RUN_ID": "x"}
     done = run_cli("train", "appo", "--env", "CartPole-v1", env=variables)
     assert done.returncode == 2 and "WORLD_SIZE is 4" in done.stderr
@@ -173,7 +173,7 @@ def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
         ([about(), about(checkpoint=5)], "rank 1 .h. has a checkpoint of 5 env steps"),
     ],
 )
-def test_a_company_that_cannot_work_together_is_refused(
+def test_ranks_that_cannot_work_together_are_refused(
     said: list[dict[str, Any]], answer: str | None
 ) -> None:
     found = peer_mismatch(said)
@@ -232,7 +232,7 @@ def test_a_rank_that_is_busy_elsewhere_does_not_hang() -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_rank_goes_when_torchrun_has_died(tmp_path: Path) -> None:
+def test_a_rank_ends_when_torchrun_has_died(tmp_path: Path) -> None:
     """A shell in its place starts one, waits until it is watched, and is killed."""
     rank = (
         "import pathlib, time; from sampleforge.runtime.watch import Watch; "
@@ -256,7 +256,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_board_in_the_store_says_how_far_everybody_is(port: int) -> None:
+def test_the_board_in_the_store_has_the_steps_of_all_ranks(port: int) -> None:
     def store() -> Any:
         return PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
 
@@ -287,7 +287,7 @@ def test_a_board_without_its_store_does_not_hold_up_a_rank() -> None:
         board.close()
 
 
-def test_counters_and_episodes_reach_everybody_and_the_driver() -> None:
+def test_counters_and_episodes_reach_all_ranks_and_the_driver() -> None:
     def work(group: RankGroup) -> tuple[list[float], list[EpisodeRecord]]:
         counters, played, known = Counters(("a", "b"), 3), EpisodeList(), EpisodeList()
         metrics_sync = MetricsSync(counters, played, known if group.rank == 0 else None)

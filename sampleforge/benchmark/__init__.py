@@ -48,7 +48,7 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
         return not session.is_interrupted()
 
     config = session.config
-    context = BenchmarkContext.of(config, session.plan, session.spec)
+    context = BenchmarkContext.of(config, session.plan, session.spec, session.graph)
     benchmark = Benchmark(session.graph, context, config.benchmark_seconds, tick, session.message)
     if config.benchmark_peak:
         alone = benchmark.simulators()

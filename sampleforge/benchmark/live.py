@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sampleforge.benchmark import roles_of
 from sampleforge.benchmark.stages import stages
 from sampleforge.benchmark.verdict import BenchmarkContext, verdict
-from sampleforge.benchmark.window import idle_s
+from sampleforge.benchmark.window import idle_s, mean_fill
 from sampleforge.topologies.graph import COUNTERS, Graph
 
 LEAST_S = 0.5
@@ -42,7 +42,7 @@ class BottleneckWatch:
         if not new["env_steps"].sum() or not (new["learn_s"].sum() or self._context.sampler_only):
             return None
         table = stages(new, self._roles, seconds)
-        free, _ = self._graph.group.exchange.fill()
+        free, _ = mean_fill(self._graph)
         return verdict(table, free, idle_cores, self._context).in_words
 
     def _count(self) -> dict[str, npt.NDArray[np.float64]]:

@@ -10,7 +10,8 @@ from sampleforge.benchmark.stages import Stage
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan
-from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
 
 WAITS = 0.15
@@ -66,8 +67,12 @@ class BenchmarkContext:
         return self.ranks and wait_for[0] > wait_for[1]
 
     @classmethod
-    def of(cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> BenchmarkContext:
-        """Return the context of a run from its config and the topology's plan."""
+    def of(
+        cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec, graph: Graph
+    ) -> BenchmarkContext:
+        """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
+        Flags that the config does not have count as 1 or unset, so that they are not advised."""
+        has, groups = vars(config), graph.groups
         return cls(
             num_workers=plan.num_workers,
             num_envs_per_worker=plan.num_splits * plan.rows,
@@ -75,18 +80,18 @@ class BenchmarkContext:
             inference=plan.inference,
             num_policy_workers=plan.num_policy_workers,
             batch_size=plan.batch_size,
-            num_epochs=(1 if isinstance(config, ApexConfig) else config.num_epochs) or 1,
+            num_epochs=has.get("num_epochs") or 1,
             precision=plan.precision,
             device=plan.device,
             learner_threads=plan.learner_threads,
-            synchronous=isinstance(plan, Plan) and plan.synchronous,
+            synchronous=any(group.synchronous for group in groups),
             sampler_only=config.sampler_only,
             images=any(leaf.is_image for leaf in spec.observations.values()),
             cores=len(available_cores()),
-            minibatch_size=None if isinstance(config, ApexConfig) else config.minibatch_size,
-            ranks=isinstance(config, DdppoConfig),
-            sync_fraction=config.sync_fraction if isinstance(config, DdppoConfig) else 1.0,
-            max_policy_lag=plan.lag.limit if isinstance(plan, Plan) else None,
+            minibatch_size=has.get("minibatch_size"),
+            ranks=bool(graph.having("rank")),
+            sync_fraction=has.get("sync_fraction", 1.0),
+            max_policy_lag=groups[0].max_policy_lag,
         )
 
 

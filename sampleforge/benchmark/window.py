@@ -22,6 +22,11 @@ ANSWER_TIMEOUT = 60.0
 """Seconds within which a learner must return its metrics."""
 SHORT_TICK = 0.01
 """Seconds between two checks for the end of a batch, at which a measurement begins or ends."""
+LEARNERS_METRICS = (
+    *("policy_lag_mean", "policy_lag_max", "policy_lag_batches_mean", "policy_lag_batches_max"),
+    *("valid_steps", "stale_steps"),
+)
+"""The learners' metrics that a measurement reads."""
 BATCH_LIMIT = 120.0
 """Seconds after which the measurement does not wait for the end of a batch any longer."""
 
@@ -82,14 +87,14 @@ def measure(
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
         if monotonic() >= sampled_at + TICK:
             sampled_at = monotonic()
-            fills.append(_fill(graph))
+            fills.append(mean_fill(graph))
             check()
     if whole_batches:
         _wait_for_batch_end(graph, runner, check)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
     learned = _take_metrics(graph, runner)
-    free, ready = np.mean(fills, axis=0) if fills else _fill(graph)
+    free, ready = np.mean(fills, axis=0) if fills else mean_fill(graph)
     return Window(
         seconds=elapsed,
         counted={name: after[name] - before[name] for name in after},
@@ -114,16 +119,26 @@ def _wait_for_batch_end(graph: Graph, runner: Runner, check: Callable[[], None])
         check()
 
 
-def _take_metrics(graph: Graph, runner: Runner) -> dict[str, Any]:
-    """Return the learners' metrics since the last call; for a metric of several groups, the value
-    of the last group."""
-    metrics: dict[str, Any] = {}
-    for group in graph.groups:
-        metrics |= runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
+def _take_metrics(graph: Graph, runner: Runner) -> dict[str, float]:
+    """Return the policy lag and the counts of rows since the last call, over all policy groups:
+    sums of counts, means of means, the largest of the maxima."""
+    answers = [runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT) for group in graph.groups]
+    metrics = {}
+    for name in LEARNERS_METRICS:
+        values = [answer[name] for answer in answers if name in answer]
+        if values:
+            metrics[name] = float(_combination(name)(values))
     return metrics
 
 
-def _fill(graph: Graph) -> tuple[float, float]:
+def _combination(name: str) -> Callable[[list[float]], Any]:
+    """Return the function that combines the values of a metric of all policy groups."""
+    if name.endswith("_mean"):
+        return np.mean
+    return np.max if name.endswith("_max") else np.sum
+
+
+def mean_fill(graph: Graph) -> tuple[float, float]:
     """Return the mean fractions of free and of ready slots over all groups; 0 without groups."""
     fills = [group.exchange.fill() for group in graph.groups] or [(0.0, 0.0)]
     free, ready = np.mean(fills, axis=0)

@@ -30,8 +30,9 @@ class Screen(Callback):
         from sampleforge.benchmark.live import BottleneckWatch
         from sampleforge.benchmark.verdict import BenchmarkContext
 
-        context = BenchmarkContext.of(session.resolved, session.plan, session.spec)
-        self._watch = BottleneckWatch(session.graph, context)
+        graph = session.graph
+        context = BenchmarkContext.of(session.resolved, session.plan, session.spec, graph)
+        self._watch = BottleneckWatch(graph, context)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         self._opened(session).update(report, self._watch.look())

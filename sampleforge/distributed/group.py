@@ -46,6 +46,30 @@ class RankGroup(Protocol):
         """Leave the group. The other ranks' collectives fail from now on."""
 
 
+class SoloGroup:
+    """A `RankGroup` of one rank, which waits for nobody."""
+
+    rank, size, waited = 0, 1, 0.0
+
+    def all_gather(self, values: torch.Tensor) -> torch.Tensor:
+        return values.detach().double().unsqueeze(0)
+
+    def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def broadcast(self, data: bytes | None, source: int) -> bytes:
+        assert data is not None and source == 0
+        return data
+
+    def close(self) -> None:
+        pass
+
+
+def join_nobody(generation: int) -> RankGroup:
+    """Return a `SoloGroup`, as `Rendezvous.join` does for several."""
+    return SoloGroup()
+
+
 class Rendezvous(Protocol):
     """Joins one rank to the other ranks; ``device`` is the one that the rank learns on."""
 

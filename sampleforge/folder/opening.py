@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,20 @@ from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.folder.replays import Replays
 from sampleforge.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.replay.snapshot import ReplayFolder
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
+
+
+@dataclass(frozen=True)
+class StoredPolicy:
+    """What the folder of a run has of the policy group ``id``. ``earlier``: the driver's part of
+    its latest checkpoint; empty where the policy begins. ``stored_replay``: that checkpoint's, or
+    why there is none."""
+
+    id: str
+    store: CheckpointStore
+    replays: Replays
+    stored_replay: ReplayFolder
+    earlier: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -23,16 +36,20 @@ class OpenRun:
     """An open run folder.
 
     ``config``: the user's config with a seed; if the run resumes, also with the values that its
-    first part had chosen. ``earlier``: the driver's part of the checkpoint to resume from; empty if
-    the run is new. ``stored_replay``: the replay of that checkpoint, or the reason why there is
-    none."""
+    first part had chosen. ``policies``: one entry per policy group; if there are several, each has
+    a folder of checkpoints."""
 
     config: AnyConfig
     folder: RunFolder
-    store: CheckpointStore
-    replays: Replays
-    stored_replay: ReplayFolder
-    earlier: dict[str, Any]
+    policies: tuple[StoredPolicy, ...]
+
+    @property
+    def earlier(self) -> dict[str, Any]:
+        """The driver's part of the newest checkpoint; empty where a run begins."""
+        return max(
+            (policy.earlier for policy in self.policies),
+            key=lambda earlier: int(earlier.get("env_steps", -1)),
+        )
 
 
 def open_folder(
@@ -41,27 +58,29 @@ def open_folder(
     resources: ExitStack,
     interrupted: Callable[[], bool],
     log: Callable[[str], None],
+    policies: Sequence[str] = (ONLY_POLICY,),
 ) -> OpenRun:
     """Open the run folder of the config ``asked`` (as the user gave it); ``resources`` closes it.
 
     ``resolved``: the same config with its defaults resolved for the environment. ``interrupted``
-    returns whether the run was asked to end; ``log`` gets messages about damaged files. Raises
-    ConfigError if the run may not start, or resume, in the folder."""
+    returns whether the run was asked to end; ``log`` gets messages about damaged files;
+    ``policies``: ids of the policy groups. Raises ConfigError if the run may not start, or resume,
+    in the folder."""
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
     folder.create()
     resources.callback(folder.close)
-    store = CheckpointStore(folder.checkpoints, asked.keep_checkpoints)
-    replays = Replays(folder.checkpoints, interrupted)
-    config, earlier = asked, {}
+    config = asked
     resuming = folder.resumes(config)
     if resuming:
         config = folder.check_resume(config, resolved)
-        loaded = store.load(log=log)
-        assert loaded is not None
-        earlier = loaded[0].state
-    stored_replay = replays.find(earlier.get("replay"), log)
-    resources.callback(replays.remove_unfinished)
+    stored = []
+    for policy in policies:
+        path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
+        stored.append(_stored_policy(policy, path, asked, interrupted, log))
+        resources.callback(stored[-1].replays.remove_unfinished)
+    if resuming:
+        _check_policies(folder, stored, log)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
     if resuming and config.benchmark:
@@ -71,4 +90,34 @@ def open_folder(
         )
     if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
-    return OpenRun(config, folder, store, replays, stored_replay, earlier)
+    return OpenRun(config, folder, tuple(stored))
+
+
+def _stored_policy(
+    policy: str,
+    checkpoints: Path,
+    asked: AnyConfig,
+    interrupted: Callable[[], bool],
+    log: Callable[[str], None],
+) -> StoredPolicy:
+    """Open the ``checkpoints`` of one policy group."""
+    store = CheckpointStore(checkpoints, asked.keep_checkpoints)
+    replays = Replays(checkpoints, interrupted)
+    found = store.load(log=log)
+    earlier = {} if found is None else found[0].state
+    return StoredPolicy(policy, store, replays, replays.find(earlier.get("replay"), log), earlier)
+
+
+def _check_policies(
+    folder: RunFolder, policies: Sequence[StoredPolicy], log: Callable[[str], None]
+) -> None:
+    """Tell ``log`` of policies without a checkpoint: a run that is killed while it writes its first
+    checkpoints has those of some only. Raises ConfigError if no policy has one."""
+    fresh = [policy.id for policy in policies if not policy.earlier]
+    if len(fresh) == len(policies):
+        raise ConfigError(
+            f"the checkpoints in {folder.checkpoints} are of other policies than "
+            f"{', '.join(fresh)}; give another --run-dir"
+        )
+    for policy in fresh:
+        log(f"there is no checkpoint of {policy} yet: it begins anew")

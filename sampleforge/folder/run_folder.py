@@ -110,6 +110,23 @@ class RunFolder:
                 "give another --run-dir"
             ) from error
 
+    def policy_checkpoints(self, policy: str | None) -> Path:
+        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
+        with this id in a run with several. Raises ConfigError if it does not say which of several,
+        or names another."""
+        files = self.checkpoints.glob("*/*")
+        of_checkpoints = (
+            file for file in files if file.suffix == ".safetensors" or file.name == "manifest.json"
+        )
+        several = sorted({file.parent.name for file in of_checkpoints})
+        if policy in several:
+            return self.checkpoints / policy
+        if policy is None and not several:
+            return self.checkpoints
+        if not several:
+            raise ConfigError(f"{self.path} has one policy, and none called {policy!r}")
+        raise ConfigError(f"{self.path} has the policies {', '.join(several)}; say which of them")
+
     def _locked(self) -> int:
         """Lock the folder; return the file descriptor that holds the lock."""
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -180,8 +197,8 @@ class RunFolder:
         """Return whether a run with ``config`` resumes from a checkpoint in this folder. Raises
         ConfigError if ``config.resume`` demands a checkpoint and there is none, or forbids one and
         there is one."""
-        has_checkpoint = any(self.checkpoints.glob("*.safetensors"))
-        has_checkpoint = has_checkpoint or (self.checkpoints / "manifest.json").exists()
+        has_checkpoint = any(self.checkpoints.glob("**/*.safetensors"))
+        has_checkpoint = has_checkpoint or any(self.checkpoints.glob("**/manifest.json"))
         if config.resume == "must" and not has_checkpoint:
             raise ConfigError(
                 f"--resume must: there is no checkpoint in {self.path}; give the folder of "

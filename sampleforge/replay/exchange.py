@@ -54,6 +54,11 @@ class ReplayExchange:
         )
         self._lease_of["actor"][...] = -1
 
+    def num_free(self, actor: int) -> int:
+        """Return how many slots there are for this actor to write. Called by the actor."""
+        rings = (self._ring(shard, actor) for shard in range(self._shards))
+        return len(self._inherited[actor]) + sum(map(self._free.size, rings))
+
     def take_free(self, actor: int) -> int | None:
         """Return a slot for this actor to write, from the shards in turn; None if there is none.
         Called by the actor."""

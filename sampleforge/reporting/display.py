@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from sampleforge.reporting.evaluated import evaluated
+from sampleforge.reporting.evaluated import evaluations
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.progress import (
     Goal,
@@ -108,8 +108,10 @@ class LineDisplay(QuietDisplay):
         if values.get("env_restarts", 0.0) > self._env_restarts:
             self._env_restarts = values["env_restarts"]
             self._print(env_restarts(values), "warning")
-        if result := evaluated(values):
-            self._print(f"evaluated: {evaluation(result)}", "info")
+        for prefix, result in evaluations(values).items():
+            own = {name.removeprefix(prefix): value for name, value in result.items()}
+            policy = f" {prefix.removesuffix('/')}" if prefix else ""
+            self._print(f"evaluated{policy}: {evaluation(own)}", "info")
 
     def _line(self, cells: list[str]) -> None:
         widths = [width for _, width in self.COLUMNS]

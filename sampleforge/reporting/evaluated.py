@@ -36,6 +36,15 @@ class EvaluationReports:
         return self._waiting.popleft() if self._waiting else {}
 
 
-def evaluated(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values of a report that come from an evaluation."""
-    return {name: value for name, value in values.items() if name.startswith(PREFIX)}
+def evaluated(values: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    """Return the values of a report that come from an evaluation. ``prefix``: the beginning of the
+    names of the policy's metrics; empty in a run with one policy."""
+    return {name: value for name, value in values.items() if name.startswith(prefix + PREFIX)}
+
+
+def evaluations(values: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the evaluations in a report: beginning of the names of a policy's metrics -> the
+    values of its evaluation, under their full names."""
+    last = f"{PREFIX}env_steps"
+    prefixes = [name.removesuffix(last) for name in values if name.endswith(last)]
+    return {prefix: evaluated(values, prefix) for prefix in prefixes}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +35,19 @@ class EventFile:
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(event_pb2.Event(step=first_step, wall_time=time.time(), session_log=start))
 
-    def write(self, scalars: Mapping[str, float], step: int) -> None:
-        """Add one value per metric, under its `tag`, at ``step``. Raises OSError that names the
-        folder."""
+    def write(self, scalars: Mapping[str, float], step: int, policies: Sequence[str] = ()) -> None:
+        """Add one value per metric, under its `tag`, at ``step``. ``policies``: see `tag`. Raises
+        OSError that names the folder."""
         event = self._events.Event(step=step, wall_time=time.time())
         for name, value in scalars.items():
-            event.summary.value.add(tag=tag(name), simple_value=value)
+            event.summary.value.add(tag=tag(name, policies), simple_value=value)
         self._write(event)
 
-    def write_histograms(self, histograms: Mapping[str, Histogram], step: int) -> None:
-        """Add one histogram per name at ``step``. Raises OSError that names the folder."""
+    def write_histograms(
+        self, histograms: Mapping[str, Histogram], step: int, policies: Sequence[str] = ()
+    ) -> None:
+        """Add one histogram per name at ``step``. ``policies``: see `tag`. Raises OSError that
+        names the folder."""
         from tensorboardX.summary import histogram_raw
 
         event = self._events.Event(step=step, wall_time=time.time())
@@ -52,7 +55,7 @@ class EventFile:
             lows = np.concatenate(([histogram.low], histogram.limits[:-1]))
             middles = (lows + histogram.limits) / 2
             values = histogram_raw(
-                tag(name),
+                tag(name, policies),
                 min=histogram.low,
                 max=float(histogram.limits[-1]),
                 num=float(histogram.counts.sum()),

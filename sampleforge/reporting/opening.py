@@ -126,7 +126,8 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.runtime.machine import resolve_device
-    from sampleforge.topologies.builders import ResumePoint
+    from sampleforge.topologies.builders import PolicyStart, ResumePoint
+    from sampleforge.topologies.config import ONLY_POLICY
     from sampleforge.topologies.registry import topology
 
     make_cwd_importable()
@@ -136,4 +137,5 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, batch_size=plan.batch_size, model=model)
     start = ResumePoint(config.seed or 0)
-    return chosen.wire(config, plan, spec, start, lambda tensors, state: None), config, plan, spec
+    only = PolicyStart(ONLY_POLICY, start, lambda tensors, state: None)
+    return chosen.wire(config, plan, spec, start, [only]), config, plan, spec

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sampleforge.folder.atomic_file import to_json
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.reporting.evaluated import evaluated
+from sampleforge.reporting.evaluated import evaluations
 from sampleforge.reporting.line_file import LineFile
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class Reporter:
         env_steps: int,
         wall_s: float,
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
+        policies: Sequence[str] = (),
     ) -> None:
-        """Write one report at ``env_steps`` and ``wall_s`` (seconds of training).
+        """Write one report at ``env_steps`` and ``wall_s`` (seconds of training). ``policies``: the
+        beginning of the names of each policy's metrics, in a run with several.
 
         Values that are not finite become null in metrics.jsonl. Histograms are written for
         TensorBoard only, which shows evaluations at the env steps at which their weights were
@@ -53,12 +55,14 @@ class Reporter:
             from sampleforge.reporting.event_file import EventFile
 
             self._events = EventFile(self._folder.tensorboard, env_steps)
-        result = evaluated(values)
-        self._events.write({n: v for n, v in values.items() if n not in result}, env_steps)
-        if result:
-            self._events.write(result, int(result["eval_env_steps"]))
+        results = evaluations(values)
+        evaluated = {name for result in results.values() for name in result}
+        now = {name: value for name, value in values.items() if name not in evaluated}
+        self._events.write(now, env_steps, policies)
+        for prefix, result in results.items():
+            self._events.write(result, int(result[f"{prefix}eval_env_steps"]), policies)
         if histograms:
-            self._events.write_histograms(histograms, env_steps)
+            self._events.write_histograms(histograms, env_steps, policies)
 
     def log(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Write a message of process ``source`` to log.txt. Raises OSError, which names the file,

@@ -3,118 +3,105 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from sampleforge.reporting.evaluated import EvaluationReports
-from sampleforge.reporting.exploring import ReturnsByExploration
+from sampleforge.reporting.policy_statistics import (
+    LAST_EPISODES,
+    PolicyStatistics,
+    returns_of,
+    summed_up,
+)
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Graph
 
-LAST_EPISODES = 100
-
 
 class RunStatistics:
-    """Collects finished episodes and the workers' counters; rates over 10 and 60 seconds."""
+    """Collects the workers' counters, with rates over 10 and 60 seconds; ``policies`` are the
+    statistics of the graph's policy groups, in their order.
 
-    def __init__(self, graph: Graph, earlier: dict[str, Any]) -> None:
-        """``earlier``: the `state` of the run before, empty for a new one."""
+    A report of a run with several policies has the scalars of each with the beginning
+    `Graph.prefix`; its own ``return_mean`` is over the last episodes of all policies together.
+    """
+
+    def __init__(self, graph: Graph, earlier: Mapping[str, Mapping[str, Any]]) -> None:
+        """``earlier``: the `state` of each policy group in the run before, by the group's id; empty
+        for a new run."""
         self._graph = graph
         self._started = monotonic()
         self._history: deque[tuple[float, float, float, float]] = deque()
         self._remember()
-        self._episodes = int(earlier.get("episodes", 0))
-        self._restarts = int(earlier.get("restarts", 0))
-        self._nonfinite = int(earlier.get("nonfinite_steps", 0))
+        self.policies = [
+            PolicyStatistics(group, graph.counters, earlier.get(group.id, {}))
+            for group in graph.groups
+        ]
+        # The checkpoints of the policies are written one after the other: the last has the most.
+        run = max(earlier.values(), key=lambda state: state.get("env_frames", 0), default={})
+        self._restarts = int(run.get("restarts", 0))
+        self._nonfinite = int(run.get("nonfinite_steps", 0))
         self._nonfinite_told = False
-        self._env_restarts = int(earlier.get("env_restarts", 0))
-        self._frames = int(earlier.get("env_frames", 0))
-        self._trained = int(earlier.get("trained_steps", 0))
-        self._returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
-        self._exploring: ReturnsByExploration | None = None
-        exploration = graph.group.exploration
-        if exploration is not None:
-            before = earlier.get("exploring", {})
-            self._exploring = ReturnsByExploration(exploration, LAST_EPISODES, before)
-        self._return_best: float | None = earlier.get("return_best")
-        self._lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
-        self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
-        self._lag_batches: tuple[float, float] = tuple(
-            earlier.get("policy_lag_batches", (0.0, 0.0))
-        )
-        self._updates = int(earlier.get("updates", 0))
-        self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
+        self._env_restarts = int(run.get("env_restarts", 0))
+        self._frames = int(run.get("env_frames", 0))
+        self._trained = int(run.get("trained_steps", 0))
         self._episode_stats: dict[str, deque[float]] = {}
-        self._compared = int(earlier.get("checksums_compared", 0))
+        self._compared = int(run.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Where rows explore differently, the returns of the least exploring third are the run's;
-        the others' are reported beside them. The best mean of 100 episodes is remembered."""
+        """Take finished episodes; each counts for the policy that acted when it ended."""
+        by_policy: list[list[EpisodeRecord]] = [[] for _ in self.policies]
         for episode in episodes:
-            self._episodes += 1
-            if self._exploring is None or self._exploring.take(episode):
-                self._returns.append(episode.ret)
-                self._lengths.append(episode.length)
-        mean = self.return_mean
-        if mean is not None and len(self._returns) == LAST_EPISODES:
-            self._return_best = mean if self._return_best is None else max(self._return_best, mean)
+            by_policy[episode.policy].append(episode)
+        for policy, own in zip(self.policies, by_policy, strict=True):
+            policy.take_episodes(own)
 
     def take_episode_stats(self, stats: dict[str, float]) -> None:
         """Take what an environment reports of an episode (``info["episode_extra_stats"]``)."""
         for name, value in stats.items():
             self._episode_stats.setdefault(name, deque(maxlen=LAST_EPISODES)).append(value)
 
+    def take_evaluations(self) -> None:
+        """Take the finished evaluations of all policies."""
+        for group, policy in zip(self._graph.groups, self.policies, strict=True):
+            if group.evaluations is not None:
+                policy.evaluations.take(group.evaluations.take())
+
+    @property
+    def evaluation_waits(self) -> bool:
+        """Whether there is an evaluation that has not been reported."""
+        return any(policy.evaluations.waits for policy in self.policies)
+
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return of the last 100 episodes, None before the first."""
-        return float(np.mean(self._returns)) if self._returns else None
+        """Mean raw return of the last 100 episodes of each policy, None before the first."""
+        return returns_of(self.policies).get("return_mean")
 
-    def rating(self) -> dict[str, float | int | None]:
-        """How good the policy is, for a checkpoint: ``return_mean`` over a full window of 100
-        episodes (None before: the mean of a few may be luck), and the last evaluation's mean with
-        the env steps of its weights."""
-        full = len(self._returns) == LAST_EPISODES
-        steps = self.evaluations.last.get("eval_env_steps")
-        return {
-            "return_mean": self.return_mean if full else None,
-            "eval_return_mean": self.evaluations.last.get("eval_return_mean"),
-            "eval_env_steps": None if steps is None else int(steps),
-        }
+    @property
+    def episodes(self) -> int:
+        """Finished episodes so far, also in earlier runs of the folder."""
+        return sum(policy.episodes for policy in self.policies)
 
-    def state(self) -> dict[str, Any]:
-        """Plain values to go on from, for a checkpoint."""
+    def state(self, policy: PolicyStatistics) -> dict[str, Any]:
+        """Return plain values to go on from, for a checkpoint of one policy."""
         return {
-            "episodes": self._episodes,
             "restarts": self._restarts_so_far(),
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
-            "returns": list(self._returns),
-            "return_best": self._return_best,
-            "lengths": list(self._lengths),
-            "exploring": {} if self._exploring is None else self._exploring.state(),
-            "policy_lag": list(self._lag),
-            "policy_lag_batches": list(self._lag_batches),
-            "updates": self._updates_so_far(),
-            "evaluation": self.evaluations.last,
+            **policy.state(),
             **self._checks(),
         }
 
-    def scalars(self, learner: dict[str, float]) -> dict[str, float]:
-        """One report; ``learner`` is what the learner has to say since the last one."""
+    def scalars(self, learners: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """One report; ``learners``: what each policy group's learner has to say since the last one,
+        by the group's id."""
         progress = self._graph.progress
         self._remember()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
-        free, ready = self._graph.group.exchange.fill()
-        self._lag = _newer_lag(self._lag, learner, "policy_lag")
-        self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
-        seen = learner.get("valid_steps", 0.0)
-        stale = learner.get("stale_steps", 0.0) / seen if seen else 0.0
         scalars = {
             "env_steps": float(progress.env_steps),
             "wall_s": progress.wall_s,
@@ -124,33 +111,25 @@ class RunStatistics:
             "frames_per_s_60s": frames_60s,
             "env_steps_per_s": steps_10s,
             "trained_per_s": trained_10s,
-            "episodes": float(self._episodes),
+            "episodes": float(self.episodes),
             "restarts": float(self._restarts_so_far()),
             "nonfinite_steps": float(self._nonfinite_so_far()),
             "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
-            "free_slots_fill": free,
-            "ready_slots_fill": ready,
-            "stale_fraction": stale,
             **self._stages(),
-            **({} if self._exploring is None else self._exploring.scalars()),
             **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
-            **learner,
-            **self.evaluations.scalars(),
+            **returns_of(self.policies),
         }
-        if self._returns:
-            scalars["return_mean"] = float(np.mean(self._returns))
-            scalars["return_std"] = float(np.std(self._returns))
-            scalars["length_mean"] = float(np.mean(self._lengths))
-        if self._return_best is not None:
-            scalars["return_best"] = self._return_best
+        for group, policy in zip(self._graph.groups, self.policies, strict=True):
+            prefix, own = self._graph.prefix(group), policy.scalars(learners[group.id])
+            scalars |= {prefix + name: value for name, value in own.items()}
         return scalars
 
     def summary(self) -> dict[str, Any]:
-        """The measured part of summary.json."""
+        """The measured part of summary.json; several policies have an entry ``policies``."""
         elapsed = max(1e-9, monotonic() - self._started)
-        return {
+        measured = {
             "env_steps": self._graph.progress.env_steps,
             "env_frames": self._frames + int(self._total("env_frames")),
             "wall_s": self._graph.progress.wall_s,
@@ -159,20 +138,15 @@ class RunStatistics:
             "trained_per_s": self._total("trained_steps") / elapsed,
             "updates": self._updates_so_far(),
             **self._checks(),
-            "episodes": self._episodes,
+            "episodes": self.episodes,
             "restarts": self._restarts_so_far(),
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
-            "return_mean": self.return_mean,
-            "return_best": self._return_best,
-            "return_std": float(np.std(self._returns)) if self._returns else None,
-            "policy_lag": {
-                **{"mean": self._lag[0], "max": self._lag[1]},
-                "batches_mean": self._lag_batches[0],
-                "batches_max": self._lag_batches[1],
-            },
-            **self.evaluations.last,
+            **summed_up(self.policies),
         }
+        if len(self.policies) == 1:
+            return {**measured, **self.policies[0].summary()}
+        return {**measured, "policies": {each.id: each.summary() for each in self.policies}}
 
     def _total(self, name: str) -> float:
         return self._graph.total(name)
@@ -201,7 +175,7 @@ class RunStatistics:
         )
 
     def _updates_so_far(self) -> int:
-        return max(self._updates, int(self._total("updates")))
+        return sum(policy.updates for policy in self.policies)
 
     def _checks(self) -> dict[str, int]:
         """How often ranks have compared what they hold, where they do (DD-PPO under --debug)."""
@@ -244,12 +218,3 @@ class RunStatistics:
             (now[2] - then[2]) / elapsed,
             (now[3] - then[3]) / elapsed,
         )
-
-
-def _newer_lag(
-    known: tuple[float, float], learner: dict[str, float], name: str
-) -> tuple[float, float]:
-    """The newest mean, and the highest maximum so far."""
-    if f"{name}_mean" not in learner:
-        return known
-    return learner[f"{name}_mean"], max(known[1], learner[f"{name}_max"])

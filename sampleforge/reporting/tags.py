@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 GROUPS = {
     "rollout": (
@@ -55,8 +56,14 @@ def group_of(name: str) -> str:
     return next(fits, OTHERS)
 
 
-def tag(name: str) -> str:
+def tag(name: str, policies: Sequence[str] = ()) -> str:
     """Return a metric's tag in TensorBoard, such as ``losses/entropy``. If the name begins with the
-    group's name, that part is dropped: ``eval_return_mean`` becomes ``eval/return_mean``."""
+    group's name, that part is dropped: ``eval_return_mean`` becomes ``eval/return_mean``.
+
+    ``policies``: the beginning of the names of each policy's metrics, such as ``policy_1/``, with
+    which the tag begins, too.
+    """
+    policy = next((each for each in policies if name.startswith(each)), "")
+    name = name.removeprefix(policy)
     group = group_of(name)
-    return f"{group}/{name.removeprefix(f'{group}_')}"
+    return f"{policy}{group}/{name.removeprefix(f'{group}_')}"

@@ -25,6 +25,9 @@ class RolloutExchange(Protocol):
 
     slots: TrajectorySlots
 
+    def num_free(self, actor: int) -> int:
+        """Return how many slots `take_free` has for the actor. Only the actor makes them fewer."""
+
     def take_free(self, actor: int) -> int | None:
         """Return a slot to write, or None if there is none."""
 
@@ -104,6 +107,11 @@ class SlotExchange:
 
     def _ring_of(self, slot: int) -> int:
         return self._ring(slot * self._learners // self.slots.count, slot % self._actors)
+
+    def num_free(self, actor: int) -> int:
+        """Return how many slots there are for this actor to write. Called by the actor."""
+        rings = (self._ring(learner, actor) for learner in range(self._learners))
+        return len(self._inherited[actor]) + sum(map(self._free.size, rings))
 
     def take_free(self, actor: int) -> int | None:
         """Return a slot for this actor to write, from the learners in turn, or None if there is

@@ -25,7 +25,7 @@ class Reports:
 
     def __init__(self, session: Session, *, by_env_steps: bool) -> None:
         self._progress = session.graph.progress
-        self._evaluations = session.statistics.evaluations
+        self._statistics = session.statistics
         self._by_env_steps = by_env_steps
         self._interval = session.config.report_interval * (1000.0 if by_env_steps else 1.0)
         self._next = self._clock() + self._interval
@@ -36,7 +36,7 @@ class Reports:
         due = self._clock() >= self._next
         if due:
             self._next = self._clock() + self._interval
-        return due or self._evaluations.waits
+        return due or self._statistics.evaluation_waits
 
     def _clock(self) -> float:
         return float(self._progress.env_steps) if self._by_env_steps else monotonic()
@@ -50,11 +50,13 @@ class RunFiles(Callback):
         resources.callback(self._reporter.close)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        graph = session.graph
         self._reporter.report(
             report,
-            env_steps=session.graph.progress.env_steps,
+            env_steps=graph.progress.env_steps,
             wall_s=report["wall_s"],
             histograms=session.histograms(),
+            policies=[prefix for prefix in map(graph.prefix, graph.groups) if prefix],
         )
 
     def on_message(self, session: Session, message: Message) -> None:
@@ -63,23 +65,25 @@ class RunFiles(Callback):
 
 
 class StaleExperience(Callback):
-    """Warns at the first report in which more than half of a group's rows were stale."""
+    """Warns at the first report in which more than half of a policy group's rows were stale."""
 
     def __init__(self, graph: Graph) -> None:
-        self._group = graph.group
-        self._said = False
+        self._silent = {graph.prefix(group): group for group in graph.groups}
+        """The groups that have not been warned of, by what their metrics begin with."""
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        limit = self._group.max_policy_lag
-        if self._said or limit is None or "policy_lag_mean" not in report:
-            return
-        text = stale_warning(
-            report["stale_fraction"],
-            limit,
-            report["policy_lag_mean"],
-            report["policy_lag_batches_mean"],
-            synchronous=self._group.synchronous,
-        )
-        if text is not None:
-            self._said = True
-            session.message(text, "warning")
+        for prefix, group in list(self._silent.items()):
+            limit = group.max_policy_lag
+            if limit is None or f"{prefix}policy_lag_mean" not in report:
+                continue
+            text = stale_warning(
+                report[f"{prefix}stale_fraction"],
+                limit,
+                report[f"{prefix}policy_lag_mean"],
+                report[f"{prefix}policy_lag_batches_mean"],
+                synchronous=group.synchronous,
+            )
+            if text is not None:
+                del self._silent[prefix]
+                of = f"{group.id}: " if prefix else ""
+                session.message(f"{of}{text}", "warning")

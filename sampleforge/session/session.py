@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import time
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
@@ -17,7 +17,7 @@ from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.session.callback import Callback, Level, Message
 from sampleforge.session.deployment import Deployment, OneMachine
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import OpenRun
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT = 300.0
 """Seconds that the learner may need to answer: it answers between two updates."""
+_POLICY_ID = re.compile(r"\w+", re.ASCII)
 POLL = 0.1
 """Seconds between two looks at the workers."""
 
@@ -64,6 +65,10 @@ class Session:
     of `reports` as WorkerDied. Entering is `open` and `start`, for those who have something to do
     between the two. A session can be entered once. It works in any thread, but all of its methods
     other than `stop`, `interrupt` and `kill` belong to one thread.
+
+    ``policies``: the ids of the policy groups, each of which learns a policy of its own from the
+    same actors. With several, each has a folder of checkpoints of its own, named by its id, and the
+    names of its metrics begin with ``<id>/``.
     """
 
     def __init__(
@@ -72,12 +77,18 @@ class Session:
         callbacks: Sequence[Callback] = (),
         *,
         deployment: Deployment | None = None,
+        policies: Sequence[str] = (ONLY_POLICY,),
     ) -> None:
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
+        if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
+            raise ValueError(
+                f"policy ids must differ and consist of letters, digits and _: {list(policies)}"
+            )
         self.asked = config
         """The config as it was asked for; ``config`` is what the run folder made of it, and
         ``resolved`` what it is with all defaults."""
+        self._policies = policies
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = list(callbacks)
         self._resources = ExitStack()
@@ -125,7 +136,12 @@ class Session:
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
         self.opened: OpenRun = open_folder(
-            self.asked, fitted, self._resources, self._interrupted.is_set, damaged.append
+            self.asked,
+            fitted,
+            self._resources,
+            self._interrupted.is_set,
+            damaged.append,
+            self._policies,
         )
         self.config: AnyConfig = self.opened.config
         self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
@@ -144,7 +160,7 @@ class Session:
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.reporting import StaleExperience
         from sampleforge.shared.rings import check_store_order
-        from sampleforge.topologies.builders import ResumePoint
+        from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
         from sampleforge.workers.worker import WorkerContext
 
         opened, chosen = self.opened, self._deployment.topology(self)
@@ -165,12 +181,25 @@ class Session:
             env_steps=earlier.get("env_steps", 0),
             wall_s=earlier.get("wall_s", 0.0),
             started=time(),
-            resume=ResumeCheckpoint(opened.store) if earlier else None,
-            replays=opened.stored_replay,
         )
-        save = SaveCheckpoint(opened.store)
-        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, save)
-        self.statistics = RunStatistics(self.graph, earlier.get("statistics", {}))
+        policies = [
+            PolicyStart(
+                stored.id,
+                dataclasses.replace(
+                    self.resume_point,
+                    seed=seed_of_policy(config.seed, index),
+                    resume=ResumeCheckpoint(stored.store) if stored.earlier else None,
+                    replays=stored.stored_replay,
+                ),
+                SaveCheckpoint(stored.store),
+            )
+            for index, stored in enumerate(opened.policies)
+        ]
+        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, policies)
+        stored_statistics = {
+            stored.id: stored.earlier.get("statistics", {}) for stored in opened.policies
+        }
+        self.statistics = RunStatistics(self.graph, stored_statistics)
         limit = config.max_env_restart_rate
         self._env_restarts = EnvRestarts(self.graph.counters, limit)
         self.checkpoints = Checkpoints(self)
@@ -218,7 +247,7 @@ class Session:
                 callback.on_poll(self)
         if not self.is_interrupted():
             yield self.report()
-            while self.statistics.evaluations.waits:
+            while self.statistics.evaluation_waits:
                 yield self.report()
 
     def work(self) -> None:
@@ -243,8 +272,7 @@ class Session:
                     callback.on_episode(self, episode)
         if (first := self.statistics.first_nonfinite()) is not None:
             self.message(first, "warning")
-        if self.graph.evaluations is not None:
-            self.statistics.evaluations.take(self.graph.evaluations.take())
+        self.statistics.take_evaluations()
         if not self.is_interrupted():
             self._env_restarts.look(self.alert)
 
@@ -265,23 +293,29 @@ class Session:
 
     def report(self) -> dict[str, float]:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
-        from sampleforge.reporting.evaluated import evaluated
+        from sampleforge.reporting.evaluated import evaluations
 
         self.take_results()
-        learner = self.graph.group.learner
-        metrics = self.runner.ask(learner, "metrics", None, ANSWER_TIMEOUT)
+        metrics = {
+            group.id: self.runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
+            for group in self.graph.groups
+        }
         scalars = self.statistics.scalars(metrics)
-        evaluation = evaluated(scalars)
+        finished = list(evaluations(scalars).values())
         for callback in self._callbacks:
             callback.on_report(self, scalars)
-            if evaluation:
+            for evaluation in finished:
                 callback.on_evaluation(self, evaluation)
         return scalars
 
     def histograms(self) -> Mapping[str, Histogram]:
-        """Return the newest histograms of the replay, by name, where there is one."""
-        asked = self.graph.group.histograms
-        return MappingProxyType({}) if asked is None else asked.read()
+        """Return the newest histograms of the replays, by name, where there are any."""
+        return {
+            self.graph.prefix(group) + name: histogram
+            for group in self.graph.groups
+            if group.histograms is not None
+            for name, histogram in group.histograms.read().items()
+        }
 
     def save(self) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written."""

@@ -16,13 +16,15 @@ PATIENCE = 10.0
 
 class EpisodeRecord(NamedTuple):
     """One finished episode: the actor, split and row that played it, ``ret`` the sum of its raw
-    rewards, ``length`` in env steps."""
+    rewards, ``length`` in env steps, ``policy`` the index of the policy group that acted when it
+    ended."""
 
     actor: int
     split: int
     row: int
     ret: float
     length: int
+    policy: int = 0
 
 
 class _Episode(Protocol):
@@ -37,7 +39,9 @@ class _Episode(Protocol):
 class Episodes(Protocol):
     """A queue of finished episodes from the actors to the driver."""
 
-    def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None: ...
+    def put(
+        self, actor: int, split: int, episodes: Iterable[_Episode], policy: int = 0
+    ) -> None: ...
 
     def take(self) -> list[EpisodeRecord]: ...
 
@@ -48,8 +52,8 @@ class EpisodeList:
     def __init__(self) -> None:
         self._records: list[EpisodeRecord] = []
 
-    def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None:
-        self.extend(EpisodeRecord(actor, split, e.row, e.ret, e.length) for e in episodes)
+    def put(self, actor: int, split: int, episodes: Iterable[_Episode], policy: int = 0) -> None:
+        self.extend(EpisodeRecord(actor, split, e.row, e.ret, e.length, policy) for e in episodes)
 
     def extend(self, records: Iterable[EpisodeRecord]) -> None:
         self._records += records
@@ -73,7 +77,7 @@ class EpisodeQueue:
         self.__setstate__(
             SharedArrays(
                 {
-                    "who": ((*each, 2), "int64"),  # split, row
+                    "who": ((*each, 3), "int64"),  # split, row, policy
                     "ret": (each, "float64"),
                     "length": (each, "int64"),
                     "head": ((actors, 8), "int64"),  # a cache line each
@@ -82,14 +86,14 @@ class EpisodeQueue:
             )
         )
 
-    def put(self, actor: int, split: int, episodes: Iterable[_Episode]) -> None:
+    def put(self, actor: int, split: int, episodes: Iterable[_Episode], policy: int = 0) -> None:
         """Send finished episodes. Raises queue.Full if the driver takes none for 10 seconds."""
         arrays, tails = self._arrays, self._arrays["tail"]
         capacity = arrays["ret"].shape[1]
         for episode in episodes:
             self._wait_for_room(actor, capacity)
             at = tails[actor, 0] % capacity
-            arrays["who"][actor, at] = split, episode.row
+            arrays["who"][actor, at] = split, episode.row, policy
             arrays["ret"][actor, at] = episode.ret
             arrays["length"][actor, at] = episode.length
             tails[actor, 0] += 1  # last: an incomplete record is never read
@@ -111,9 +115,9 @@ class EpisodeQueue:
             zip(arrays["head"][:, 0].tolist(), arrays["tail"][:, 0].tolist(), strict=True)
         ):
             for at in (n % capacity for n in range(head, tail)):
-                split, row = arrays["who"][actor, at].tolist()
+                split, row, policy = arrays["who"][actor, at].tolist()
                 ret, length = float(arrays["ret"][actor, at]), int(arrays["length"][actor, at])
-                records.append(EpisodeRecord(actor, split, row, ret, length))
+                records.append(EpisodeRecord(actor, split, row, ret, length, policy))
             arrays["head"][actor, 0] = tail
         return records
 

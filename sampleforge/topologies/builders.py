@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from sampleforge.algos.appo import AppoLoss
@@ -27,6 +28,7 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, PpoConfig
 from sampleforge.topologies.sampler_plan import Plan, SamplerPlan
+from sampleforge.workers.learner import Save
 
 NewModel = Callable[[], ActorCritic]
 NewPolicy = Callable[[], Policy]
@@ -73,6 +75,23 @@ class ResumePoint:
     started: float = 0.0
     resume: Resume | None = None
     replays: ReplayFolder | None = None
+
+
+@dataclass(frozen=True)
+class PolicyStart:
+    """Where one policy of a run begins: the id of its group; ``start`` with a seed and a checkpoint
+    of its own; ``save`` writes a checkpoint, in the learner's process."""
+
+    id: str
+    start: ResumePoint
+    save: Save
+
+
+def seed_of_policy(seed: int, index: int) -> int:
+    """Return the seed of the ``index``-th policy of a run: of the first one the run's own."""
+    if index == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint32)[0] >> 1)
 
 
 def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:

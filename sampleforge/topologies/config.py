@@ -206,5 +206,8 @@ PpoConfig = AppoConfig | DdppoConfig
 AnyConfig = PpoConfig | ApexConfig
 """The config of any algorithm."""
 
+ONLY_POLICY = "policy"
+"""The id of the policy group of a run with one policy."""
+
 ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}
 """Name of an algorithm -> its config class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from sampleforge.shared.records import Evaluations
@@ -20,8 +21,17 @@ NICER = 5
 """The evaluator's niceness beyond that of the actors: what trains goes first."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """``results``: the queue of an evaluator's results (None: the policy has none); ``edges``: the
+    arrows of its worker."""
+
+    results: Evaluations | None = None
+    edges: tuple[Edge, ...] = ()
+
+
 def evaluators(config: AnyConfig) -> int:
-    """Return how many evaluators a run has, 0 or 1."""
+    """Return how many evaluators a policy has, 0 or 1."""
     return int(config.evaluate_interval is not None)
 
 
@@ -32,11 +42,14 @@ def add_evaluator(
     new_model: NewModel,
     start: ResumePoint,
     learner: str = "learner",
-) -> tuple[Edge, ...]:
-    """Add the evaluator of a policy, if the config has one; returns its arrows."""
+    row: int | None = None,
+) -> Evaluation:
+    """Add the evaluator of a policy, if the config has one. ``start``: of the run, because all of
+    its policies are evaluated in the same episodes. ``learner``: name of the worker that publishes
+    the weights. ``row``: not the next free counter row."""
     interval, episodes = config.evaluate_interval, config.evaluate_episodes
     if interval is None:
-        return ()
+        return Evaluation()
     seed, wakeup, results = evaluation_seed(start.seed), Wakeup(), Evaluations()
     make_envs = partial(evaluation_envs, config, episodes, seed)
     make_worker = partial(
@@ -52,17 +65,19 @@ def add_evaluator(
         stochastic=config.evaluate_stochastic,
         seed=seed,
     )
-    graph.add(
+    node = graph.add(
         "evaluator",
         make_worker,
         wakeup,
         Placement(niceness=min(19, config.worker_niceness + NICER)),
         RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),
         (make_envs,),
-        row=graph.last_row,
+        row=row,
     )
-    graph.evaluate(results)
-    return (
-        Edge(learner, "evaluator", f"weights, every {interval} env steps"),
-        Edge("evaluator", "driver", f"returns of {episodes} episodes with frozen weights"),
+    return Evaluation(
+        results,
+        (
+            Edge(learner, node.name, f"weights, every {interval} env steps"),
+            Edge(node.name, "driver", f"returns of {episodes} episodes with frozen weights"),
+        ),
     )

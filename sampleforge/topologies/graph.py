@@ -6,6 +6,7 @@ policy; `GraphBuilder.build` returns the `Graph` that a runner runs.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -81,7 +82,9 @@ class PolicyGroup:
     ``max_policy_lag``: of experience that is learned from, in versions; None: any age.
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
     shared memory. ``exploration``: where env rows explore differently. ``archive`` and
-    ``histograms``: of the replay, where experience is kept.
+    ``histograms``: of the replay, where experience is kept. ``evaluations``: results, where the
+    policy is evaluated while it is trained. ``keep_alive``: what must exist for as long as the
+    group does.
     """
 
     id: str
@@ -94,6 +97,8 @@ class PolicyGroup:
     exploration: Exploration | None = None
     archive: ReplayArchive | None = None
     histograms: ReplayHistograms | None = None
+    evaluations: Evaluations | None = None
+    keep_alive: tuple[object, ...] = ()
 
     @property
     def learner(self) -> Node:
@@ -103,8 +108,7 @@ class PolicyGroup:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a topology function returns. ``evaluations``: results, where policies are evaluated
-    while they are trained. ``keep_alive``: what must exist for as long as the graph does."""
+    """What a topology function returns."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -115,14 +119,10 @@ class Graph:
     counters: Counters
     episodes: Episodes
     stop: StopFlag
-    evaluations: Evaluations | None = None
-    keep_alive: tuple[object, ...] = ()
 
-    @property
-    def group(self) -> PolicyGroup:
-        """The only policy group. Raises ValueError where there are several."""
-        (only,) = self.groups
-        return only
+    def prefix(self, group: PolicyGroup) -> str:
+        """Return what the names of a group's metrics begin with, see `group_prefix`."""
+        return group_prefix(group.id, len(self.groups))
 
     def having(self, *roles: Role) -> list[Node]:
         """The nodes of these roles, in the graph's order."""
@@ -147,6 +147,12 @@ class Graph:
         return "\n".join(lines + [f"  {note}" for note in self.notes])
 
 
+def group_prefix(group: str, groups: int) -> str:
+    """Return what the names of a policy group's workers and metrics begin with: its id and a slash,
+    or nothing if it is the only one of the graph's ``groups``."""
+    return "" if groups == 1 else f"{group}/"
+
+
 class GraphBuilder:
     """Collects the workers of a topology; gives each its counter row, and all one stop flag.
 
@@ -156,7 +162,7 @@ class GraphBuilder:
     def __init__(self, name: str, num_workers: int, config: AnyConfig, start: ResumePoint) -> None:
         self._name = name
         self._nodes: list[Node] = []
-        self._evaluations: Evaluations | None = None
+        self._prefix = ""
         self.counters = Counters(COUNTERS, num_workers)
         self.stop = StopFlag()
         self.progress = Progress(
@@ -167,6 +173,12 @@ class GraphBuilder:
             config.train_for_env_steps,
             config.train_for_seconds,
         )
+
+    def of_group(self, prefix: str) -> GraphBuilder:
+        """Return a builder of the same graph that adds ``prefix`` to the names of its workers."""
+        same = copy.copy(self)
+        same._prefix = prefix
+        return same
 
     def add(
         self,
@@ -183,6 +195,7 @@ class GraphBuilder:
         """Add the worker that ``make(counter_row=...)`` returns. ``row``: not the next free one."""
         row = len(self._nodes) if row is None else row
         worker = make(counter_row=row)
+        worker.name = self._prefix + worker.name
         assert all(node.name != worker.name for node in self._nodes), worker.name
         node = Node(worker, role, wakeup, row, placement, restart, tuple(envs), in_checkpoint)
         self._nodes.append(node)
@@ -193,10 +206,6 @@ class GraphBuilder:
         """The counter row of the worker that is added last."""
         return len(self.counters.column("env_steps")) - 1
 
-    def evaluate(self, results: Evaluations) -> None:
-        """One of the workers evaluates; its ``results`` are the graph's."""
-        self._evaluations = results
-
     def build(
         self,
         groups: Sequence[PolicyGroup],
@@ -204,7 +213,6 @@ class GraphBuilder:
         notes: Sequence[str],
         episodes: Episodes,
         progress: Progress | None = None,
-        keep_alive: tuple[object, ...] = (),
     ) -> Graph:
         """Return the graph of all that was added. ``progress``: one that ends by another rule."""
         return Graph(
@@ -217,8 +225,6 @@ class GraphBuilder:
             counters=self.counters,
             episodes=episodes,
             stop=self.stop,
-            evaluations=self._evaluations,
-            keep_alive=keep_alive,
         )
 
 

@@ -28,8 +28,9 @@ class Topology:
     """The functions of one algorithm.
 
     ``resolve_defaults(config, spec)`` resolves the unset fields of the config;
-    ``plan(config, spec, device)`` chooses the sizes; ``wire(config, plan, spec, start, save)``
-    builds the graph; ``model_maker(config, spec, seed)`` returns the function that makes the model.
+    ``plan(config, spec, device)`` chooses the sizes; ``wire(config, plan, spec, start, policies)``
+    builds the graph, with a policy group for each `PolicyStart` of ``policies``;
+    ``model_maker(config, spec, seed)`` returns the function that makes the model.
     """
 
     resolve_defaults: Callable[[Any, EnvSpec], Any]

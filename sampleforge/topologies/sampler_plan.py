@@ -37,11 +37,6 @@ class SamplerPlan:
         """Number of env rows of the run."""
         return self.num_workers * self.num_splits * self.rows
 
-    @property
-    def num_samplers(self) -> int:
-        """Number of actors and policy workers."""
-        return self.num_workers + self.num_policy_workers
-
     def envs_in_words(self, workers: str = "workers") -> str:
         """Return the number of env rows and its factors as text."""
         splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
@@ -157,6 +152,19 @@ def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
             f"the trajectory slots need {human_bytes(plan.slot_bytes)} of shared memory "
             f"({plan.slots} slots of {shape.rows} rows x {shape.rollout} steps), but only "
             f"{human_bytes(free)} are free; lower {flags}, or give the machine more (/dev/shm)"
+        )
+
+
+def check_memory_of_groups(nbytes: int, groups: int) -> None:
+    """Raise ConfigError if the slots of several policy groups, each of ``nbytes``, do not fit into
+    shared memory; for one group the plan has checked it."""
+    free = shared_memory_free()
+    if groups > 1 and free is not None and groups * nbytes > 0.9 * free:
+        raise ConfigError(
+            f"{groups} policies need {groups} x {human_bytes(nbytes)} of shared memory for their "
+            f"slots, because all actors may have slots of any of them, but only "
+            f"{human_bytes(free)} are free; train fewer policies in one run, lower "
+            "--num-envs-per-worker or --rollout, or give the machine more (/dev/shm)"
         )
 
 

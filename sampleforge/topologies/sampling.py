@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from sampleforge.config import ConfigError
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape
@@ -24,72 +25,132 @@ from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
+from sampleforge.workers.policy_mapping import (
+    DrawnAnew,
+    FixedPerStream,
+    InTurn,
+    PolicyMapping,
+    only_policy,
+)
+from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 
 
 @dataclass(frozen=True)
-class Channels:
-    """What joins the actors to the rest of the graph."""
+class ActorChannels:
+    """What all policy groups share: the actors' wake-ups, and what the driver knows of actors."""
 
-    weights: SharedWeights
-    requests: InferenceRequests | None  # with policy workers only
     episodes: EpisodeQueue
-    actor_wakeups: list[Wakeup]
-    policy_wakeups: list[Wakeup]
-    learner_wakeups: list[Wakeup]
+    wakeups: list[Wakeup]
     restart_budget: RestartBudget
 
 
-def channels(
-    config: AnyConfig,
-    plan: SamplerPlan,
-    shape: SlotShape,
-    weights: SharedWeights,
-    learners: int = 1,
-) -> Channels:
-    """Make the channels of a graph whose slots have this ``shape``."""
-    actor_wakeups = [Wakeup() for _ in range(plan.num_workers)]
-    policy_wakeups = [Wakeup() for _ in range(plan.num_policy_workers)]
-    requests = None
-    if policy_wakeups:
-        requests = InferenceRequests(shape, plan.num_splits, actor_wakeups, policy_wakeups)
-    return Channels(
-        weights=weights,
-        requests=requests,
+@dataclass(frozen=True)
+class Channels:
+    """What joins the workers of one policy group to the actors, and to each other."""
+
+    weights: SharedWeights
+    requests: InferenceRequests | None  # with policy workers only
+    actor_wakeups: list[Wakeup]
+    policy_wakeups: list[Wakeup]
+    learner_wakeups: list[Wakeup]
+
+
+@dataclass(frozen=True)
+class ActingGroup:
+    """What actors and policy workers need of one policy group. ``new_policy(i)`` makes the policy
+    of the i-th actor (inline) or policy worker."""
+
+    channels: Channels
+    exchange: RolloutExchange
+    new_policy: Callable[[int], NewPolicy]
+
+    def port(self, policy: int, actor: int, splits: int) -> PolicyPort:
+        """Return the way of one actor to this group, the ``policy``-th of the graph."""
+        inference: Inference
+        if self.channels.requests is None:
+            slots = self.exchange.slots
+            inference = InlineInference(self.new_policy(actor), slots, splits, actor)
+        else:
+            inference = RemoteInference(self.channels.requests, actor)
+        return PolicyPort(policy, self.exchange, inference)
+
+
+def actor_channels(config: AnyConfig, plan: SamplerPlan) -> ActorChannels:
+    """Make the channels that all policy groups of a graph share."""
+    return ActorChannels(
         episodes=EpisodeQueue(plan.num_workers),
-        actor_wakeups=actor_wakeups,
-        policy_wakeups=policy_wakeups,
-        learner_wakeups=[Wakeup() for _ in range(learners)],
+        wakeups=[Wakeup() for _ in range(plan.num_workers)],
         restart_budget=RestartBudget(plan.num_workers, config.max_worker_restarts),
     )
 
 
-def add_samplers(
+def channels(
+    plan: SamplerPlan,
+    shape: SlotShape,
+    weights: SharedWeights,
+    actors: ActorChannels,
+    learners: int,
+) -> Channels:
+    """Make the channels of one policy group with so many ``learners``, whose slots have this
+    ``shape``."""
+    policy_wakeups = [Wakeup() for _ in range(plan.num_policy_workers)]
+    requests = None
+    if policy_wakeups:
+        requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
+    learner_wakeups = [Wakeup() for _ in range(learners)]
+    return Channels(weights, requests, actors.wakeups, policy_wakeups, learner_wakeups)
+
+
+def choose_mapping(
+    policies: int, plan: SamplerPlan, seed: int, *, synchronous: bool, overlapping: bool
+) -> PolicyMapping:
+    """Return the policy mapping of ``policies`` groups: their policies are drawn anew for each
+    rollout. Those that sample and learn in turn (``synchronous``) act in turn, and each stream of
+    ``overlapping`` sequences keeps its policy. Raises ConfigError if a policy would have no stream.
+    """
+    if policies == 1:
+        return only_policy
+    if overlapping:
+        streams = plan.num_workers * plan.num_splits
+        if streams < policies:
+            raise ConfigError(
+                f"{policies} policies with overlapping sequences need {policies} streams, because "
+                f"a stream keeps its policy, but there are {plan.num_workers} workers x "
+                f"{plan.num_splits} splits = {streams}; raise --num-workers or --num-splits"
+            )
+        return FixedPerStream(policies, plan.num_splits)
+    return InTurn(policies) if synchronous else DrawnAnew(policies, seed)
+
+
+def add_actors(
     graph: GraphBuilder,
-    channels: Channels,
-    exchange: RolloutExchange,
+    channels: ActorChannels,
+    groups: Sequence[ActingGroup],
+    mapping: PolicyMapping,
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
-    policy_maker: Callable[[int], NewPolicy],
 ) -> None:
-    """Add all actors, then all policy workers.
+    """Add all actors, each with a port to every one of ``groups``, in the graph's order.
 
-    ``policy_maker(i)`` makes the policy of the i-th actor (inline) or policy worker.
+    No actor can wait for itself: every group's exchange has a slot for each split of each actor, as
+    many as are needed if all streams pick the same policy.
     """
     cores = available_cores()
     for index in range(plan.num_workers):
         envs = env_makers(index, config, plan, start, channels.restart_budget)
-        inference: Inference
-        if channels.requests is None:
-            policy = policy_maker(index)
-            inference = InlineInference(policy, exchange.slots, plan.num_splits, index)
-        else:
-            inference = RemoteInference(channels.requests, index)
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
-        wakeup = channels.actor_wakeups[index]
+        wakeup = channels.wakeups[index]
         make_actor = partial(
-            ActorWorker, index, envs, exchange, inference, channels.episodes, wakeup, graph.progress
+            ActorWorker,
+            index,
+            envs,
+            [group.port(i, index, plan.num_splits) for i, group in enumerate(groups)],
+            channels.episodes,
+            wakeup,
+            graph.progress,
+            mapping=mapping,
         )
         graph.add(
             "actor",
@@ -99,14 +160,18 @@ def add_samplers(
             RestartAlone(channels.restart_budget, index),
             envs,
         )
-    for index, wakeup in enumerate(channels.policy_wakeups):
-        assert channels.requests is not None
+
+
+def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPlan) -> None:
+    """Add the policy workers of one policy group, if it has any."""
+    for index, wakeup in enumerate(group.channels.policy_wakeups):
+        assert group.channels.requests is not None
         make_policy_worker = partial(
             PolicyWorker,
             index,
-            policy_maker(index),
-            exchange.slots,
-            channels.requests,
+            group.new_policy(index),
+            group.exchange.slots,
+            group.channels.requests,
             wakeup,
             graph.counters,
             device=torch.device(plan.device),
@@ -114,14 +179,22 @@ def add_samplers(
         graph.add("policy", make_policy_worker, wakeup)
 
 
-def sampler_edges(plan: SamplerPlan, learner: str = "learner") -> tuple[Edge, ...]:
-    """The requests, and the weights that ``learner`` publishes."""
+def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:
+    """Return the arrows of requests, and of the weights that ``learner`` publishes. ``group``: the
+    beginning of the names of the group's workers."""
     actors = f"{plan.num_workers} actors"
     if plan.inference == "inline":
         return (Edge(learner, actors, "weights"),)
-    policies = f"{plan.num_policy_workers} policy workers"
+    policies = f"{plan.num_policy_workers} {group}policy workers"
     return (
         Edge(actors, policies, "request (split, slot, t)"),
         Edge(policies, actors, "answer; the actions lie in the slot"),
         Edge(learner, policies, "weights"),
     )
+
+
+def policies_in_words(policies: int) -> tuple[str, ...]:
+    """Return a note about several policy groups; nothing for one."""
+    if policies == 1:
+        return ()
+    return (f"{policies} policies: batches, slots, policy workers and learners are those of each",)

@@ -8,9 +8,9 @@ from time import perf_counter, sleep
 
 import torch
 
-from sampleforge.algos.averaging import Averaging, DataParallel
+from sampleforge.algos.averaging import Averaging, DataParallel, Local
 from sampleforge.algos.learner import Learner
-from sampleforge.distributed.group import RankGroup, RankLost
+from sampleforge.distributed.group import RankGroup, RankLost, SoloGroup
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
@@ -80,7 +80,8 @@ class GroupMember:
         self._generation = self._epoch.generation
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
         self._group = self._meet()
-        self._averaging = DataParallel(self._group)
+        solo = isinstance(self._group, SoloGroup)
+        self._averaging: Averaging = Local() if solo else DataParallel(self._group)
         self._learner = self._new_learner(self._averaging)
         if self._snapshot is not None and self._snapshot.version > self._learner.version:
             self._learner.load(*self._snapshot.read())
@@ -96,7 +97,7 @@ class GroupMember:
                 if not self._stop_or_new_group():
                     raise
                 if not self.ended:
-                    self._group = self._averaging.group = self._meet()
+                    self._join_again(self._meet())
 
     @property
     def must_regroup(self) -> bool:
@@ -110,7 +111,7 @@ class GroupMember:
         self._count["heartbeat"][0] = math.inf
         self._group.close()
         self._generation = self._epoch.generation
-        self._group = self._averaging.group = self._join(self._generation)
+        self._join_again(self._join(self._generation))
         self._exchange_state()
 
     def go_on_after(self, error: RankLost, hint: str = "") -> None:
@@ -167,6 +168,10 @@ class GroupMember:
                 if not self._is_regrouped():
                     raise
 
+    def _join_again(self, group: RankGroup) -> None:
+        assert isinstance(self._averaging, DataParallel), "a group of one is never formed again"
+        self._group = self._averaging.group = group
+
     def _stop_or_new_group(self) -> bool:
         """Return, after a member was lost, whether there is a new group, or the run has ended, so
         that the other members have left regularly."""
@@ -189,7 +194,10 @@ class GroupMember:
     def _exchange_state(self) -> None:
         """Give all members the state of the member with the most gradient steps. All members have
         agreed on each of these steps, because a step comes after a complete all-reduce of
-        gradients. Raises StateLost if no member is as far as the snapshot."""
+        gradients. Raises StateLost if no member is as far as the snapshot.
+
+        If later steps are lost with the members that had taken them, their versions are skipped:
+        the version never goes back, so that behaviour is never newer than the policy."""
         assert self._group is not None
         own = (self._learner.version, self.iteration, self._progress.done)
         versions, iterations, done = self._group.all_gather(torch.tensor(own)).T.tolist()
@@ -197,6 +205,7 @@ class GroupMember:
         newest, agreed = int(max(versions)), self._epoch.agreed_version
         self._check_against_snapshot(newest)
         share_state(self._learner, self._group, source=versions.index(max(versions)))
+        self._learner.version = max(self._learner.version, agreed)
         self.iteration = int(max(iterations))
         # After all members have read the version that was agreed on before:
         self._epoch.set_agreed_version(self.index, self._learner.version)

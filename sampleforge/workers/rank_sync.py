@@ -54,8 +54,9 @@ class MetricsSync:
         if self._known is None:
             return
         for rank, count in enumerate(counts):
-            for _, split, row, ret, length in gathered[rank, :count].tolist():
-                self._known.extend([EpisodeRecord(rank, int(split), int(row), ret, int(length))])
+            for _, split, row, ret, length, policy in gathered[rank, :count].tolist():
+                record = EpisodeRecord(rank, int(split), int(row), ret, int(length), int(policy))
+                self._known.extend([record])
 
 
 class Stateful(Protocol):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.rollouts.slots import end_rollout
 from sampleforge.workers.actor import ActorWorker, Split, never
 from sampleforge.workers.batched_inference import BatchedInference
 
@@ -27,16 +26,18 @@ class VariableActor(ActorWorker):
     action, log-probability and policy version of its beginning, and the importance ratio weights it
     under the newer policy. (If such steps were dropped, they would always be the slowest ones.)
 
-    ``parts`` are the arguments of `ActorWorker`, with `ThreadedVector`, `BatchedInference` and
-    ``variable`` slots: as many as ``round_steps`` fill, and one per split, which may be open.
+    ``parts`` are the arguments of `ActorWorker`, with `ThreadedVector` and one port, which has
+    `BatchedInference` and ``variable`` slots: as many as ``round_steps`` fill, and one per split,
+    which may be open.
     """
-
-    _inference: BatchedInference
 
     def __init__(
         self, *parts: Any, round_steps: int, round_ends: Callable[[int], bool] = never
     ) -> None:
         super().__init__(*parts)
+        (port,) = self._ports  # a rank has one policy
+        assert isinstance(port.inference, BatchedInference)
+        self._exchange, self._inference = port.exchange, port.inference
         self._round_steps = round_steps
         self._round_ends = round_ends
 
@@ -67,7 +68,7 @@ class VariableActor(ActorWorker):
         self._inference.answer()
         slots = self._exchange.slots
         for index, columns in list(self._in_progress.items()):
-            slot = self._splits[index].slot
+            slot = self._splits[index].stream.slot
             if slot is not None and self._inference.is_answered(index):
                 for name, column in columns.items():
                     slots.arrays[name][slot, 0] = column
@@ -77,9 +78,9 @@ class VariableActor(ActorWorker):
         self._count["step_s"] += seconds
 
     def _advance(self, split: Split) -> bool:
-        if split.stepping and split.slot is None:
+        if split.stepping and split.stream.slot is None:
             return self._begin(split)
-        if split.stepping and not (split.env.ready and self._inference.is_answered(split.index)):
+        if split.stepping and not (split.env.ready and split.stream.is_answered()):
             return False
         return super()._advance(split)
 
@@ -97,8 +98,8 @@ class VariableActor(ActorWorker):
             self._sampling, self._taken = True, 0
         slots, rows = self._exchange.slots, split.env.num_rows
         assert slots.env_row is not None and slots.ends_batch is not None
-        slots.env_row[split.slot] = split.index * rows + np.arange(rows)
-        slots.ends_batch[split.slot] = False
+        slots.env_row[split.stream.slot] = split.index * rows + np.arange(rows)
+        slots.ends_batch[split.stream.slot] = False
         return True
 
     def _act(self, split: Split) -> bool:
@@ -109,10 +110,11 @@ class VariableActor(ActorWorker):
         self._taken += 1
         if self._taken < self._round_steps:
             return super()._next(split)
-        split.valuing = False
-        split.t += 1
-        if split.t < self._exchange.slots.shape.rollout:
-            self._ask(split)
+        stream = split.stream
+        stream.valuing = False
+        stream.t += 1
+        if stream.t < stream.slots.shape.rollout:
+            self._ask(stream)
         self._end_round()
         return True
 
@@ -123,15 +125,14 @@ class VariableActor(ActorWorker):
         self._sampling = False
         slots = self._exchange.slots
         assert slots.ends_batch is not None
-        is_open = [split for split in self._splits if split.slot is not None]
+        is_open = [split for split in self._splits if split.stream.slot is not None]
         for split in is_open:
-            slot, t = split.slot, split.t
+            slot, t = split.stream.slot, split.stream.t
             assert slot is not None
             if t < slots.shape.rollout:
                 if split.stepping:
                     self._in_progress[split.index] = self._action_at(slot, t)
-                self._inference.state[split.index] = split.before
-                end_rollout(slots, slot, t)
+                split.stream.end_early()
             slots.ends_batch[slot] = split is is_open[-1]
             self._hand_over(split)
 

@@ -6,7 +6,7 @@ Horgan et al. 2018, arXiv 1803.00933.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     NewPolicy,
+    PolicyStart,
     ResumePoint,
     acting_device,
     first_weights,
@@ -56,6 +57,7 @@ from sampleforge.topologies.graph import (
     Node,
     PolicyGroup,
     Row,
+    group_prefix,
 )
 from sampleforge.topologies.rendezvous import (
     Meeting,
@@ -63,7 +65,19 @@ from sampleforge.topologies.rendezvous import (
     meet_here,
     member_devices,
 )
-from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
+from sampleforge.topologies.sampler_plan import check_memory_of_groups
+from sampleforge.topologies.sampling import (
+    ActingGroup,
+    ActorChannels,
+    Channels,
+    actor_channels,
+    add_actors,
+    add_policy_workers,
+    channels,
+    choose_mapping,
+    policies_in_words,
+    sampler_edges,
+)
 from sampleforge.workers.learner import NoLearner, Save
 from sampleforge.workers.replay import ReplayWorker
 from sampleforge.workers.replay_follower import ReplayFollowerWorker
@@ -91,17 +105,63 @@ def apex(
     plan: ApexPlan,
     spec: EnvSpec,
     start: ResumePoint,
-    save: Save,
+    policies: Sequence[PolicyStart],
 ) -> Graph:
-    """Wire actors, policy workers, replay shards and learner. Nothing runs yet.
+    """Wire the actors, which all ``policies`` share, and for each policy a group with policy
+    workers, replay shards and a learner of its own. Nothing runs yet."""
+    count, shards = len(policies), len(plan.stored_slots)
+    check_memory_of_groups(plan.slot_bytes + plan.frame_bytes + plan.tree_bytes, count)
+    in_group = plan.num_policy_workers + shards + config.num_learners + evaluators(config)
+    graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
+    actors = actor_channels(config, plan)
+    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
+    overlapping = config.sequences is not None
+    mapping = choose_mapping(count, plan, start.seed, synchronous=False, overlapping=overlapping)
+    acting = [part.acting for part in parts]
+    add_actors(graph, actors, acting, mapping, config, plan, start)
+    groups: list[PolicyGroup] = []
+    edges: list[Edge] = []
+    episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
+    evaluations: list[Edge] = []
+    notes = [*policies_in_words(count), *_notes(config, plan, spec)]
+    for part in parts:
+        prefix = group_prefix(part.policy.id, count)
+        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
+        groups.append(group)
+        edges += _edges(config, plan, prefix)
+        evaluations += evaluation
+        notes += [prefix + note for note in told]
+    return graph.build(
+        groups=groups,
+        edges=[*edges, episodes, *evaluations],
+        notes=notes,
+        episodes=actors.episodes,
+    )
 
-    ``save`` writes a checkpoint, in the learner's process.
-    """
+
+@dataclass(frozen=True)
+class GroupParts:
+    """What one policy group is made from, before its workers are added."""
+
+    policy: PolicyStart
+    new_network: NewNetwork
+    replay: ReplayChannels
+    acting: ActingGroup
+
+    @property
+    def channels(self) -> Channels:
+        return self.acting.channels
+
+
+def _group_parts(
+    policy: PolicyStart, actors: ActorChannels, config: ApexConfig, plan: ApexPlan, spec: EnvSpec
+) -> GroupParts:
+    """Make the replay, the weights and the channels of one policy group."""
+    start = policy.start
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
-    shards = len(plan.stored_slots)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    joined = channels(config, plan, shape, weights, config.num_learners)
+    joined = channels(plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
@@ -109,29 +169,36 @@ def apex(
     def new_policy(index: int) -> NewPolicy:
         return partial(make_policy, index, new_network, weights, config, plan, start)
 
-    workers = plan.num_samplers + shards + config.num_learners + evaluators(config)
-    graph = GraphBuilder("apex", workers, config, start)
-    add_samplers(graph, joined, replay.exchange, config, plan, start, new_policy)
-    for index in range(shards):
-        _add_shard(graph, index, replay, config, plan, start)
-    learners, meeting = _add_learners(graph, replay, joined, config, plan, start, new_network, save)
-    evaluation = add_evaluator(graph, config, weights, new_network, start, learners[0].name)
+    return GroupParts(policy, new_network, replay, ActingGroup(joined, replay.exchange, new_policy))
+
+
+def _add_group(
+    graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan, start: ResumePoint
+) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
+    its evaluator, and what is to be said of the group."""
+    policy, replay, joined = parts.policy, parts.replay, parts.channels
+    new_network, own_start = parts.new_network, policy.start
+    add_policy_workers(graph, parts.acting, plan)
+    for index in range(len(plan.stored_slots)):
+        _add_shard(graph, index, replay, config, plan, own_start)
+    learners, meeting = _add_learners(
+        graph, replay, joined, config, plan, own_start, new_network, policy.save
+    )
+    evaluation = add_evaluator(graph, config, joined.weights, new_network, start, learners[0].name)
     group = PolicyGroup(
-        "policy",
+        policy.id,
         learners,
         replay.exchange,
-        weights,
+        joined.weights,
         exploration=exploration(config, plan),
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
-    )
-    return graph.build(
-        groups=[group],
-        edges=[*_edges(config, plan), *evaluation],
-        notes=[*_notes(config, plan, spec, replay, start), *([meeting.note] if meeting else [])],
-        episodes=joined.episodes,
+        evaluations=evaluation.results,
         keep_alive=meeting.keep_alive if meeting else (),
     )
+    notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, own_start)
+    return group, evaluation.edges, (*notes, *([meeting.note] if meeting else []))
 
 
 def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
@@ -407,11 +474,12 @@ def make_reader(
     return SequenceReader(slots, windows, frames)
 
 
-def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
-    actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} replay shards"
+def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:
+    """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
+    actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} {group}replay shards"
     several = config.num_learners > 1
-    first = "learner 0" if several else "learner"
-    learners = f"{config.num_learners} learners" if several else first
+    first = f"{group}learner 0" if several else f"{group}learner"
+    learners = f"{config.num_learners} {group}learners" if several else first
     what = "transitions" if config.sequences is None else "sequences"
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
     return (
@@ -421,8 +489,7 @@ def _edges(config: ApexConfig, plan: ApexPlan) -> tuple[Edge, ...]:
         Edge(shards, learners, f"{plan.batch_size} drawn {what}"),
         Edge(first, shards, "their TD errors"),
         *([Edge(learners, learners, "gradients, summed; TD errors")] if several else []),
-        *sampler_edges(plan, first),
-        Edge(actors, "driver", "finished episodes"),
+        *sampler_edges(plan, group, first),
     )
 
 
@@ -444,9 +511,7 @@ def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
     return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
 
 
-def _notes(
-    config: ApexConfig, plan: ApexPlan, spec: EnvSpec, replay: ReplayChannels, start: ResumePoint
-) -> tuple[str, ...]:
+def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]:
     what = "samples" if config.sequences is None else "sequences"
     limit = "no limit of the replay ratio"
     if plan.ratio is not None:
@@ -455,7 +520,7 @@ def _notes(
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
         f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
     )
-    notes = [
+    return (
         plan.envs_in_words(),
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
@@ -467,5 +532,4 @@ def _notes(
         f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
-    ]
-    return (*notes, *replay_notes(config, plan, replay.exchange.slots, replay.archive, start))
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
     NewModel,
     NewPolicy,
+    PolicyStart,
     ResumePoint,
     first_weights,
     make_learner,
@@ -31,12 +33,30 @@ from sampleforge.topologies.builders import (
 )
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.evaluator import add_evaluator, evaluators
-from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
+from sampleforge.topologies.graph import (
+    Edge,
+    Graph,
+    GraphBuilder,
+    Node,
+    PolicyGroup,
+    group_prefix,
+)
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.rendezvous import learners_in_words, meet_here, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.topologies.sampler_plan import Plan
-from sampleforge.topologies.sampling import Channels, add_samplers, channels, sampler_edges
+from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
+from sampleforge.topologies.sampling import (
+    ActingGroup,
+    ActorChannels,
+    Channels,
+    actor_channels,
+    add_actors,
+    add_policy_workers,
+    channels,
+    choose_mapping,
+    policies_in_words,
+    sampler_edges,
+)
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, nothing
@@ -47,16 +67,64 @@ def appo(
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
-    save: Save,
+    policies: Sequence[PolicyStart],
 ) -> Graph:
-    """Wire one policy's actors, policy workers and learner. Nothing runs yet.
+    """Wire the actors, which all ``policies`` share, and for each policy a group with policy
+    workers and a learner of its own. Nothing runs yet."""
+    count = len(policies)
+    check_memory_of_groups(plan.slot_bytes, count)
+    in_group = plan.num_policy_workers + config.num_learners + evaluators(config)
+    graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
+    actors = actor_channels(config, plan)
+    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
+    mapping = choose_mapping(
+        count, plan, start.seed, synchronous=plan.synchronous, overlapping=False
+    )
+    acting = [part.acting for part in parts]
+    add_actors(graph, actors, acting, mapping, config, plan, start)
+    groups: list[PolicyGroup] = []
+    edges: list[Edge] = []
+    episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
+    evaluations: list[Edge] = []
+    notes = [*_notes(config, plan, spec, count)]
+    for part in parts:
+        prefix = group_prefix(part.policy.id, count)
+        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
+        groups.append(group)
+        edges += _edges(config, plan, prefix)
+        evaluations += evaluation
+        notes += [prefix + note for note in told]
+    return graph.build(
+        groups=groups,
+        edges=[*edges, episodes, *evaluations],
+        notes=notes,
+        episodes=actors.episodes,
+    )
 
-    ``save`` writes a checkpoint, in the learner's process.
-    """
+
+@dataclass(frozen=True)
+class GroupParts:
+    """What one policy group is made from, before its workers are added."""
+
+    policy: PolicyStart
+    new_model: NewModel
+    exchange: SlotExchange
+    acting: ActingGroup
+
+    @property
+    def channels(self) -> Channels:
+        return self.acting.channels
+
+
+def _group_parts(
+    policy: PolicyStart, actors: ActorChannels, config: AppoConfig, plan: Plan, spec: EnvSpec
+) -> GroupParts:
+    """Make the slots, the exchange, the weights and the channels of one policy group."""
+    start = policy.start
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(config, plan, shape, weights, config.num_learners)
+    joined = channels(plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
 
@@ -65,28 +133,33 @@ def appo(
         noise = config.noise_correlation
         return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
 
-    workers = plan.num_samplers + config.num_learners + evaluators(config)
-    graph = GraphBuilder("appo", workers, config, start)
-    add_samplers(graph, joined, exchange, config, plan, start, new_policy)
-    learners = _add_learners(graph, joined, exchange, config, plan, start, new_model, save)
+    acting = ActingGroup(joined, exchange, new_policy)
+    return GroupParts(policy, new_model, exchange, acting)
+
+
+def _add_group(
+    graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan, start: ResumePoint
+) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
+    its evaluator, and what is to be said of the group."""
+    policy, new_model, weights = parts.policy, parts.new_model, parts.channels.weights
+    add_policy_workers(graph, parts.acting, plan)
+    learners = _add_learners(
+        graph, parts.channels, parts.exchange, config, plan, policy.start, new_model, policy.save
+    )
     evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
-    return graph.build(
-        groups=[
-            PolicyGroup(
-                "policy",
-                learners.nodes,
-                exchange,
-                weights,
-                plan.lag.limit,
-                plan.synchronous,
-                learners.snapshot,
-            )
-        ],
-        edges=[*_edges(config, plan), *evaluation],
-        notes=[*_notes(config, plan, spec), *learners.notes],
-        episodes=joined.episodes,
+    group = PolicyGroup(
+        policy.id,
+        learners.nodes,
+        parts.exchange,
+        weights,
+        plan.lag.limit,
+        plan.synchronous,
+        learners.snapshot,
+        evaluations=evaluation.results,
         keep_alive=learners.keep_alive,
     )
+    return group, evaluation.edges, learners.notes
 
 
 class Learners(NamedTuple):
@@ -197,25 +270,26 @@ def _make_worker(
     )
 
 
-def _edges(config: AppoConfig, plan: Plan) -> tuple[Edge, ...]:
+def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
+    """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
     actors = f"{plan.num_workers} actors"
     several = config.num_learners > 1
-    learners = f"{config.num_learners} learners" if several else "learner"
+    learners = f"{config.num_learners} {group}learners" if several else f"{group}learner"
     rollout = f"slot of {plan.rollout} steps x {plan.rows} rows"
     together = "gradients, summed at every minibatch; counts and moments"
     return (
         Edge(actors, learners, f"ready {rollout} ({plan.slots_per_batch} a batch)"),
         Edge(learners, actors, f"free slot ({plan.slots} in circulation)"),
         *([Edge(learners, learners, together)] if several else []),
-        *sampler_edges(plan, "learner 0" if several else "learner"),
-        Edge(actors, "driver", "finished episodes"),
+        *sampler_edges(plan, group, f"{group}learner 0" if several else learners),
     )
 
 
-def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec) -> tuple[str, ...]:
+def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
         reason(config, spec),
+        *policies_in_words(policies),
         plan.envs_in_words(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",

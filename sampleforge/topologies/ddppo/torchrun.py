@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import StoreBoard
@@ -11,18 +13,18 @@ from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import ResumePoint, model_maker
+from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import (
     edges,
     notes,
+    only_of,
     wire_rank,
 )
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import Evaluation, add_evaluator, evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
-from sampleforge.workers.learner import Save
 from sampleforge.workers.rank_sync import MetricsSync
 
 
@@ -65,12 +67,13 @@ def ddppo_world(
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
-    save: Save,
+    policies: Sequence[PolicyStart],
     *,
     rendezvous: StartupRendezvous,
 ) -> Graph:
     """Wire the rank of this process, once all have met; rank 0 also has the evaluator."""
-    world = rendezvous.world
+    policy = only_of(policies)
+    start, world = policy.start, rendezvous.world
     leads = world.rank == 0
     graph = GraphBuilder("ddppo", world.size + leads * evaluators(config), config, start)
     played, known = EpisodeList(), EpisodeList()
@@ -82,7 +85,7 @@ def ddppo_world(
         plan,
         spec,
         start,
-        save,
+        policy.save,
         played,
         board,
         GroupEpoch(0, world.size),  # torchrun restarts a rank, and with it all others
@@ -93,15 +96,27 @@ def ddppo_world(
     if world.attempt and leads:
         graph.counters.row(0)["restarts"] += 1
     new_model = model_maker(config, spec, start.seed)
-    evaluation = add_evaluator(graph, config, weights, new_model, start, "rank 0") if leads else ()
+    evaluation = Evaluation()
+    if leads:
+        row = graph.last_row  # below those of the ranks on other machines
+        evaluation = add_evaluator(graph, config, weights, new_model, start, "rank 0", row)
+    group = PolicyGroup(
+        policy.id,
+        (node,),
+        exchange,
+        weights,
+        plan.lag.limit,
+        synchronous=True,
+        evaluations=evaluation.results,
+        keep_alive=(board,),
+    )
     return graph.build(
-        groups=[PolicyGroup("policy", (node,), exchange, weights, plan.lag.limit, True)],
-        edges=[*edges(world.size), *evaluation],
+        groups=[group],
+        edges=[*edges(world.size), *evaluation.edges],
         notes=[
             *notes(config, plan, spec, f"gradients through {why}"),
             f"they have met at {world.store}",
         ],
         episodes=known,
         progress=AgreedProgress(**vars(graph.progress), ranks=(world.rank,)),
-        keep_alive=(board,),
     )

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from sampleforge.config import ConfigError
 from sampleforge.distributed.group import Rendezvous
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
@@ -24,6 +25,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
+    PolicyStart,
     ResumePoint,
     env_makers,
     first_weights,
@@ -49,6 +51,7 @@ from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.rank_sync import MetricsSync
+from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement
 
@@ -58,34 +61,54 @@ def ddppo(
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
-    save: Save,
+    policies: Sequence[PolicyStart],
 ) -> Graph:
-    """Wire the ranks of this machine. Nothing runs yet, but for the store at which those with a GPU
-    each will meet.
+    """Wire the ranks of this machine, which learn one policy. Nothing runs yet, but for the store
+    at which those with a GPU each will meet.
 
     Rank 0 speaks for the group: it writes the checkpoints.
     """
-    ranks = plan.num_workers
+    policy = only_of(policies)
+    start, ranks = policy.start, plan.num_workers
     graph = GraphBuilder("ddppo", ranks + evaluators(config), config, start)
     episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
     meeting = meet_here(member_devices(plan.device, ranks), config.rank_timeout, new_model)
     board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
     snapshot = None if config.serial else StateSnapshot(new_model())
-    wire = partial(wire_rank, graph, config, plan, spec, start, save, episodes, board, group_epoch)
+    parts = (config, plan, spec, start, policy.save, episodes, board, group_epoch)
+    wire = partial(wire_rank, graph, *parts)
     members = [wire(join, snapshot=snapshot) for join in meeting.rendezvous]
     nodes, exchanges, weights = zip(*members, strict=True)
     evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
+    group = PolicyGroup(
+        policy.id,
+        nodes,
+        exchanges[0],
+        weights[0],
+        plan.lag.limit,
+        synchronous=True,
+        snapshot=snapshot,
+        evaluations=evaluation.results,
+        keep_alive=meeting.keep_alive,
+    )
     return graph.build(
-        groups=[
-            PolicyGroup("policy", nodes, exchanges[0], weights[0], plan.lag.limit, True, snapshot)
-        ],
-        edges=[*edges(ranks), *evaluation],
+        groups=[group],
+        edges=[*edges(ranks), *evaluation.edges],
         notes=notes(config, plan, spec, meeting.note, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
-        keep_alive=meeting.keep_alive,
     )
+
+
+def only_of(policies: Sequence[PolicyStart]) -> PolicyStart:
+    """Return the only policy. Raises ConfigError if there are several."""
+    if len(policies) != 1:
+        raise ConfigError(
+            f"ddppo trains one policy, but {len(policies)} are asked for: a rank's actor and "
+            "learner share one; use appo or apex"
+        )
+    return policies[0]
 
 
 def wire_rank(
@@ -121,15 +144,16 @@ def wire_rank(
     preemption = _preemption(config, plan, board, join)
     # The ranks end together: none may stop sampling by itself while others wait for its gradients.
     endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
-    parts = (episodes, wakeup, endless, rank)
+    last = (episodes, wakeup, endless, rank)
     ends = preemption.ends if join.size > 1 else never
     if config.variable_experience:
-        inference, steps = BatchedInference(*policy), plan.num_splits * plan.rollout
-        room = with_room(config, steps, join.size)
+        port = PolicyPort(0, exchange, BatchedInference(*policy))
+        room = with_room(config, plan.num_splits * plan.rollout, join.size)
         variable = partial(VariableActor, round_steps=room, round_ends=ends)
-        actor: ActorWorker = variable(0, envs, exchange, inference, *parts)
+        actor: ActorWorker = variable(0, envs, [port], *last)
     else:
-        actor = ActorWorker(0, envs, exchange, InlineInference(*policy), *parts, ends_early=ends)
+        port = PolicyPort(0, exchange, InlineInference(*policy))
+        actor = ActorWorker(0, envs, [port], *last, ends_early=ends)
 
     member = GroupMember(
         rank,

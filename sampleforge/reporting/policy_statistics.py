@@ -1,0 +1,158 @@
+"""What a run has to say of one of its policies: returns, lengths, lag, updates, evaluations."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sampleforge.reporting.evaluated import EvaluationReports
+from sampleforge.reporting.exploring import ReturnsByExploration
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.records import EpisodeRecord
+from sampleforge.topologies.graph import PolicyGroup
+
+LAST_EPISODES = 100
+
+
+class PolicyStatistics:
+    """Collects the finished episodes, the evaluations and the learner's metrics of one policy
+    group. ``earlier``: the `state` of the run before, empty for a new one."""
+
+    def __init__(self, group: PolicyGroup, counters: Counters, earlier: Mapping[str, Any]) -> None:
+        self.id = group.id
+        self._exchange = group.exchange
+        self._counters = counters
+        self._learners = [node.counter_row for node in group.learners]
+        self.episodes = int(earlier.get("episodes", 0))
+        self.returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
+        self.lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
+        self.return_best: float | None = earlier.get("return_best")
+        self._exploring: ReturnsByExploration | None = None
+        if group.exploration is not None:
+            before = earlier.get("exploring", {})
+            self._exploring = ReturnsByExploration(group.exploration, LAST_EPISODES, before)
+        self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
+        self._lag_batches: tuple[float, float] = tuple(
+            earlier.get("policy_lag_batches", (0.0, 0.0))
+        )
+        self._updates = int(earlier.get("updates", 0))
+        self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
+
+    def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Where rows explore differently, the returns of the least exploring third are the
+        policy's; the others' are reported beside them. The best mean of 100 episodes is
+        remembered."""
+        for episode in episodes:
+            self.episodes += 1
+            if self._exploring is None or self._exploring.take(episode):
+                self.returns.append(episode.ret)
+                self.lengths.append(episode.length)
+        mean = self.return_mean
+        if mean is not None and len(self.returns) == LAST_EPISODES:
+            self.return_best = mean if self.return_best is None else max(self.return_best, mean)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last 100 episodes, None before the first."""
+        return float(np.mean(self.returns)) if self.returns else None
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps so far, also in earlier runs of the folder."""
+        return max(self._updates, int(self._counters.column("updates")[self._learners].sum()))
+
+    @property
+    def trained_steps(self) -> float:
+        """Env steps that the group's learners have learned from since the run began."""
+        return float(self._counters.column("trained_steps")[self._learners].sum())
+
+    def rating(self) -> dict[str, float | int | None]:
+        """How good the policy is, for a checkpoint: ``return_mean`` over a full window of 100
+        episodes (None before: the mean of a few may be luck), and the last evaluation's mean with
+        the env steps of its weights."""
+        full = len(self.returns) == LAST_EPISODES
+        steps = self.evaluations.last.get("eval_env_steps")
+        return {
+            "return_mean": self.return_mean if full else None,
+            "eval_return_mean": self.evaluations.last.get("eval_return_mean"),
+            "eval_env_steps": None if steps is None else int(steps),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Plain values to go on from, for a checkpoint."""
+        return {
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "return_best": self.return_best,
+            "lengths": list(self.lengths),
+            "exploring": {} if self._exploring is None else self._exploring.state(),
+            "policy_lag": list(self._lag),
+            "policy_lag_batches": list(self._lag_batches),
+            "updates": self.updates,
+            "evaluation": self.evaluations.last,
+        }
+
+    def scalars(self, learner: Mapping[str, float]) -> dict[str, float]:
+        """The policy's part of a report; ``learner``: its learner's metrics since the last one."""
+        self._lag = _newer_lag(self._lag, learner, "policy_lag")
+        self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
+        free, ready = self._exchange.fill()
+        seen = learner.get("valid_steps", 0.0)
+        return {
+            "episodes": float(self.episodes),
+            "updates": float(self.updates),
+            "free_slots_fill": free,
+            "ready_slots_fill": ready,
+            "stale_fraction": learner.get("stale_steps", 0.0) / seen if seen else 0.0,
+            **({} if self._exploring is None else self._exploring.scalars()),
+            **learner,
+            **self.evaluations.scalars(),
+            **returns_of([self]),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The policy's part of summary.json."""
+        return {
+            "updates": self.updates,
+            "episodes": self.episodes,
+            **summed_up([self]),
+            "policy_lag": {
+                **{"mean": self._lag[0], "max": self._lag[1]},
+                "batches_mean": self._lag_batches[0],
+                "batches_max": self._lag_batches[1],
+            },
+            **self.evaluations.last,
+        }
+
+
+def returns_of(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
+    """Return mean and standard deviation of the last 100 returns of each of ``policies``, all
+    together, mean length, and the best mean of a policy; what is not known yet is left out."""
+    policies = list(policies)
+    returns = [ret for policy in policies for ret in policy.returns]
+    best = [policy.return_best for policy in policies if policy.return_best is not None]
+    scalars = {}
+    if returns:
+        lengths = [length for policy in policies for length in policy.lengths]
+        scalars["return_mean"] = float(np.mean(returns))
+        scalars["return_std"] = float(np.std(returns))
+        scalars["length_mean"] = float(np.mean(lengths))
+    return {**scalars, "return_best": max(best)} if best else scalars
+
+
+def summed_up(policies: Iterable[PolicyStatistics]) -> dict[str, float | None]:
+    """Return the returns of ``policies`` for summary.json, with None for what is not known."""
+    known = returns_of(policies)
+    return {name: known.get(name) for name in ("return_mean", "return_best", "return_std")}
+
+
+def _newer_lag(
+    known: tuple[float, float], learner: Mapping[str, float], name: str
+) -> tuple[float, float]:
+    """The newest mean, and the highest maximum so far."""
+    if f"{name}_mean" not in learner:
+        return known
+    return learner[f"{name}_mean"], max(known[1], learner[f"{name}_max"])

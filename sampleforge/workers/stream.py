@@ -1,0 +1,221 @@
+"""Streams: what fills one slot at a time, and the ports through which an actor reaches the policy
+groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.rollouts.exchange import RolloutExchange
+from sampleforge.rollouts.overlap import Overlap
+from sampleforge.rollouts.slots import TrajectorySlots, end_rollout
+from sampleforge.workers.inference import Inference
+from sampleforge.workers.policy_mapping import StreamId
+from sampleforge.workers.policy_outputs import drop_rows, outputs_not_finite
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyPort:
+    """One actor's way to one policy group: ``policy`` is the group's index in the graph, free slots
+    come from ``exchange`` and complete ones go back to it, ``inference`` computes the actions."""
+
+    policy: int
+    exchange: RolloutExchange
+    inference: Inference
+
+
+def lease(ports: Sequence[PolicyPort], actor: int) -> list[int] | None:
+    """Take a free slot from the exchange of each of ``ports``, which may hold a port twice; if one
+    has too few, take none and return None, so that no stream keeps a slot while another waits."""
+    for port in ports:
+        if port.exchange.num_free(actor) < ports.count(port):
+            return None
+    slots = [port.exchange.take_free(actor) for port in ports]
+    return [slot for slot in slots if slot is not None]
+
+
+class Stream:
+    """One seat of a split: the rows that fill one slot at a time, all with the same policy.
+
+    The policy is picked where a rollout begins, so that a slot holds the steps of one policy;
+    ``port`` leads to its group (None before the first rollout), and ``inference`` and ``slots`` are
+    those of the group. ``slot`` is None between two rollouts,
+    and ``t`` is the rollout's next step. ``valuing``: values of final observations have been
+    requested. ``carry`` holds the last observation of a rollout, with which the next one begins,
+    because the slot belongs to the learner by then. Leaves that the slots store as single frames
+    are written to ``carry`` at every step. ``overlap``: the steps that the next rollout begins
+    with, if sequences are drawn. ``before``: the recurrent state of the last request. ``rollouts``:
+    number of rollouts begun. ``bad_rollouts``: number of successive rollouts with policy outputs
+    that are not finite.
+
+    ``index`` is the place of the stream in the arrays of each port's `Inference`.
+    """
+
+    policy: int
+    inference: Inference
+    slots: TrajectorySlots
+    before: npt.NDArray[np.float32]
+
+    def __init__(self, stream_id: StreamId, index: int, env: EnvVector, rollouts: int = 0) -> None:
+        self.id = stream_id
+        self.index = index
+        self.rollouts = rollouts
+        self.port: PolicyPort | None = None
+        self.slot: int | None = None
+        self.t = 0
+        self.valuing = False
+        self.bad_rollouts = 0
+        self.carry = {
+            name: np.zeros((env.num_rows, *leaf.shape), leaf.dtype)
+            for name, leaf in env.spec.observations.items()
+        }
+        self.carry_first = np.ones(env.num_rows, np.bool_)
+        self.overlap: Overlap | None = None
+
+    def _follow(self, port: PolicyPort) -> None:
+        """Have the policy of ``port`` act from now on; its recurrent state begins at zero."""
+        if self.overlap is not None:
+            assert self.port is not None
+            raise ValueError(
+                f"{self.id} changes its policy from {self.port.policy} to {port.policy} between "
+                "two rollouts, but its sequences overlap: a rollout begins with the last steps of "
+                "the one before, which one policy must have taken. Use a policy mapping that gives "
+                "each stream one policy, such as FixedPerStream"
+            )
+        self.port, self.policy = port, port.policy
+        self.inference, self.slots = port.inference, port.exchange.slots
+        shape = self.slots.shape
+        self.overlap = Overlap(self.slots) if shape.sequences else None
+        self.before = np.zeros((shape.rows, shape.state_size), np.float32)
+        self.inference.state[self.index] = 0.0
+
+    def begin(self, port: PolicyPort, slot: int) -> None:
+        """Begin a rollout in ``slot``, which the group of ``port`` has leased, where the last one
+        ended."""
+        if port is not self.port:
+            self._follow(port)
+        slots = self.slots
+        self.rollouts += 1
+        t = 0 if self.overlap is None else self.overlap.restore(slot)
+        for name, leaf in slots.obs.items():
+            leaf[slot, t] = self.carry[name]
+        for name, column in slots.stacks.items():
+            column.put(slot, t, self.carry[name]) if t else column.begin(slot, self.carry[name])
+        slots.first[slot, t] = self.carry_first
+        if self.overlap is None:
+            slots.state[slot] = self.inference.state[self.index]
+        self.slot, self.t = slot, t
+
+    def ask(self) -> None:
+        """Request actions for the observation at (slot, t)."""
+        assert self.slot is not None
+        state = self.inference.state[self.index]
+        if self.overlap is not None:
+            self.overlap.keep_state(self.slot, self.t, state)
+        self.before[...] = state
+        self.inference.ask(self.index, self.slot, self.t)
+
+    def is_answered(self) -> bool:
+        """Return whether what was requested last is in the slot."""
+        return self.inference.is_answered(self.index)
+
+    def actions(self) -> dict[str, Array]:
+        """Return the actions at (slot, t)."""
+        return {name: leaf[self.slot, self.t] for name, leaf in self.slots.actions.items()}
+
+    def step_out(self) -> StepOut:
+        """Return the arrays into which the environments write the step from t to t + 1."""
+        slots, slot, t = self.slots, self.slot, self.t
+        whole = {name: self.carry[name] for name in slots.stacks}
+        return StepOut(
+            reward=slots.reward[slot, t],
+            terminated=slots.terminated[slot, t],
+            truncated=slots.truncated[slot, t],
+            valid=slots.valid[slot, t],
+            obs={name: leaf[slot, t + 1] for name, leaf in slots.obs.items()} | whole,
+            first=slots.first[slot, t + 1],
+            final_obs={n: leaf[self.index] for n, leaf in self.inference.final_obs.items()},
+        )
+
+    def keep(self, out: StepOut) -> None:
+        """Write into the slot what the environments could not write there themselves: newest frames
+        and final observations."""
+        if self.slots.stacks:
+            self._keep_frames()
+        if self.slots.final_obs and out.truncated.any():
+            self._keep_final(out)
+
+    def _keep_frames(self) -> None:
+        """Write the newest frames into the slot. At the rollout's end, compare the stacks with
+        those that are read from the slot, so that an environment whose metadata is wrong about its
+        stacks is noticed."""
+        slots, slot, t = self.slots, self.slot, self.t + 1
+        assert slot is not None
+        for name, column in slots.stacks.items():
+            column.put(slot, t, self.carry[name])
+            if slots.debug or t == slots.shape.rollout:
+                column.check(slot, t, self.carry[name])
+
+    def _keep_final(self, out: StepOut) -> None:
+        """Write the final observations after truncated steps into the slot, which stores them apart
+        from ``obs``."""
+        slots = self.slots
+        assert out.final_obs is not None
+        for name, column in slots.final_obs.items():
+            seen = out.final_obs[name][out.truncated]
+            column[self.slot, self.t, out.truncated] = seen[:, -1] if name in slots.stacks else seen
+
+    def ask_final(self, out: StepOut) -> None:
+        """Request the values of the final observations of step t, if the slot stores them and there
+        are any."""
+        if self.slots.final_value is not None and out.truncated.any():
+            assert self.slot is not None
+            self.valuing = True
+            self.inference.ask_final(self.index, self.slot, self.t)
+
+    def drop_bad_outputs(self) -> tuple[int, str]:
+        """Drop the rows of the complete rollout with policy outputs that are not finite. Return the
+        number of dropped env steps, and the first such row and output in words ("" if none)."""
+        assert self.slot is not None
+        bad_outputs = outputs_not_finite(self.slots, self.slot)
+        if not bad_outputs:
+            self.bad_rollouts = 0
+            return 0, ""
+        rows = list(bad_outputs)
+        steps = drop_rows(self.slots, self.slot, rows)
+        self.inference.state[self.index][rows] = 0.0
+        if self.overlap is not None:
+            self.overlap.zero_states(rows)
+        self.bad_rollouts += 1
+        output = bad_outputs[rows[0]]
+        return steps, f"row {rows[0]}: the policy's {output} is not finite for a finite observation"
+
+    def keep_end(self) -> None:
+        """Keep the last observation of the complete rollout for the next one."""
+        slots, slot = self.slots, self.slot
+        for name, leaf in slots.obs.items():
+            self.carry[name][...] = leaf[slot, -1]
+        self.carry_first[...] = slots.first[slot, -1]
+
+    def hand_over(self) -> None:
+        """Hand the complete rollout over to the policy group."""
+        assert self.slot is not None and self.port is not None
+        if self.overlap is not None:
+            self.overlap.keep(self.slot)
+        self.port.exchange.hand_over(self.id.actor, self.slot)
+        self.slot = None
+
+    def end_early(self) -> None:
+        """End the rollout before step t, for which the policy's output is in the slot: the learner
+        bootstraps from its value. The next rollout begins with the same observation and the same
+        recurrent state, and requests actions again."""
+        assert self.slot is not None
+        self.inference.state[self.index] = self.before
+        end_rollout(self.slots, self.slot, self.t)

@@ -1,0 +1,204 @@
+"""The floors of the code base hold: imports point down, never in a circle; what parses flags needs
+no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPO
+from tests.support.imports import Import, imports_of
+
+FLOORS = {
+    0: "ops runtime config spec",
+    1: "shared",
+    2: "models env rollouts replay distributed",
+    3: "algos",
+    4: "workers",
+    5: "topologies runners",
+    6: "__init__ api cli session evaluation loaded_policy benchmark presets folder reporting "
+    "torchrun",
+}
+"""Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
+FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
+STRANGERS = {frozenset({"models", "env"})}
+"""On one floor, but do not know each other."""
+OPEN_TO_ENVS = ("sampleforge.env", "sampleforge.spec")
+
+
+def module_name(path: Path) -> str:
+    """`envs/atari.py` is sampleforge_envs.atari: setup.py installs it under that name."""
+    parts = list(path.relative_to(REPO).with_suffix("").parts)
+    if parts[0] == "envs":
+        parts[0] = "sampleforge_envs"
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources() -> dict[str, Path]:
+    """Full module name -> file, of the library and the bundled environment families."""
+    folders = (REPO / "sampleforge", REPO / "envs")
+    return {module_name(path): path for folder in folders for path in sorted(folder.rglob("*.py"))}
+
+
+def all_imports() -> list[Import]:
+    modules = sources()
+    return [
+        found
+        for module, path in modules.items()
+        for found in imports_of(module, path.name == "__init__.py", path.read_text(), modules)
+    ]
+
+
+def unit(module: str) -> str:
+    """The part of the library that a module belongs to: sampleforge.ops.vtrace -> ops."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def peer_mismatch(found: Import) -> str | None:
+    """What is wrong with an import of ours, if anything."""
+    importer, target = found.importer, found.target
+    from_envs = importer.split(".")[0] == "sampleforge_envs"
+    if target.split(".")[0] == "sampleforge_envs":
+        return None if from_envs else f"{importer} imports {target}: use the entry-point group"
+    if target.split(".")[0] != "sampleforge":
+        return None
+    if from_envs:
+        allowed = any(target == name or target.startswith(f"{name}.") for name in OPEN_TO_ENVS)
+        return None if allowed else f"{importer} imports {target}: envs know {OPEN_TO_ENVS} only"
+    lower, upper = FLOOR_OF[unit(target)], FLOOR_OF[unit(importer)]
+    if lower > upper or {unit(target), unit(importer)} in STRANGERS:
+        return f"{importer} imports {target}: from floor {upper} to floor {lower}"
+    return None
+
+
+def circle(edges: Iterable[tuple[str, str]]) -> list[str] | None:
+    """The names on a circle of edges, if there is one."""
+    graph: dict[str, set[str]] = {}
+    for importer, target in edges:
+        if importer != target:
+            graph.setdefault(importer, set()).add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_every_part_has_a_floor() -> None:
+    parts = {unit(module) for module in sources() if module.split(".")[0] == "sampleforge"}
+    assert parts <= set(FLOOR_OF), "write these into FLOORS: where do they belong?"
+
+
+def test_imports_point_down() -> None:
+    """Lazy imports and those for type checkers count: they are knowledge too."""
+    assert [text for found in all_imports() if (text := peer_mismatch(found))] == []
+
+
+def test_parts_do_not_import_each_other_in_a_circle() -> None:
+    ours = [f for f in all_imports() if f.importer.startswith("sampleforge.")]
+    edges = [
+        (unit(f.importer), unit(f.target)) for f in ours if f.target.startswith("sampleforge.")
+    ]
+    assert circle(edges) is None
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    assert circle((f.importer, f.target) for f in all_imports() if f.at_import) is None
+
+
+def test_flags_are_parsed_without_torch() -> None:
+    """In a fresh interpreter, one after another, so that the first to bring torch is named; `env`
+    too: its probe process must start fast."""
+    names = [
+        name
+        for name in sources()
+        if name.split(".")[-1] in ("config", "spec")
+        or name in ("sampleforge", "sampleforge.cli")
+        or name.startswith("sampleforge.env")
+    ]
+    script = (
+        "import importlib, sys\n"
+        f"for name in {names}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    run_python(script)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["train", "--help"], ["train", "appo", "--help"], ["train", "apex", "--help"]],
+)
+def test_help_needs_no_torch(words: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from sampleforge.cli import main\n"
+        "try:\n"
+        f"    code = main({words})\n"
+        "except SystemExit as end:\n"
+        "    code = end.code\n"
+        "assert not code, code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    run_python(script)
+
+
+def run_python(script: str) -> None:
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the checks themselves, on code that does wrong ----
+
+
+def parsed(text: str, module: str = "sampleforge.shared.rings") -> list[Import]:
+    known = ["sampleforge.models.cnn", "sampleforge.shared.arrays", "sampleforge.spec"]
+    return list(imports_of(module, False, text, known))
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "at_import"),
+    [
+        ("import sampleforge.models.cnn", "sampleforge.models.cnn", True),
+        ("from sampleforge.models import cnn", "sampleforge.models.cnn", True),
+        ("from sampleforge.models import thing", "sampleforge.models", True),
+        ("from . import arrays", "sampleforge.shared.arrays", True),
+        ("from ..models.cnn import x", "sampleforge.models.cnn", True),
+        ("def f():\n    import torch", "torch", False),
+        ("if TYPE_CHECKING:\n    import torch", "torch", False),
+        ("try:\n    import torch\nfinally:\n    pass", "torch", True),
+    ],
+)
+def test_imports_are_found(text: str, target: str, at_import: bool) -> None:
+    assert parsed(text) == [Import("sampleforge.shared.rings", target, at_import)]
+
+
+@pytest.mark.parametrize(
+    ("importer", "target", "wrong"),
+    [
+        ("sampleforge.rollouts.slots", "sampleforge.spec", False),
+        ("sampleforge.shared.rings", "sampleforge.models.cnn", True),
+        ("sampleforge.rollouts.slots", "sampleforge", True),
+        ("sampleforge.models.cnn", "sampleforge.env.vector", True),
+        ("sampleforge.env.vector", "sampleforge_envs.atari", True),
+        ("sampleforge_envs.atari", "sampleforge.env.family", False),
+        ("sampleforge_envs.atari", "sampleforge.environments", True),
+        ("sampleforge_envs.atari", "sampleforge.rollouts.slots", True),
+        ("sampleforge_envs.atari", "sampleforge_envs.classic", False),
+        ("sampleforge_envs.atari", "ale_py", False),
+    ],
+)
+def test_wrong_imports_are_named(importer: str, target: str, wrong: bool) -> None:
+    assert (peer_mismatch(Import(importer, target, True)) is not None) == wrong
+
+
+def test_circles_are_found() -> None:
+    assert circle([("a", "b"), ("b", "c"), ("a", "a")]) is None
+    assert set(circle([("a", "b"), ("b", "c"), ("c", "b")]) or []) == {"b", "c"}

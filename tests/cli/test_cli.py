@@ -1,0 +1,235 @@
+"""The command line: what it makes of flags, presets and files, and how it answers mistakes."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from sampleforge import presets
+from sampleforge.cli import VERBS, main
+from sampleforge.cli.key_values import key_values
+from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError
+from sampleforge.topologies.config import ALGOS, AppoConfig
+
+HELPS = [["--help"], ["train", "--help"], *(["train", algo, "--help"] for algo in ALGOS)]
+HELPS += [[verb, "--help"] for verb in VERBS if verb != "train"]
+
+
+@pytest.fixture
+def own_presets(tmp_path, monkeypatch):
+    """A folder of presets with one in it, in place of the packaged one."""
+    (tmp_path / "appo").mkdir()
+    preset = tmp_path / "appo" / "toy.yaml"
+    preset.write_text(
+        "# A toy.\nenv: CartPole-v1\nlr_schedule: linear\nlearning_rate: 1e-3\n"
+        "model: {core: gru, hidden_sizes: [32]}\nbatch-size: 512\n"
+    )
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    return preset
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("args", HELPS, ids=" ".join)
+def test_help_is_fast_and_imports_nothing_heavy(args):
+    code = (
+        "import sys\nfrom sampleforge.cli import main\n"
+        f"code = main({args!r})\n"
+        "heavy = {'torch', 'numpy', 'gymnasium', 'tensorboardX', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    took = []
+    for _ in range(3):  # processor time, best of three: other tests may share this machine
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
+        assert done.returncode == 0, done.stderr
+        assert "usage: sampleforge" in done.stdout
+        assert "\x1b" not in done.stdout  # no colours in a pipe
+    assert min(took) < 0.5
+
+
+def test_help_shows_every_flag_with_its_text(capsys):
+    assert main(["train", "appo", "--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("--env ", "--no-async-rl", "--model.core", "--preset", "Discount per env step"):
+        assert part in text
+
+
+def test_flags_make_a_config():
+    typed = (
+        "--env X-v0 --num_workers 3 --model.core gru --no-async-rl --adam-betas 0.8 0.9 --serial "
+        "--model.hidden-sizes 32 16 --env-kwargs frame_skip=2 name=a --seed 7"
+    )
+    config = parse_config("appo", typed.split())
+    assert config == AppoConfig(
+        env="X-v0",
+        num_workers=3,
+        async_rl=False,
+        adam_betas=(0.8, 0.9),
+        serial=True,
+        model=type(config.model)(core="gru", hidden_sizes=(32, 16)),
+        env_kwargs={"frame_skip": 2, "name": "a"},
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize("typed", ["1e6", "1000000", "1_000_000", "1.0e6"])
+def test_whole_numbers_may_be_typed_with_an_exponent(typed, tmp_path):
+    config = parse_config("apex", ["--env", "X", "--train-for-env-steps", typed])
+    assert config.train_for_env_steps == 1_000_000
+    assert (
+        parse_config("apex", ["--env", "X", f"--replay-capacity={typed}"]).replay_capacity == 10**6
+    )
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"env: X\ntrain_for_env_steps: {typed}\n")
+    assert parse_config("appo", ["--config", str(file)]).train_for_env_steps == 1_000_000
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_flag_has_a_help_text(algo, capsys):
+    assert main(["train", algo, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, following in pairwise(lines):
+        if re.match("[│|] --[a-z]", line):
+            assert re.match(r"[│|]       [\w.]", following), f"{line} has no help text"
+    assert "(none:" not in " ".join(lines) and "{None}" not in " ".join(lines)
+
+
+def test_describe_prints_the_wiring_without_training(capsys, tmp_path):
+    args = ["--env", "CartPole-v1", "--num-workers", "2", "--num-envs-per-worker", "4"]
+    assert main(["describe", "appo", *args]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("2 workers x 4 envs, batch 2,048, CPU, fp32\n")
+    assert "2 actors --> learner" in shown and "take turns (no images)" in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_flags_are_the_defaults():
+    assert parse_config("appo", ["--env", "X-v0"]) == AppoConfig(env="X-v0")
+
+
+def test_flags_over_file_over_preset(own_presets, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("batch_size: 1024\nmodel: {core-size: 8}\nlearning_rate: 1e-2\n")
+    args = f"--preset toy --config {file} --learning-rate 0.5 --train-for-env-steps 9".split()
+    config = parse_config("appo", args)
+    assert (config.env, config.batch_size, config.learning_rate) == ("CartPole-v1", 1024, 0.5)
+    assert config.model.core == "gru" and config.model.core_size == 8
+    assert config.model.hidden_sizes == (32,) and config.lr_schedule == "linear"
+
+
+def test_settings_are_checked_after_preset_file_and_flags_are_joined(own_presets):
+    with pytest.raises(ConfigError, match="--lr-schedule linear"):
+        parse_config("appo", ["--preset", "toy"])
+
+
+def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
+    with pytest.raises(ConfigError, match=r"Unknown appo preset tioy\. Did you mean toy"):
+        parse_config("appo", ["--preset", "tioy"])
+    own_presets.write_text("# Bad.\nlearning_rat: 1\n")
+    with pytest.raises(ConfigError, match=r"preset toy: unknown key 'learning_rat'. Did you mean"):
+        parse_config("appo", ["--preset", "toy"])
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        parse_config("appo", ["--config", str(tmp_path / "none.yaml")])
+    own_presets.write_text("algo: apex\n")
+    with pytest.raises(ConfigError, match="is a config for apex, not for appo"):
+        parse_config("appo", ["--config", str(own_presets)])
+
+
+@pytest.mark.parametrize(
+    ("args", "answer"),
+    [
+        ("trian appo", "Did you mean `sampleforge train`?"),
+        ("train apo", "Did you mean appo?"),
+        ("train --env CartPole-v1", "The algorithm comes before the flags"),
+        ("train appo --env X --num-wokers 3", "--num-workers"),
+        ("train appo --env X --model.core gruu", "'none', 'gru', 'lstm'"),
+        ("train appo", "--env CartPole-v1 --train-for-seconds 30"),
+        ("train appo --env X --gamma 2", "--gamma 2.0: must be at least 0 and at most 1"),
+        ("train appo --env X --learning-rate -1.0", "--learning-rate -1.0: must be above 0"),
+        ("train appo --env X --model.core-size 0", "--model.core-size 0: must be at least 1"),
+        ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
+        ("train appo --env X --resume must", "--resume must: there is no --run-dir"),
+        (
+            "train appo --env X --inference inline --num-policy-workers 2",
+            "--inference inline --num-policy-workers 2: with inline inference",
+        ),
+        (
+            "train appo --env X --no-async-rl --num-batches-to-accumulate 5",
+            "--num-batches-to-accumulate 5: with --no-async-rl",
+        ),
+        ("train appo --env X --seed abc", "invalid literal"),
+        ("train appo --env X --env-kwargs a", "'a' has no value; write a=VALUE"),
+        ("eval nothing", "nothing is not a run folder"),
+        ("eval nothing --episode 3", "--episodes"),
+        ("eval nothing --episodes 0", "--episodes 0: must be at least 1"),
+        ("plot", "There is no run to draw"),
+        ("plot a --out x.gif", "must end in one of .png"),
+        ("presets nosuchpreset", "Unknown preset nosuchpreset"),
+        ("doctor --fast", "--fast"),
+    ],
+)
+def test_mistakes_are_answered_with_exit_code_2(args, answer, capsys):
+    assert main(args.split()) == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert answer in shown
+    assert "Traceback" not in shown
+
+
+def test_a_command_without_a_verb_shows_the_usage(capsys):
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_key_values_are_numbers_switches_or_texts():
+    words = ["a=1", "b", "0.25", "c=true", "d=x=y", "e=1e-4", "f=2020-01-01", "g=[", "h=-3"]
+    expected = {"a": 1, "b": 0.25, "c": True, "d": "x=y", "e": 1e-4, "f": "2020-01-01", "g": "["}
+    assert key_values(words) == {**expected, "h": -3}
+
+
+def test_presets_are_listed_and_printed(own_presets, capsys):
+    assert main(["presets"]) == 0
+    assert capsys.readouterr().out.split() == ["appo", "toy", "A", "toy."]
+    assert main(["presets", "toy"]) == 0
+    assert capsys.readouterr().out == own_presets.read_text()
+
+
+@pytest.mark.parametrize(
+    ("algo", "name"), [(algo, name) for algo in ALGOS for name in presets.preset_names(algo)]
+)
+def test_packaged_presets_are_whole(algo, name):
+    stop = ["--train-for-env-steps", "1000"]
+    config = parse_config(algo, ["--preset", name, *stop])
+    assert config.env
+    path = presets.preset_file(algo, name)
+    assert path.read_text().startswith("# ") and presets.description(path)
+
+
+def test_envs_lists_by_family(capsys):
+    assert main(["envs", "cartpole-v1"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out
+    assert main(["envs", "cartpoel"]) == 2
+    assert "CartPole" in capsys.readouterr().err
+
+
+def test_eval_prints_json_last(monkeypatch, capsys, tmp_path):
+    """The verb alone; evaluation has its own tests."""
+    evaluation = pytest.importorskip("sampleforge.evaluation")
+
+    def fake(run_dir, **kwargs):
+        print("protocol: one life")
+        assert not kwargs.pop("trust").everything
+        kwargs.pop("display")
+        return {"return_mean": 1.0, "return_std": float("nan"), **kwargs}
+
+    monkeypatch.setattr(evaluation, "evaluate", fake)
+    assert main(["eval", str(tmp_path), "--episodes", "3", "--stochastic", "--seed", "5"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["episodes"], found["stochastic"], found["seed"]) == (3, True, 5)
+    assert found["return_std"] is None

@@ -1,0 +1,194 @@
+"""`sampleforge eval` and the policy that was trained."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from sampleforge.api import load_policy, train
+from sampleforge.cli import main
+from sampleforge.evaluation import evaluate
+from sampleforge.folder.trust import Trust
+from sampleforge.models.config import ModelConfig
+from sampleforge.reporting.evaluating import EvaluationDisplay
+from sampleforge.topologies.config import AppoConfig
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    train(
+        AppoConfig(
+            env="CartPole-v1",
+            run_dir=str(run),
+            seed=5,
+            serial=True,
+            quiet=True,
+            train_for_env_steps=3000,
+            num_envs_per_worker=8,
+            model=ModelConfig(core="gru", core_size=8),
+        )
+    )
+    return run
+
+
+@pytest.mark.parametrize("how", [[], ["--stochastic"]])
+def test_the_last_line_is_json_and_repeats_with_the_seed(
+    capsys: pytest.CaptureFixture[str], trained: Path, how: list[str]
+) -> None:
+    """Twenty episodes on sixteen rows; nothing is left in the current directory."""
+    results = []
+    for seed in "778":
+        assert main(["eval", str(trained), "--episodes", "20", "--seed", seed, *how]) == 0
+        results.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    first, again, other = results
+    assert first["episodes"] == 20 and first["return_std"] > 0
+    assert 8 < first["return_mean"] == first["length_mean"] <= 500
+    assert again == first
+    assert other["return_mean"] != first["return_mean"]
+
+
+def test_runs_that_cannot_be_evaluated_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: Path
+) -> None:
+    assert main(["eval", str(trained.parent / "rum")]) == 2
+    assert f"Did you mean {trained}?" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
+    assert main(["eval", str(tmp_path)]) == 2
+    assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+def test_a_run_folder_does_not_name_its_place(trained: Path) -> None:
+    """Nothing in its folder names where it was."""
+    texts = [*trained.glob("*.yaml"), *trained.glob("*.json"), *trained.glob("checkpoints/*.json")]
+    assert all(str(trained) not in path.read_text() for path in texts)
+
+
+def test_the_loaded_policy_carries_its_state(trained: Path) -> None:
+    policy = load_policy(trained)
+    obs = np.zeros(4, np.float32)
+    action, state = policy.act(obs)
+    assert action in (0, 1) and state.shape == (1, 8)
+    _, later = policy.act(obs, state)
+    assert not torch.equal(state, later), "the second step goes on from the first"
+    assert torch.equal(policy.act(obs)[1], state), "without a state an episode begins"
+    with pytest.raises(ValueError, match=r"is \(3,\), expected \(4,\)"):
+        policy.act(obs[:3])
+
+
+# ---- how many episodes, how long, and what is said of it ----
+
+
+class Said:
+    """Remembers what an evaluation says."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, str]] = []
+        self.looks: list[tuple[int, int, float | None]] = []
+
+    def message(self, text: str, level: str) -> None:
+        self.messages.append((level, text))
+
+    def progress(self, done: int, total: int, return_mean: float | None) -> None:
+        self.looks.append((done, total, return_mean))
+
+
+def test_a_hundred_episodes_are_played_by_default(
+    capsys: pytest.CaptureFixture[str], trained: Path
+) -> None:
+    assert main(["eval", str(trained)]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)["episodes"] == 100
+    assert "100 episodes of CartPole-v1 (the first 16" in found.err
+    assert "--episodes sets the number" in found.err
+    assert main(["eval", str(trained), "--quiet"]) == 0
+    again = capsys.readouterr()
+    assert (again.out, again.err) == (found.out, "")
+
+
+def test_twenty_episodes_are_played_where_one_takes_minutes(trained: Path) -> None:
+    """By a clock that goes 0.1 s on at each step, then 100 s: before or after every row has ended
+    an episode."""
+    said = {}
+    for tick in (0.1, 100.0):
+        time = itertools.count(0.0, tick)
+        said[tick] = Said()
+        found = evaluate(trained, seed=3, display=said[tick], clock=lambda t=time: next(t))  # type: ignore[misc]
+        assert found["episodes"] == (100 if tick == 0.1 else 20)
+    ((_, text),) = said[100.0].messages
+    assert text.startswith("20 episodes of CartPole-v1 rather than 100, because one takes minutes")
+    assert said[100.0].looks[-1][:2] == (20, 20) and said[0.1].looks[-1][:2] == (100, 100)
+    time = itertools.count(0, 100)
+    chosen = evaluate(trained, seed=3, clock=lambda: next(time))
+    assert chosen == evaluate(trained, seed=3, episodes=20)
+
+
+@pytest.fixture(scope="module", params=["CodeEnv", "CountingVectorEnv"])
+def endless(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in an environment whose episodes never end."""
+    run = tmp_path_factory.mktemp("endless") / request.param
+    train(
+        AppoConfig(
+            env=f"tests.support.envs:{request.param}",
+            env_kwargs={"length": 1_000_000},
+            run_dir=str(run),
+            seed=5,
+            serial=True,
+            quiet=True,
+            train_for_env_steps=500,
+            num_envs_per_worker=4,
+        )
+    )
+    return run
+
+
+def test_an_environment_without_a_limit_does_not_play_for_ever(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sampleforge.workers.episode_player.EPISODE_LIMIT", 50)
+    said, known = Said(), Trust(everything=True)
+    found = evaluate(endless, episodes=20, trust=known, display=said)
+    one_by_one = endless.name == "CodeEnv"
+    played = 20 if one_by_one else 16
+    assert (found["episodes"], found["episodes_cut"]) == (played, played)
+    assert found["length_mean"] == 50
+    level, text = said.messages[-1]
+    assert level == "warning" and f"{played} of {played} episodes were cut at 50 steps" in text
+    assert "has no time limit; --max-episode-steps sets another" in text
+    assert ("cannot end one row alone" in text) != one_by_one
+    said = Said()
+    found = evaluate(endless, episodes=16, max_episode_steps=30, trust=known, display=said)
+    assert (found["length_mean"], found["episodes_cut"], said.messages) == (30, 16, [])
+
+
+def test_max_episode_steps_ends_episodes_of_an_evaluation(trained: Path) -> None:
+    found = evaluate(trained, episodes=20, max_episode_steps=5)
+    assert (found["length_mean"], found["episodes"], found["episodes_cut"]) == (5, 20, 0)
+
+
+def test_a_long_evaluation_prints_its_progress() -> None:
+    out, time = io.StringIO(), iter([0.0, 9.0, 11.0, 12.0, 71.0])
+    console = Console(file=out, width=100)
+    with EvaluationDisplay(quiet=False, console=console, clock=lambda: next(time)) as display:
+        for done in range(4):
+            display.progress(done, 100, 21.5 if done else None)
+    first, second = out.getvalue().splitlines()
+    assert first == "evaluating: 1 of 100 episodes, mean return 21.50, 0:11"
+    assert second == "evaluating: 3 of 100 episodes, mean return 21.50, 1:11"
+
+
+def test_on_a_terminal_the_progress_is_a_bar_that_goes_at_the_end() -> None:
+    out, time = io.StringIO(), itertools.count(0.0, 5.0)
+    console = Console(file=out, force_terminal=True, width=100)
+    with EvaluationDisplay(quiet=False, console=console, clock=lambda: next(time)) as display:
+        display.progress(40, 100, 21.5)
+        assert "40/100" in out.getvalue()
+    assert out.getvalue().endswith("\x1b[2K"), "the bar is gone at the end"

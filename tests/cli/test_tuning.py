@@ -1,0 +1,104 @@
+"""Tune: the search finds what is fastest, and what it writes can be used."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from sampleforge.cli.train import parse_config
+from sampleforge.cli.tuning import Search, Trial, directions, flags_of
+
+DEFAULTS = {
+    "num_workers": 2,
+    "num_envs_per_worker": 32,
+    "num_splits": 2,
+    "inference": "inline",
+    "precision": "fp32",
+    "batch_size": 2048,
+    "images": False,
+    "cores": 2,
+}
+
+
+def searched(rate, **setting) -> Search:
+    """A search over made-up machines: ``rate`` of a setting, None where a trial fails."""
+
+    def run(tuned, flags):
+        resolved = {**DEFAULTS, **setting, **flags}
+        found = rate(resolved)
+        if found is None:
+            return Trial(tuned, flags, error="no")
+        result = {"trained_per_s": found, "sampled_per_s": 2 * found, "setting": resolved}
+        return Trial(tuned, flags, result)
+
+    search = Search(run)
+    for _ in search.trials():
+        pass
+    return search
+
+
+def test_the_search_finds_the_best_value_of_each_flag() -> None:
+    def rate(at):
+        envs = 1000 / (1 + abs(at["num_envs_per_worker"] - 128))
+        return envs * (2 if at["inference"] == "worker" else 1) * (3 - at["num_splits"] / 2)
+
+    best = searched(rate).best
+    assert best is not None
+    assert best.flags == {"num_envs_per_worker": 128, "num_splits": 1, "inference": "worker"}
+    assert flags_of(best)["batch_size"] == 2048
+
+
+def test_the_search_goes_down_where_up_is_no_gain() -> None:
+    best = searched(lambda at: 1e6 / at["batch_size"]).best
+    assert best is not None and best.flags == {"batch_size": 256}
+
+
+def test_noise_is_no_gain_and_failures_are_passed_over() -> None:
+    search = searched(lambda at: 102 if at["num_workers"] == 3 else 100)
+    assert search.best is search.done[0]
+    search = searched(
+        lambda at: 500 if at["num_splits"] == 1 else None if at["num_workers"] != 2 else 9
+    )
+    assert search.best is not None and search.best.flags == {"num_splits": 1}
+
+
+def test_if_the_defaults_fail_there_is_nothing_to_tune() -> None:
+    search = searched(lambda at: None)
+    assert search.best is None and len(search.done) == 1
+
+
+def test_precision_is_tuned_for_images_only() -> None:
+    assert directions("precision", DEFAULTS) == []
+    assert directions("precision", {**DEFAULTS, "images": True}) == [["bf16"]]
+
+
+def test_splits_divide_the_envs() -> None:
+    assert directions("num_splits", {**DEFAULTS, "num_envs_per_worker": 6}) == [[1]]
+    assert directions("num_envs_per_worker", {**DEFAULTS, "num_envs_per_worker": 4})[1] == [2]
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_ctrl_c_keeps_the_best_so_far(start_cli, tmp_path) -> None:
+    flags = "CartPole-v1 appo --seconds-per-trial 0.3 --out tuned.yaml"
+    process = start_cli("tune", *flags.split())
+    assert "(the defaults)" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "interrupted: this is the best so far" in out and "may change what is learned" in out
+    assert not list(tmp_path.glob("sampleforge-tune-*")) and not (tmp_path / "runs").exists()
+    config = parse_config("appo", ["--config", str(tmp_path / "tuned.yaml")])
+    assert config.env == "CartPole-v1" and config.num_workers is not None
+    assert config.inference in ("inline", "worker") and config.batch_size is not None
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_mistakes_in_a_tune_command_are_refused(run_cli, tmp_path) -> None:
+    done = run_cli("tune", "CartPole-v9", "appo", "--out", "tuned.yaml")
+    assert done.returncode == 1 and "CartPole-v9" in done.stdout
+    assert not (tmp_path / "tuned.yaml").exists()
+    (tmp_path / "tuned.yaml").write_text("mine")
+    done = run_cli("tune", "CartPole-v1", "appo", "--out", "tuned.yaml")
+    assert done.returncode == 2 and "exists already" in done.stderr
+    assert run_cli("tune", "CartPole-v1", "apo").returncode == 2

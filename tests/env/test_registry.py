@@ -1,0 +1,256 @@
+"""Names of environments: what is found, and what is answered otherwise."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.env import registry
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.scratch import scratch_directory
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.vector import EnvVector
+
+Register = Callable[[str, Callable[..., object]], None]
+
+
+@pytest.fixture
+def registered() -> Iterator[Register]:
+    """Registers ids with gymnasium for the length of a test."""
+    names: list[str] = []
+
+    def register(name: str, entry_point: Callable[..., Any]) -> None:
+        names.append(name)
+        gym.register(name, entry_point)
+
+    yield register
+    for name in names:
+        del gym.registry[name]
+
+
+def vector(env: str, **kwargs: object) -> EnvVector:
+    return registry.make_vector(EnvConfig(env=env, **kwargs), 1, [0])  # type: ignore[arg-type]
+
+
+def test_the_bundled_families_are_found_through_their_entry_points() -> None:
+    names = {family.name for family in registry.families()}
+    assert names >= {"atari", "box2d", "classic", "minatar", "minigrid", "mujoco", "vizdoom"}
+    known = registry.known_ids()
+    for env_id in (
+        "CartPole-v1",
+        "ALE/Pong-v5",
+        "MinAtar/Breakout",
+        "HalfCheetah-v5",
+        "Acrobot-v1",
+        "LunarLander-v3",
+    ):
+        assert env_id in known
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ALE/Brekout-v5", r"^Unknown environment ALE/Brekout-v5. Did you mean ALE/Breakout-v5\?$"),
+        ("CartPole-v7", r"Did you mean CartPole-v1\?$"),
+        ("cartpole", r"Did you mean CartPole-v1\?$"),
+        ("MinAtar/breakout", r"Did you mean MinAtar/Breakout(-v1)?\?$"),
+        ("HalfCheeta-v5", r"Did you mean HalfCheetah-v5\?$"),
+        ("LunarLander-v2", r"Did you mean LunarLander-v3\?$"),
+        ("0123456789", "^Unknown environment 0123456789. .*module:Id.*package.module:factory$"),
+        ("nosuch.module:make", "there is no module 'nosuch'"),
+        (
+            "tests.support.envs:CodeEnvs",
+            "has no factory 'CodeEnvs', and importing it registers no environment 'CodeEnvs'. "
+            r"Did you mean tests.support.envs:CodeEnv\?$",
+        ),
+        (
+            "tests.support.envs:Acrobt-v1",
+            "has no factory 'Acrobt-v1', and importing it registers no environment 'Acrobt-v1'. "
+            r"Did you mean tests.support.envs:Acrobot-v1\?$",
+        ),
+        ("tests.support.envs:code_reward", "missing 3 required positional"),
+        (f"{__name__}:not_an_env", "returned a int, but must return a gymnasium Env"),
+        (f"{__name__}:not_a_vector", "a factory that takes num_envs returns a VectorEnv"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_one(name: str, message: str) -> None:
+    with pytest.raises((ConfigError, TypeError), match=message):
+        vector(name)
+
+
+def not_an_env() -> int:
+    return 3
+
+
+def not_a_vector(num_envs: int) -> int:
+    return num_envs
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("ALE/Breakout-v5", "atari"),
+        ("LunarLander-v3", "box2d"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid"),
+        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
+    ],
+)
+def test_a_missing_library_is_answered_with_the_line_that_installs_it(
+    name: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "minigrid", None)  # importing it fails
+    with pytest.raises(ConfigError, match=rf'pip install "sampleforge\[{extra}\]"'):
+        vector(name)
+
+
+def test_gymnasiums_own_word_on_a_missing_library_is_passed_on(registered: Register) -> None:
+    def needy() -> None:
+        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[other]"`')
+
+    registered("Needy-v0", needy)
+    with pytest.raises(ConfigError, match=r'Needy-v0.*pip install "gymnasium\[other\]"'):
+        vector("Needy-v0")
+
+
+MODULE = """
+import gymnasium as gym
+from tests.support.envs import CodeEnv, MaskedEnv as Twin
+
+for name in ("Registers-v0", "Plain", "Twin"):
+    gym.register(name, CodeEnv)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that registers ids when it is imported; found through the working directory."""
+    (tmp_path / "registers_ids.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "registers_ids"
+    sys.modules.pop("registers_ids", None)
+    for name in [name for name in gym.registry if f'"{name}"' in MODULE]:
+        del gym.registry[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "observation"),
+    [
+        ("Registers-v0", (4,)),
+        ("Plain", (4,)),
+        ("Twin", (5,)),  # an attribute of that name goes before an id without a version
+        ("CodeEnv", (4,)),
+    ],
+)
+def test_module_and_id_import_the_module_first(
+    module: str, name: str, observation: tuple[int, ...]
+) -> None:
+    config = EnvConfig(env=f"{module}:{name}", max_episode_steps=3)
+    envs = registry.make_vector(config, 2, [0, 1])
+    assert envs.spec.observations["obs"].shape == observation
+    assert envs.spec.max_episode_steps == 3
+    envs.close()
+    env = registry.make_single(config)
+    assert env.observation_space.shape == observation
+    env.close()
+
+
+def test_an_id_of_a_bundled_family_may_name_its_module_too() -> None:
+    pytest.importorskip("minigrid")
+    rows = [
+        registry.make_vector(EnvConfig(env=name), 1, [0])
+        for name in ("minigrid:MiniGrid-Empty-5x5-v0", "MiniGrid-Empty-5x5-v0")
+    ]
+    assert rows[0].spec == rows[1].spec
+    for envs in rows:
+        envs.close()
+
+
+def test_ids_of_gymnasiums_entry_points_are_found(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An installed package that registers its ids in a function, and one that fails to."""
+    (tmp_path / "plugged.py").write_text(
+        "def register():\n"
+        "    import gymnasium as gym\n"
+        "    gym.register('Counter-v1', 'tests.support.envs:CodeEnv')\n"
+    )
+    metadata = tmp_path / "plugged-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[gymnasium.envs]\nspace = plugged:register\n__root__ = plugged:register\n"
+        "broken = plugged:nothing\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.load_plugins.cache_clear()
+    try:
+        for name in ("space/Counter-v1", "Counter-v1"):
+            vector(name).close()
+            assert name in registry.known_ids()
+        assert "plugged:nothing of the entry points gymnasium.envs failed" in caplog.text
+    finally:
+        registry.load_plugins.cache_clear()
+
+
+def test_a_module_that_fails_to_import_another_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_env_module.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        vector("broken_env_module:make")
+
+
+def test_unknown_backends_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no vector env of its own"):
+        vector("Acrobot-v1", env_backend="vector")
+    with pytest.raises(ConfigError, match="--max-episode-steps do not reach"):
+        vector("tests.support.envs:CountingVectorEnv", max_episode_steps=5)
+
+
+def test_single_environments_have_the_limit() -> None:
+    config = EnvConfig(
+        env="tests.support.envs:CodeEnv", max_episode_steps=2, env_kwargs={"length": 9}
+    )
+    env = registry.make_single(config)
+    env.reset(seed=0)
+    assert [env.step(0)[3] for _ in range(2)] == [False, True]
+    env.close()
+
+
+def test_row_seeds_differ_and_repeat() -> None:
+    seeds = {
+        (worker, split, resumes): tuple(row_seeds(7, worker, split, 16, resumes))
+        for worker in range(3)
+        for split in range(2)
+        for resumes in range(2)
+    }
+    assert len({seed for row in seeds.values() for seed in row}) == 3 * 2 * 2 * 16
+    assert tuple(row_seeds(7, 2, 1, 16, 1)) == seeds[2, 1, 1]
+    assert row_seeds(8, 2, 1, 16, 1) != row_seeds(7, 2, 1, 16, 1)
+    assert all(0 <= seed < 2**31 for row in seeds.values() for seed in row)
+
+
+def test_files_that_a_simulator_drops_go_with_the_scratch_directory_and_imports_still_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    (tmp_path / "my_scratch_env.py").write_text("from tests.support.envs import CodeEnv as make\n")
+    with scratch_directory() as folder:
+        assert Path.cwd() == folder.resolve() != tmp_path
+        Path("litter").touch()
+        factory, _ = registry.resolve(EnvConfig(env="my_scratch_env:make"))
+        assert factory is not None and factory.__name__ == "CodeEnv"
+    assert not folder.exists()
+    assert Path.cwd() == tmp_path
+    assert os.listdir(tmp_path).count("litter") == 0

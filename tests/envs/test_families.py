@@ -1,0 +1,141 @@
+"""The bundled families against their originals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.registry import make_single, make_vector
+from tests.support.env_vectors import rollout
+
+
+def test_cartpole_equals_gymnasiums_bit_by_bit() -> None:
+    rows, steps = 6, 400
+    actions = np.random.default_rng(0).integers(0, 2, (steps, rows))
+    config = EnvConfig(env="CartPole-v1", max_episode_steps=40, decorrelate=False)
+    vector = make_vector(config, rows, list(range(rows)))
+    env = CartPoleVectorEnv(rows, max_episode_steps=40)
+    env.reset(seed=0)
+    env.np_random = np.random.default_rng(list(range(rows)))  # ours is seeded by all rows' seeds
+    env.state = env.np_random.uniform(-0.05, 0.05, (4, rows))  # type: ignore[assignment]
+    for ours, action in zip(rollout(vector, actions)[1:], actions, strict=True):
+        obs, reward, terminated, truncated, _ = env.step(action)
+        assert np.array_equal(ours.obs["obs"], obs)
+        assert np.array_equal(ours.reward, reward)
+        assert np.array_equal(ours.terminated, terminated)
+        assert np.array_equal(ours.truncated, truncated)
+    vector.close()
+
+
+def test_cartpole_decorrelation_spreads_the_truncations() -> None:
+    config = EnvConfig(env="CartPole-v1", max_episode_steps=8)
+    vector = make_vector(config, 4, [0, 1, 2, 3])
+    actions = np.tile([[0, 0, 0, 0], [1, 1, 1, 1]], (4, 1))
+    truncated = np.array([out.truncated for out in rollout(vector, actions)[1:]])
+    assert truncated.argmax(axis=0).tolist() == [1, 3, 5, 7]
+    vector.close()
+
+
+def test_minatar_games_equal_the_original() -> None:
+    minatar = pytest.importorskip("minatar")
+    for game, name in (("Breakout", "breakout"), ("Seaquest", "seaquest")):
+        original = minatar.Environment(name)
+        original.seed(5)
+        original.reset()
+        env = make_single(EnvConfig(env=f"MinAtar/{game}"))
+        obs, _ = env.reset(seed=5)
+        rng = np.random.default_rng(1)
+        for _ in range(500):
+            assert np.array_equal(obs, original.state())
+            action = int(rng.integers(env.action_space.n))  # type: ignore[attr-defined]
+            reward, ended = original.act(original.minimal_action_set()[action])
+            obs, r, terminated, _, _ = env.step(action)
+            assert (r, terminated) == (reward, ended)
+            if ended:
+                original.reset()
+                obs, _ = env.reset()
+        assert env.unwrapped.render() is not None
+        env.close()
+
+
+def test_mujoco_stores_float32_and_clips_actions(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mujoco")
+    config = EnvConfig(env="HalfCheetah-v5", decorrelate=False)
+    vector = make_vector(config, 2, [3, 4])
+    assert vector.spec.observations["obs"].dtype == "float32"
+    wild = np.full((3, 2, 6), 50, np.float32)
+    far = rollout(vector, wild)[-1]
+    vector.close()
+    vector = make_vector(config, 2, [3, 4])
+    assert np.array_equal(far.obs["obs"], rollout(vector, np.clip(wild, -1, 1))[-1].obs["obs"])
+    vector.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_mujoco_rows_that_share_a_model_do_what_they_did_alone() -> None:
+    pytest.importorskip("mujoco")
+    vector = make_vector(EnvConfig(env="HalfCheetah-v5", decorrelate=False), 3, [1, 2, 3])
+    actions = np.random.default_rng(0).uniform(-1, 1, (30, 3, 6)).astype(np.float32)
+    found = rollout(vector, actions)
+    vector.close()
+    for row, seed in enumerate((1, 2, 3)):
+        env = gym.make("HalfCheetah-v5")
+        assert np.array_equal(env.reset(seed=seed)[0].astype(np.float32), found[0].obs["obs"][row])
+        for out, action in zip(found[1:], actions[:, row], strict=True):
+            obs, reward, *_ = env.step(action)
+            assert np.array_equal(obs.astype(np.float32), out.obs["obs"][row])
+            assert np.float32(reward) == out.reward[row]
+        env.close()
+
+
+@pytest.fixture
+def atari() -> EnvConfig:
+    pytest.importorskip("ale_py")
+    return EnvConfig(env="ALE/Breakout-v5", env_kwargs={"max_num_frames_per_episode": 400})
+
+
+def test_atari_protocol_and_seeds(atari: EnvConfig) -> None:
+    actions = np.random.default_rng(0).integers(0, 4, (150, 3))
+    vector = make_vector(atari, 3, [1, 2, 3])
+    assert vector.spec.frame_skip == 4 and vector.spec.max_episode_steps == 100
+    assert vector.spec.observations["obs"].shape == (4, 84, 84)
+    assert "sticky actions 0" in vector.spec.protocol and "unclipped" in vector.spec.protocol
+    first = rollout(vector, actions)
+    vector.close()
+    vector = make_vector(atari, 3, [1, 2, 3])
+    again = rollout(vector, actions)
+    vector.close()
+    assert all(
+        np.array_equal(a.obs["obs"], b.obs["obs"]) for a, b in zip(first, again, strict=True)
+    )
+    ended = np.array([out.terminated | out.truncated for out in first[1:]])
+    invalid = np.array([~out.valid for out in first[1:]])
+    assert ended.any(axis=0).all()
+    assert np.array_equal(invalid[1:], ended[:-1])
+
+
+def test_atari_single_backend_has_the_same_protocol(atari: EnvConfig) -> None:
+    pytest.importorskip("cv2")
+    vector = make_vector(replace(atari, decorrelate=False), 2, [1, 2])
+    single = make_vector(replace(atari, decorrelate=False, env_backend="single"), 2, [1, 2])
+    assert replace(single.spec, asynchronous=True) == vector.spec
+    actions = np.zeros((30, 2), np.int64)
+    for kind in (vector, single):
+        found = rollout(kind, actions)
+        # The stack of a first observation is empty but for the newest frame, and then moves on.
+        assert (found[0].obs["obs"][:, :3] == 0).all() and (found[0].obs["obs"][:, 3] > 0).any()
+        assert np.array_equal(found[1].obs["obs"][:, 2], found[0].obs["obs"][:, 3])
+        kind.close()
+
+
+def test_atari_refuses_unknown_settings_and_clipping(atari: EnvConfig) -> None:
+    with pytest.raises(ConfigError, match="unknown env_kwargs 'framskip'; there is frameskip"):
+        make_vector(replace(atari, env_kwargs={"framskip": 2}), 1, [0])
+    with pytest.raises(ConfigError, match="--reward-clip"):
+        make_vector(replace(atari, env_kwargs={"reward_clipping": True}), 1, [0])

@@ -1,0 +1,46 @@
+"""Every example runs as its first lines say, and learns."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPO
+
+EXAMPLES = sorted((REPO / "examples").glob("*.py"))
+LEARNED = {
+    "custom_callback": (r"stopped at a mean return of ([\d.]+)", 150.0),
+    "custom_env": (r"with the trained policy: (\S+)", 0.8),
+    "custom_model": (r"last 100 episodes: (\S+)", 60.0),
+    "step_by_step": (r"newest weights: (\d+) steps", 100.0),
+}
+"""Of each example: a figure that it prints, and what it is at least once something was learned."""
+
+
+@pytest.mark.multiprocess(timeout=110)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pattern, least = LEARNED[path.stem]
+    found = re.search(pattern, done.stdout)
+    assert found is not None, done.stdout
+    assert float(found[1]) >= least, done.stdout
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    text = (REPO / "examples" / "README.md").read_text(encoding="utf-8")
+    assert {path.name for path in EXAMPLES} == set(re.findall(r"\((\w+\.py)\)", text))

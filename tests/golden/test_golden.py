@@ -1,0 +1,131 @@
+"""The weights after 20 updates of a serial run, to the bit, and the first 20 losses, nearly.
+
+A change that moves them was meant, or is a bug. After one that was meant, `python -m
+tests.golden.test_golden` writes them anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.builders import ResumePoint
+from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.registry import topology
+from tests.support.graphs import one_policy, spec_of, updates
+
+LOSSES = Path(__file__).parent / "appo_serial.json"
+WEIGHTS = Path(__file__).parent / "weights.json"
+COLUMNS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
+UPDATES = 20
+SMALL: dict[str, Any] = {"env": "CartPole-v1", "num_envs_per_worker": 8, "serial": True}
+CORE = ModelConfig(hidden_sizes=(32,), core="gru", core_size=16)
+REPLAY: dict[str, Any] = {
+    "num_workers": 2,
+    "rollout": 16,
+    "learning_starts": 500,
+    "replay_capacity": 20_000,
+    "batch_size": 32,
+    "weights_refresh_interval": 1,
+}
+ALGORITHMS: dict[str, AnyConfig] = {
+    "appo": AppoConfig(**SMALL, num_workers=2, batch_size=512, rollout=32, async_rl=True),
+    "appo-gru": AppoConfig(**SMALL, batch_size=512, model=CORE),
+    "apex": ApexConfig(**SMALL, **REPLAY),
+    "r2d2": ApexConfig(**SMALL, **REPLAY, model=CORE),
+    "ddppo": DdppoConfig(**SMALL, rollout=32, minibatch_size=64),
+}
+
+
+def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
+    """SHA-256 of the published weights after ``count`` updates: names and bytes, in their order."""
+    torch.set_num_threads(1)  # an orthogonal matrix depends on it
+    chosen, spec = topology(config), spec_of(config)
+    config = dataclasses.replace(chosen.resolve_defaults(config, spec), seed=seed)
+    plan = chosen.plan(config, spec, "cpu")
+    config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
+    graph = chosen.wire(config, plan, spec, *one_policy(ResumePoint(seed)))
+    runner = SerialRunner(graph)
+    runner.start()
+    try:
+        until = graph.groups[0].weights.published + count
+        while graph.groups[0].weights.published < until:
+            runner.poll(0)
+        tensors = chosen.model_maker(config, spec, seed)().state_dict()
+        graph.groups[0].weights.read(tensors)
+    finally:
+        runner.close()
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def processor() -> str:
+    """Its name; on other systems than Linux only its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def machine() -> dict[str, str]:
+    """What the order of additions depends on."""
+    return {
+        "torch": torch.__version__,
+        "processor": processor(),
+        "vector_unit": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_weights_are_those_that_were_recorded(name: str) -> None:
+    recorded = json.loads(WEIGHTS.read_text())
+    if machine() != recorded["machine"]:
+        pytest.skip(f"recorded with {recorded['machine']}, this is {machine()}")
+    assert weights_after(ALGORITHMS[name], UPDATES) == recorded[name]
+
+
+def losses() -> list[dict[str, float]]:
+    config = AppoConfig(
+        env="CartPole-v1",
+        num_workers=2,
+        num_envs_per_worker=8,
+        batch_size=512,
+        async_rl=True,
+        rollout=32,
+        num_epochs=1,
+        advantage="vtrace",
+        learning_rate=1e-3,
+        adam_eps=1e-6,
+        max_grad_norm=4.0,
+        clip_ratio=0.1,
+        value_clip=1.0,
+        exploration_coeff=0.003,
+        model=CORE,
+    )
+    return [{name: m[name] for name in COLUMNS} for _, m in updates(config, UPDATES, seed=7)]
+
+
+def test_the_losses_are_those_that_were_recorded() -> None:
+    """To 1 part in 1000, which leaves room for another processor's order of additions."""
+    recorded = json.loads(LOSSES.read_text())
+    assert len(recorded) == UPDATES
+    for now, then in zip(losses(), recorded, strict=True):
+        assert now == pytest.approx(then, rel=1e-3, abs=1e-5)
+
+
+if __name__ == "__main__":
+    LOSSES.write_text(json.dumps(losses(), indent=1) + "\n")
+    hashes = {name: weights_after(config, UPDATES) for name, config in ALGORITHMS.items()}
+    WEIGHTS.write_text(json.dumps({"machine": machine(), **hashes}, indent=1) + "\n")

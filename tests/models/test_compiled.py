@@ -1,0 +1,133 @@
+"""--compile: what is compiled computes what it did before, and what it needs is asked for first.
+
+But for the slow test, torch traces the model here and does not have it compiled: that takes seconds
+instead of minutes, and everything of ours is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampleforge.config import ConfigError
+from sampleforge.models.compiled import compile_passes
+from sampleforge.runtime.machine import lacking
+from sampleforge.topologies.config import AppoConfig
+from tests.support.graphs import build, updates
+from tests.support.learners import SMALL, config, model_of
+from tests.support.processes import RunCli
+from tests.support.runs import summary, train
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"model": dataclasses.replace(SMALL, core="gru", separate_critic=True)},
+        {"advantage": "gae", "inference": "worker", "num_workers": 2, "minibatch_size": 16},
+    ],
+    ids=["inline", "core", "policy worker"],
+)
+def test_a_compiled_run_learns_what_a_plain_one_does(more: dict[str, Any]) -> None:
+    """Same draws, so the same experience; on-policy the first ratio is 1."""
+    metrics = []
+    for compile in (False, True):
+        chosen = config(async_rl=False, compile=compile, **more)
+        metrics.append([found for _, found in updates(chosen, 3)])
+    plain, compiled = metrics
+    for before, after in zip(plain, compiled, strict=True):
+        assert after == pytest.approx(before, rel=1e-4, abs=1e-5)
+        assert after["ratio_deviation_first"] < 1e-5
+
+
+def test_on_a_gpu_a_pass_is_one_cuda_graph_and_first_releases_the_last_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.compile and its CUDA graphs, recorded."""
+    log: list[str] = []
+
+    def compile(function: Any, mode: str | None = None) -> Any:
+        def called(*args: Any) -> Any:
+            log.append(f"{function.__name__}, {mode}")
+            return function(*args)
+
+        return called
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: log.append("begin"))
+    model = model_of(config())
+    obs = torch.rand(2, 3, *model_inputs(model))
+    state, first = torch.zeros(3, model.state_size), torch.zeros(2, 3, dtype=torch.bool)
+    plain = model({"obs": obs}, state, first)
+    compile_passes(model, torch.device("cuda"))
+    for _ in range(2):
+        assert torch.equal(model({"obs": obs}, state, first).values, plain.values)
+    model.step({"obs": obs[0]}, state, first[0])
+    forward, step = ["begin", "forward, reduce-overhead"], ["begin", "step, reduce-overhead"]
+    assert log == [*forward, *forward, *step]
+
+
+def model_inputs(model: torch.nn.Module) -> tuple[int, ...]:
+    return tuple(model.normaliser.leaves["obs"].scale.shape)  # type: ignore[union-attr,index]
+
+
+def test_a_missing_compiler_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    small = AppoConfig(env="CartPole-v1", num_workers=1, num_envs_per_worker=4)
+    build(small)
+    with pytest.raises(ConfigError, match=r"--compile .* cpu, .*no compiler.*CXX.*install"):
+        build(dataclasses.replace(small, compile=True))
+    (tmp_path / "mine").touch(mode=0o755)
+    monkeypatch.setenv("CXX", "mine")
+    monkeypatch.setattr(
+        "sampleforge.runtime.machine.sysconfig.get_path", lambda name: str(tmp_path)
+    )
+    with pytest.raises(ConfigError, match=r"Python\.h"):
+        build(dataclasses.replace(small, compile=True))
+    (tmp_path / "Python.h").touch()
+    build(dataclasses.replace(small, compile=True))
+
+
+def test_compiling_for_a_gpu_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "triton" in (lacking("cuda:1") or "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "'no-such-compiler' (environment variable CC" in (lacking("cuda") or "")
+
+
+def test_no_debugger_gets_into_compiled_code() -> None:
+    with pytest.raises(ConfigError, match="serial mode is for debugging"):
+        AppoConfig(env="CartPole-v1", serial=True, compile=True)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_leaves_nothing(run_cli: RunCli, tmp_path: Path) -> None:
+    """The compiler's files are in the run's scratch folder and go with it; `run_cli` looks for
+    processes."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    more = ("--compile", "--train-for-env-steps", "20000", "--batch-size", "512")
+    environment = {"TMPDIR": str(temporary), "HOME": str(temporary)}
+    done = run_cli(*train("CartPole-v1", *more), timeout=900, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["updates"] > 10
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "run" / "scratch").exists()

@@ -1,0 +1,54 @@
+"""A small learner of APPO, and experience for it."""
+
+from __future__ import annotations
+
+import torch
+
+from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.learner import Learner
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch
+from sampleforge.topologies.builders import seeded_model
+from sampleforge.topologies.config import AppoConfig
+from tests.support.graphs import resolved, rollouts, spec_of
+
+SMALL = ModelConfig(hidden_sizes=(16,), core_size=8, cnn_features=16)
+
+
+def config(**kwargs: object) -> AppoConfig:
+    chosen = AppoConfig(
+        **{
+            "env": "tests.support.envs:CodeEnv",
+            "num_workers": 1,
+            "num_envs_per_worker": 4,
+            "num_splits": 2,
+            "learner_threads": 1,  # several add up in another order: 1.1e-5 instead of 1e-6
+            "rollout": 8,
+            "batch_size": 64,
+            "async_rl": True,
+            "learning_rate": 1e-3,
+            "model": SMALL,
+            **kwargs,
+        }  # type: ignore[arg-type]
+    )
+    return resolved(chosen, spec_of(chosen))
+
+
+def model_of(config: AppoConfig) -> ActorCritic:
+    return seeded_model(config.model, spec_of(config), seed=1)
+
+
+def learner_of(config: AppoConfig) -> Learner:
+    return Learner(
+        model_of(config),
+        AppoLoss(config, config.gamma),
+        config,
+        device=torch.device("cpu"),
+        precision="fp32",
+        seed=1,
+    )
+
+
+def one_batch(config: AppoConfig) -> Batch:
+    return next(rollouts(config, 1))

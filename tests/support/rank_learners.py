@@ -1,0 +1,97 @@
+"""Learners of several ranks, and the batches that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from functools import cache
+
+import torch
+
+from sampleforge.algos.appo import AppoLoss
+from sampleforge.algos.averaging import DataParallel
+from sampleforge.algos.experience import WHOLE, Share
+from sampleforge.algos.learner import Learner
+from sampleforge.models.config import ModelConfig
+from sampleforge.rollouts.batch import Batch
+from sampleforge.topologies.builders import seeded_model
+from sampleforge.topologies.config import AppoConfig
+from tests.support.graphs import resolved, rollouts, spec_of
+
+UPDATES = 20
+ONE_AT_A_TIME = threading.Lock()
+
+
+def config(**kwargs: object) -> AppoConfig:
+    chosen = AppoConfig(
+        **{
+            "env": "tests.support.envs:CodeEnv",
+            "num_workers": 1,
+            "num_envs_per_worker": 8,
+            "num_splits": 1,
+            "rollout": 8,
+            "async_rl": True,
+            "learning_rate": 1e-3,
+            "num_epochs": 2,
+            "normalise_returns": True,
+            "model": ModelConfig(hidden_sizes=(16,), core_size=8),
+            **kwargs,
+        }  # type: ignore[arg-type]
+    )
+    return resolved(chosen, spec_of(chosen))
+
+
+def learner_of(
+    config: AppoConfig,
+    averaging: DataParallel | None = None,
+    batch_size: int | None = None,
+    share: Share = WHOLE,
+) -> Learner:
+    with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
+        model = seeded_model(config.model, spec_of(config), seed=1)
+    return Learner(
+        model,
+        AppoLoss(config, config.gamma),
+        config,
+        device=torch.device("cpu"),
+        precision="fp32",
+        seed=1,
+        averaging=averaging,
+        batch_size=batch_size,
+        share=share,
+    )
+
+
+def model_of(core: object) -> ModelConfig:
+    return ModelConfig(hidden_sizes=(16,), core_size=8, core=core)  # type: ignore[arg-type]
+
+
+@cache
+def batches(core: str) -> list[Batch]:
+    """One per update, 8 rows each, with rows that do not count among them."""
+    return list(rollouts(config(model=model_of(core)), UPDATES))
+
+
+def rows(batch: Batch, start: int, stop: int) -> Batch:
+    """Some of the rows of a batch."""
+
+    def cut(name: str, column: object) -> object:
+        if isinstance(column, dict):
+            return {leaf: cut(leaf, x) for leaf, x in column.items()}
+        if not isinstance(column, torch.Tensor):
+            return column
+        return column[start:stop] if name == "state" else column[:, start:stop]
+
+    columns = {f.name: cut(f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+    return Batch(**columns)  # type: ignore[arg-type]
+
+
+Learned = tuple[dict[str, torch.Tensor], dict[str, float]]
+"""A learner's tensors at the end, and what it said of its last update."""
+
+
+def learned(learner: Learner, parts: list[Batch]) -> Learned:
+    metrics: dict[str, float] = {}
+    for number, part in enumerate(parts):
+        metrics = learner.update(part, progress=number / UPDATES)
+    return learner.state()[0], metrics

@@ -1,0 +1,90 @@
+"""Reports to a run folder, a screen that is a text, and what TensorBoard was given."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+from rich.console import Console
+
+from sampleforge.folder.atomic_file import to_json
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.reporting.display import open_display
+from sampleforge.reporting.progress import Goal
+from sampleforge.reporting.reporter import Reporter
+from sampleforge.topologies.config import AppoConfig
+
+SCALARS = {
+    "frames_per_s_10s": 45_210.0,
+    "return_mean": 123.456,
+    "return_std": 3.0,
+    "policy_lag_mean": 1.25,
+    "policy_lag_max": 4.0,
+    "loss": -0.0123,
+    "something_new": 7.0,
+}
+
+
+class ShownReporter(Reporter):
+    """The files and the screen of a run together, as the command has them."""
+
+    def __init__(self, folder, display):
+        super().__init__(folder)
+        self._display = display
+        self.bottleneck = None
+
+    def report(self, scalars, *, env_steps, wall_s, **more):
+        super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
+        values = {**scalars, "env_steps": env_steps, "wall_s": wall_s}
+        self._display.update(values, self.bottleneck)
+
+    def log(self, text, level="info", source="driver"):
+        if level != "debug":
+            self._display.message(text, level)
+        super().log(text, level, source)
+
+    def close(self):
+        super().close()
+        self._display.close()
+
+
+def reporter(folder, quiet=False, terminal=False, width=100, **goal):
+    """A reporter, and the text that it shows."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None)
+    ends = Goal(goal.get("total_env_steps"), goal.get("total_seconds"))
+    display = open_display("E, appo", ends, quiet, console)
+    return ShownReporter(folder, display), screen
+
+
+def report_steps(folder, *steps, **options):
+    """Reports at these env steps, one per second; returns the text shown."""
+    reporting, screen = reporter(folder, **options)
+    with reporting:
+        for step in steps:
+            reporting.report(SCALARS, env_steps=step, wall_s=step / 100)
+    return screen.getvalue()
+
+
+def events(folder):
+    """(step, tag -> value) of all TensorBoard events, in order, read by hand."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for path in sorted(folder.tensorboard.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("Q", data[:8])
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.HasField("summary"):
+                yield event.step, {v.tag: v.simple_value for v in event.summary.value}
+
+
+def make_run(path, reports):
+    """A run folder with these reports."""
+    folder = RunFolder(path)
+    folder.create()
+    folder.close()
+    folder.write_config(AppoConfig(env="CartPole-v1"), AppoConfig(env="CartPole-v1"))
+    folder.metrics_file.write_text("".join(to_json(report) + "\n" for report in reports))
+    return str(path)

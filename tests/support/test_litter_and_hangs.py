@@ -1,0 +1,197 @@
+"""The gates of conftest.py close: each test here runs pytest on a small file that does wrong."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.support.processes import StartCli, kill, session_members
+
+pytestmark = pytest.mark.multiprocess
+
+
+HEADER = """
+import os, subprocess, sys, threading, time, pytest
+import tests.conftest, tests.support.processes
+tests.conftest.GRACE_S = tests.support.processes.GRACE_S = 0.5
+"""
+
+
+def outcome_of(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with our conftest on one file."""
+    file = tmp_path / "test_subject.py"
+    file.write_text(f"{HEADER}\n{body}\n")
+    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
+
+
+LITTER = {
+    "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
+    "orphan": "subprocess.run('sleep 60 >/dev/null 2>&1 &', shell=True)",
+    "thread": "threading.Thread(target=time.sleep, args=(3,), daemon=True).start()",
+    "file": "open('litter.txt', 'w').close()",
+    "name": "fd = os.open(f'/dev/shm/NAME-{os.getpid()}', os.O_CREAT); os.close(fd)",
+    "name of a child that has ended": "subprocess.run([sys.executable, '-c', "
+    "'import os; os.close(os.open(f\"/dev/shm/NAME-{os.getpid()}\", os.O_CREAT))'])",
+    "name of a fork that was killed": "pid = os.fork()\n    if not pid: "
+    "os.open(f'/dev/shm/NAME-{os.getpid()}', os.O_CREAT); os.kill(os.getpid(), 9)\n"
+    "    os.waitpid(pid, 0)",
+    "name that is held": "pytest.held = open('/dev/shm/NAME-held', 'w')",
+    "name of shared memory": "from multiprocessing import shared_memory, resource_tracker\n"
+    "    block = shared_memory.SharedMemory(create=True, size=8); block.close()",
+}
+
+
+@pytest.mark.parametrize("kind", LITTER)
+def test_litter_fails_the_test_and_is_named(tmp_path: Path, kind: str) -> None:
+    name = f"sampleforge-litter-{secrets.token_hex(4)}"
+    body = LITTER[kind].replace("NAME", name)
+    try:
+        done = outcome_of(tmp_path, f"def test_it():\n    {body}")
+    finally:
+        for left in Path("/dev/shm").glob(f"{name}*"):
+            left.unlink()
+    assert done.returncode == 1, done.stdout
+    assert "the test left behind" in done.stdout
+    named = {"orphan": "process", "file": "litter.txt", "name of shared memory": "/dev/shm/ps"}
+    expected = named.get(kind, name if kind.startswith("name") else kind)
+    assert expected in done.stdout.split("the test left behind")[1]
+
+
+def test_names_of_other_programs_are_not_blamed_on_the_test(tmp_path: Path) -> None:
+    """Whether the program has them open or not, and whatever their names carry: its own pid, a
+    counter that equals a pid of the test's, or the pid that a process of an earlier test had."""
+    name = f"sampleforge-other-{secrets.token_hex(4)}"
+    random = secrets.randbits(32)
+    plain, with_pid, held = (
+        Path("/dev/shm", text) for text in (name, f"torch_{os.getpid()}_{random}_0", f"{name}-held")
+    )
+    earlier, begun = tmp_path / "earlier", tmp_path / "begun"
+    body = f"""
+def test_earlier():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    open({str(earlier)!r}, "w").write(str(child.pid))
+def test_it():
+    open({str(begun)!r}, "w").write(str(os.getpid()))
+    while not os.path.exists({str(held)!r}):
+        time.sleep(0.01)
+"""
+
+    def other_program() -> None:
+        while not (begun.exists() and begun.read_text()) and not stop.is_set():
+            time.sleep(0.01)
+        counted.append(with_pid.with_name(f"torch_{os.getpid()}_{random}_{begun.read_text()}"))
+        counted.append(plain.with_name(f"{name}-{earlier.read_text()}"))
+        for path in (plain, with_pid, *counted):
+            path.touch()
+        files.append(held.open("w"))
+
+    stop = threading.Event()
+    files: list[IO[str]] = []
+    counted: list[Path] = []
+    thread = threading.Thread(target=other_program)
+    thread.start()
+    try:
+        done = outcome_of(tmp_path, body)
+    finally:
+        stop.set()
+        thread.join()
+        for file in files:
+            file.close()
+        for path in (plain, with_pid, held, *counted):
+            path.unlink(missing_ok=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_other_jobs_of_the_script_that_runs_pytest_are_not_the_tests(tmp_path: Path) -> None:
+    """They are in pytest's process group and may start while a test runs; a job's name in /dev/shm
+    is open, and its own processes come and go."""
+    name = Path("/dev/shm", f"sampleforge-other-{secrets.token_hex(4)}")
+    (tmp_path / "test_subject.py").write_text(f"""
+import time
+from pathlib import Path
+def test_it():
+    Path({str(tmp_path / "begun")!r}).touch()
+    while not Path({str(name)!r}).exists():
+        time.sleep(0.01)
+""")
+    job = f"while [ ! -e {tmp_path}/begun ]; do sleep 0.05; done; exec 9>{name}; sleep 60; true"
+    pytest_options = f"-q -p tests.conftest -p no:cacheprovider --rootdir {tmp_path} -c /dev/null"
+    script = f"""
+({job}) >/dev/null & job=$!
+{sys.executable} -m pytest {pytest_options} {tmp_path}/test_subject.py
+status=$?
+kill $job
+exit $status
+"""
+    process = subprocess.Popen(
+        ["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        shown, _ = process.communicate(timeout=50)
+    finally:
+        kill(session_members(process.pid))
+        name.unlink(missing_ok=True)
+    assert process.returncode == 0, shown
+
+
+def test_forkserver_and_tracker_are_stopped_at_the_end(tmp_path: Path) -> None:
+    body = """
+import multiprocessing
+from multiprocessing import shared_memory
+def test_it():
+    process = multiprocessing.get_context("forkserver").Process(target=print)
+    process.start()
+    process.join()
+    shared = shared_memory.SharedMemory(create=True, size=8)
+    shared.close()
+    shared.unlink()
+"""
+    done = outcome_of(tmp_path, body)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_hang_ends_with_all_stacks_and_the_session_goes_on(tmp_path: Path) -> None:
+    body = """
+@pytest.mark.multiprocess(timeout=2)
+def test_hang():
+    command = "import time; time.sleep(60)"
+    subprocess.run([sys.executable, "-c", command])
+def test_next():
+    pass
+"""
+    done = outcome_of(tmp_path, body)
+    assert done.returncode == 1
+    assert "call took more than 2 s" in done.stdout
+    assert "in test_hang" in done.stdout  # our stack
+    assert "time.sleep(60)" in done.stdout.split("--- process")[1]  # the child, by its command
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_a_command_that_leaves_a_process_is_caught(tmp_path: Path) -> None:
+    body = """
+def test_it(start_cli, monkeypatch):
+    script = "import subprocess; subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3)"
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    monkeypatch.setattr(tests.conftest, "REPO", tests.conftest.Path(os.getcwd()).parent)
+    (tests.conftest.REPO / "train.py").write_text("sleep 60 >/dev/null 2>&1 &")
+    start_cli("train.py").wait()
+"""
+    done = outcome_of(tmp_path, body)
+    assert done.returncode == 1
+    assert "left processes behind" in done.stdout
+
+
+def test_start_cli_ends_what_still_runs(start_cli: StartCli) -> None:
+    """Its own tear-down and leaves_nothing_behind are the assertions."""
+    assert start_cli("train.py", "--help").pid > 0

@@ -1,0 +1,399 @@
+"""What APPO and DD-PPO choose where the command line leaves it open, per kind of environment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampleforge.api import load_policy, train
+from sampleforge.cli import main
+from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
+from sampleforge.topologies import ppo_defaults
+from sampleforge.topologies.appo.plan import plan_appo
+from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
+from sampleforge.topologies.ddppo.plan import plan_ddppo
+from sampleforge.topologies.ppo_defaults import (
+    ASYNCHRONOUS,
+    BATCH,
+    MINIBATCH,
+    ON_POLICY,
+    ON_POLICY_GRIDS,
+    ON_POLICY_IMAGES,
+    RANKS_WITH_IMAGES,
+    ROWS,
+    ROWS_PER_WORKER,
+    reason,
+    resolve_defaults,
+)
+from sampleforge.topologies.sampler_plan import Plan
+from tests.support.graphs import resolved, spec_of
+
+Settings = dict[str, Any]
+WHERE_CORES_ARE_COUNTED = ("sampler_plan", "appo.plan", "ddppo.plan", "ddppo.wire", "ppo_defaults")
+
+
+def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False, n: int = 0) -> EnvSpec:
+    leaf = ArraySpec(shape, dtype, (n,) if n else None)
+    actions = {"action": ActionSpec("discrete", (), "int64", (3,))}
+    return EnvSpec("X-v0", {"obs": leaf}, actions, asynchronous=asynchronous)
+
+
+VECTOR = spec((8,), "float32")
+DISCRETE = spec((), "int64", n=16)
+PLANES = spec((10, 10, 4), "bool")
+IMAGE = spec((4, 84, 84), "uint8")
+ATARI = spec((4, 84, 84), "uint8", asynchronous=True)
+KINDS = {
+    "vector": VECTOR,
+    "threaded vector": spec((8,), "float32", asynchronous=True),
+    "discrete": DISCRETE,
+    "planes": PLANES,
+    "image": IMAGE,
+    "atari": ATARI,
+}
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`cores(n)`: the machine has so many from now on."""
+
+    def set_to(count: int) -> None:
+        for module in WHERE_CORES_ARE_COUNTED:
+            name = f"sampleforge.topologies.{module}.available_cores"
+            monkeypatch.setattr(name, lambda: list(range(count)))
+
+    return set_to
+
+
+def planned(config: PpoConfig, of: EnvSpec) -> tuple[PpoConfig, Plan]:
+    """The resolved config and its plan."""
+    found = resolve_defaults(config, of)
+    if isinstance(found, DdppoConfig):
+        return found, plan_ddppo(found, of, "cpu")
+    return found, plan_appo(found, of, "cpu")
+
+
+# ---- which settings ----
+
+
+@pytest.mark.parametrize(
+    ("config", "of", "settings"),
+    [
+        (AppoConfig(), VECTOR, ON_POLICY),
+        (AppoConfig(), DISCRETE, ON_POLICY),
+        (AppoConfig(), PLANES, ON_POLICY_GRIDS),
+        (AppoConfig(), ATARI, ASYNCHRONOUS),
+        (AppoConfig(async_rl=True), VECTOR, ASYNCHRONOUS),
+        (AppoConfig(async_rl=False), ATARI, ON_POLICY_IMAGES),
+        (AppoConfig(sampler_only=True), VECTOR, ASYNCHRONOUS),
+        (DdppoConfig(), VECTOR, ON_POLICY),
+        (DdppoConfig(), ATARI, RANKS_WITH_IMAGES),
+    ],
+)
+def test_the_settings_follow_from_the_observations_and_async_rl(
+    config: PpoConfig, of: EnvSpec, settings: Settings
+) -> None:
+    found = resolve_defaults(config, of)
+    assert {name: getattr(found, name) for name in settings} == settings
+    assert None not in (found.rollout, found.learning_rate, found.exploration_coeff)
+
+
+@pytest.mark.parametrize("of", [VECTOR, ATARI], ids=["vector", "image"])
+@pytest.mark.parametrize("make", [AppoConfig, DdppoConfig])
+def test_what_is_given_stays(make: type[PpoConfig], of: EnvSpec) -> None:
+    given: Settings = {
+        "num_epochs": 7,
+        "learning_rate": 0.125,
+        "exploration_coeff": 0.25,
+        "advantage": "vtrace",
+        "rollout": 24,
+        "num_envs_per_worker": 6,
+        "minibatch_size": 48,
+    }
+    for separate in (True, False):
+        config = make(**given, model=ModelConfig(separate_critic=separate))
+        found = resolve_defaults(config, of)
+        assert {name: getattr(found, name) for name in given} == given
+        assert found.model.separate_critic is separate
+
+
+@pytest.mark.parametrize(
+    ("of", "core", "separate"),
+    [(VECTOR, "none", True), (VECTOR, "gru", False), (IMAGE, "none", False)],
+)
+def test_vectors_without_a_core_have_a_critic_of_their_own(
+    of: EnvSpec, core: Any, separate: bool
+) -> None:
+    for config in (AppoConfig(model=ModelConfig(core=core)), AppoConfig(async_rl=True)):
+        if config.model.core == core:
+            assert resolve_defaults(config, of).model.separate_critic is separate
+
+
+def test_resolving_again_changes_nothing() -> None:
+    for of, make in itertools.product(KINDS.values(), (AppoConfig, DdppoConfig)):
+        once = resolve_defaults(make(), of)
+        assert resolve_defaults(once, of) == once
+
+
+# ---- batches and rows ----
+
+
+def test_a_batch_and_its_minibatches_have_the_default_size() -> None:
+    config, plan = planned(AppoConfig(), VECTOR)
+    assert (plan.envs, plan.batch_size, config.minibatch_size) == (ROWS, BATCH, MINIBATCH)
+    assert plan.synchronous
+
+
+@pytest.mark.parametrize("of", [VECTOR, DISCRETE, PLANES], ids=["vector", "discrete", "planes"])
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_the_number_of_cores_does_not_change_what_is_learned(
+    cores: Callable[[int], None], of: EnvSpec, core: Any
+) -> None:
+    seen = set()
+    for count in (1, 2, 3, 16, 64):
+        cores(count)
+        config, plan = planned(AppoConfig(model=ModelConfig(core=core)), of)
+        assert plan.num_workers <= count
+        assert plan.num_splits * plan.rows >= ROWS_PER_WORKER
+        seen.add((plan.envs, plan.rollout, plan.batch_size, config.minibatch_size))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"num_envs_per_worker": 64}, {"envs": 64 * (ROWS // ROWS_PER_WORKER)}),
+        ({"batch_size": 512}, {"batch_size": 512}),
+        ({"batch_size": 500}, {"batch_size": 500}),
+        ({"num_workers": 4}, {"num_workers": 4, "envs": ROWS, "batch_size": BATCH}),
+        ({"num_workers": 3}, {"num_workers": 3, "envs": 3 * math.ceil(ROWS / 3)}),
+        ({"num_workers": 24}, {"num_workers": 24, "envs": 24}),
+        ({"rollout": 32}, {"rollout": 32, "envs": ROWS}),
+        ({"num_splits": 3}, {"num_splits": 3, "envs": 3 * math.ceil(ROWS / 3)}),
+        ({"serial": True}, {"num_workers": 1, "envs": ROWS}),
+        ({"async_rl": True}, {"rollout": ASYNCHRONOUS["rollout"], "synchronous": False}),
+        ({"batch_size": 512, "num_envs_per_worker": 64}, {"batch_size": 512}),
+        ({"batch_size": 4096, "rollout": 64}, {"batch_size": 4096, "envs": 64}),
+        ({"batch_size": 2048, "num_envs_per_worker": 16, "rollout": 64}, {"num_workers": 2}),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_the_rest_is_fitted_to_what_is_given(
+    cores: Callable[[int], None], given: Settings, expected: Settings
+) -> None:
+    cores(16)
+    _, plan = planned(AppoConfig(**given), VECTOR)
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("advantage", [None, "vtrace"])
+@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
+def test_minibatches_are_of_whole_rollouts_where_time_matters(core: Any, advantage: Any) -> None:
+    config = AppoConfig(async_rl=False, advantage=advantage, model=ModelConfig(core=core))
+    for of in (VECTOR, ATARI):
+        found, _ = planned(config, of)
+        assert found.minibatch_size and found.rollout
+        whole = core != "none" or advantage == "vtrace"
+        assert not whole or found.minibatch_size % found.rollout == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16])
+def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None:
+    cores(2)
+    config, plan = planned(DdppoConfig(num_ranks=ranks), VECTOR)
+    assert plan.num_workers == ranks and plan.num_splits * plan.rows >= ROWS_PER_WORKER
+    assert plan.batch_size * ranks >= BATCH
+    assert plan.batch_size * ranks == BATCH or plan.rollout == ppo_defaults.SHORTEST_ROLLOUT
+    assert config.minibatch_size and config.minibatch_size * ranks >= MINIBATCH
+    images, plan = planned(DdppoConfig(num_ranks=ranks), ATARI)
+    assert images.minibatch_size and plan.batch_size == 2 * images.minibatch_size
+    assert plan.envs == ranks * ppo_defaults.ROWS_OF_IMAGES
+
+
+def test_under_torchrun_the_ranks_are_those_that_it_started(
+    cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the cores of this host: all ranks must come to the same numbers."""
+    cores(64)
+    expected = resolve_defaults(DdppoConfig(num_ranks=4), VECTOR)
+    variables = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**variables, "MASTER_ADDR": "h", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    found = resolve_defaults(DdppoConfig(), VECTOR)
+    for name in ("num_envs_per_worker", "rollout", "minibatch_size"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+ONE_FLAG: list[Settings] = [
+    {},
+    *({"num_envs_per_worker": n} for n in (1, 2, 3, 5, 16, 23, 64)),
+    *({"batch_size": n} for n in (64, 512, 1024, 2048, 4096, 10016)),
+    *({"num_workers": n} for n in (1, 2, 3, 4, 5, 7, 16, 24)),
+    *({"rollout": n} for n in (1, 5, 8, 16, 32, 127, 128, 256, 500)),
+    *({"num_splits": n} for n in (1, 2, 3, 4)),
+    *({"advantage": name} for name in ("gae", "vtrace")),
+    *({"inference": name} for name in ("inline", "worker")),
+    *({name: value} for name in ("async_rl", "serial") for value in (True, False)),
+    {"num_epochs": 3},
+]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 64])
+def test_no_plan_refuses_what_was_chosen(
+    cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    """Where a single flag is given; and every batch is made of equal minibatches, none tiny."""
+    monkeypatch.setattr("sampleforge.topologies.sampler_plan.shared_memory_free", lambda: None)
+    cores(count)
+    algos: list[Callable[..., PpoConfig]] = [AppoConfig, DdppoConfig]
+    algos += [lambda n=n, **kw: DdppoConfig(num_ranks=n, **kw) for n in (1, 2, 3, 16)]
+    tried = 0
+    for given, core, make in itertools.product(ONE_FLAG, ("none", "gru"), algos):
+        try:
+            config = make(model=ModelConfig(core=core), **given)  # type: ignore[arg-type]
+        except ConfigError:
+            continue  # a flag that this algorithm does not have
+        found, plan = planned(config, KINDS[kind])
+        tried += 1
+        size = found.minibatch_size
+        assert found.async_rl or size, given
+        if size is not None:
+            assert plan.batch_size % size == 0, (given, plan)
+            assert size >= min(plan.batch_size // 2, MINIBATCH // 8), (given, plan)
+    assert tried > 150
+
+
+def test_a_batch_that_nothing_fits_is_refused_with_one_that_does(
+    cores: Callable[[int], None],
+) -> None:
+    cores(4)
+    for of, ranks in itertools.product(KINDS.values(), (False, True)):
+        make = DdppoConfig if ranks else AppoConfig
+        with pytest.raises(ConfigError, match=r"509 is not .*(nearest:|use) \d+") as refusal:
+            planned(make(batch_size=509), of)
+        near = int(str(refusal.value).split()[-1])
+        assert planned(make(batch_size=near), of)[1].batch_size == near
+
+
+def test_box_actions_get_no_entropy_bonus() -> None:
+    spec = spec_of(AppoConfig(env="Pendulum-v1"))
+    for config in (AppoConfig(), DdppoConfig()):
+        assert resolve_defaults(config, spec).exploration_coeff == 0.0
+        assert resolve_defaults(config, VECTOR).exploration_coeff == 0.003
+    assert resolve_defaults(AppoConfig(exploration_coeff=0.5), spec).exploration_coeff == 0.5
+
+
+def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
+    """Three ranks would have rollouts of 113 steps x 6 rows, which only 6 and 113 divide well."""
+    for config in (DdppoConfig(num_ranks=3), AppoConfig(num_envs_per_worker=5, num_workers=1)):
+        found, _ = planned(config, VECTOR)
+        assert found.minibatch_size and found.minibatch_size >= MINIBATCH // 4
+
+
+# ---- what is said ----
+
+
+@pytest.mark.parametrize(
+    ("config", "of", "expected"),
+    [
+        (AppoConfig(), VECTOR, "Sampling and learning take turns (no images): 10 epochs"),
+        (AppoConfig(), ATARI, "Sampling continues while the learner trains (images): "),
+        (
+            AppoConfig(async_rl=True),
+            VECTOR,
+            "Sampling continues while the learner trains (no images): ",
+        ),
+        (AppoConfig(num_epochs=1), VECTOR, "1 epoch, "),
+        (AppoConfig(num_epochs=77), VECTOR, "; not the default: num_epochs"),
+        (DdppoConfig(), ATARI, "Sampling and learning take turns (images): "),
+    ],
+)
+def test_a_line_says_what_was_chosen_and_why(config: PpoConfig, of: EnvSpec, expected: str) -> None:
+    assert expected in reason(resolve_defaults(config, of), of)
+
+
+# ---- flags that are on, off or left open ----
+
+
+@pytest.mark.parametrize(
+    ("typed", "async_rl", "separate"),
+    [
+        ("", None, None),
+        ("--async-rl --model.separate-critic", True, True),
+        ("--no-async-rl --model.no-separate-critic", False, False),
+        ("--async_rl --model.separate_critic", True, True),
+        ("--no_async_rl --model.no_separate_critic", False, False),
+        ("--async-rl True --model.separate-critic False", True, False),
+        ("--async-rl=False --model.separate-critic None", False, None),
+        ("--model.separate-critic --async-rl", True, True),
+    ],
+)
+def test_open_switches_are_typed_as_all_others(
+    typed: str, async_rl: bool | None, separate: bool | None
+) -> None:
+    found = parse_config("appo", ["--env", "X-v0", *typed.split()])
+    assert (found.async_rl, found.model.separate_critic) == (async_rl, separate)
+    assert parse_config("apex", ["--env", "X-v0", "--no-value-rescaling"]).value_rescaling is False
+
+
+def test_open_switches_go_over_those_of_files_and_presets(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("env: X-v0\nasync-rl: true\nmodel: {separate_critic: true}\n")
+    args = ["--config", str(file)]
+    found = parse_config("appo", args)
+    assert (found.async_rl, found.model.separate_critic) == (True, True)
+    found = parse_config("appo", [*args, "--no-async-rl", "--model.no-separate-critic"])
+    assert (found.async_rl, found.model.separate_critic) == (False, False)
+    found = parse_config("appo", [*args, "--async-rl", "None"])
+    assert (found.async_rl, found.model.separate_critic) == (None, True)
+    preset = ["--preset", "pong", "--model.separate-critic"]
+    assert parse_config("appo", preset).async_rl is False
+    assert parse_config("appo", [*preset, "--async-rl"]).async_rl is True
+    assert parse_config("appo", preset).model.separate_critic is True
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("--async", "--async-rl"),
+        ("--no-async", "--no-async-rl"),
+        ("--asinc-rl", "--async-rl"),
+        ("--model.separate-critics", "--model.separate-critic"),
+        ("--no-model.separate-critic", "--model.no-separate-critic"),
+    ],
+)
+def test_unknown_flags_beside_them_are_answered_with_the_nearest(
+    typed: str, suggested: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "appo", "--env", "X-v0", typed]) == 2
+    shown = capsys.readouterr().err
+    assert typed in shown and suggested in shown.replace(typed, "", 1)
+
+
+def test_help_shows_them_as_switches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "appo", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--async-rl, --no-async-rl " in shown
+    assert "--model.separate-critic, --model.no-separate-critic " in shown
+
+
+def test_the_driver_trains_what_was_resolved_and_logs_the_line(tmp_path: Path) -> None:
+    """A separate critic, though that was left open."""
+    run = tmp_path / "run"
+    config = AppoConfig(
+        env="CartPole-v1", serial=True, quiet=True, train_for_env_steps=1, run_dir=str(run)
+    )
+    train(config)
+    found = resolved(config, VECTOR)
+    assert reason(found, VECTOR) in (run / "log.txt").read_text()
+    assert found.model.separate_critic
+    assert load_policy(run).model.critic is not None

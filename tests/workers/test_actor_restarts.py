@@ -1,0 +1,201 @@
+"""Actors that are killed are replaced: no slot is lost, wherever the kill strikes, and no half
+written rollout is ever handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sampleforge.env.seeding import row_seeds
+from sampleforge.replay.exchange import ReplayExchange
+from sampleforge.rollouts.exchange import RolloutExchange, SlotExchange
+from sampleforge.rollouts.slots import Owner, TrajectorySlots
+from sampleforge.shared.records import EpisodeQueue, EpisodeRecord
+from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.wakeup import Wakeup
+from tests.support.processes import StartCli
+from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.slots import some_slots
+
+SLOTS = 4
+
+
+class Killed(BaseException):
+    """What a process that is killed does not live to see."""
+
+
+class Killer:
+    """Raises Killed at the ``at``-th of the instants before and after each store that others see:
+    of a ring's end, of a slot's owner."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left = -1
+        for owner, name in ((IndexRings, "push"), (IndexRings, "pop"), (TrajectorySlots, "move")):
+            patch.setattr(owner, name, self._around(getattr(owner, name)))
+
+    def _around(self, method: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object) -> object:
+            self._tick()
+            result = method(*args)
+            self._tick()
+            return result
+
+        return wrapped
+
+    def _tick(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+def of_appo() -> tuple[RolloutExchange, Callable[[], list[int]]]:
+    """An exchange with one actor, and what its other end does once: takes what is ready, and
+    gives it back."""
+    exchange = SlotExchange(some_slots(SLOTS, debug=True), [Wakeup()], [Wakeup()])
+
+    def consume() -> list[int]:
+        found = []
+        while (slot := exchange.take_ready()) is not None:
+            found.append(slot)
+            exchange.give_back(slot)
+        return found
+
+    return exchange, consume
+
+
+def of_apex() -> tuple[RolloutExchange, Callable[[], list[int]]]:
+    """The same of a replay with two shards, which evict at once."""
+    slots = some_slots(SLOTS, debug=True)
+    exchange = ReplayExchange(slots, [Wakeup()], [Wakeup(), Wakeup()], 2, lambda *_: None)
+    for slot in range(SLOTS):
+        exchange.lease(slot // 2, 0, slot)
+
+    def consume() -> list[int]:
+        found = []
+        for shard in (0, 1):
+            while (slot := exchange.take_ready(shard, 0)) is not None:
+                assert slot // 2 == shard, "to the right owner"
+                found.append(slot)
+                slots.move(slot, Owner.READY, Owner.STORED)
+                slots.move(slot, Owner.STORED, Owner.FREE)
+                exchange.lease(shard, 0, slot)
+        return found
+
+    return exchange, consume
+
+
+def live(exchange: RolloutExchange, killer: Killer, at: int) -> bool:
+    """An actor's life, killed at an instant, unless it is over before: two rollouts at a time."""
+    killer.left = at
+    try:
+        exchange.take_over(0)
+        taken = [exchange.take_free(0), exchange.take_free(0)]
+        for slot in taken:
+            if slot is not None:
+                exchange.slots.reward[slot] = slot
+                exchange.hand_over(0, slot)
+    except Killed:
+        return True
+    finally:
+        killer.left = -1
+    return False
+
+
+def instants(make: Callable[[], object], killer: Killer) -> Iterator[int]:
+    at = 0
+    while at == 0 or live(make()[0], killer, at):  # type: ignore[index]
+        at += 1
+        yield at
+
+
+@pytest.mark.parametrize("make", [of_appo, of_apex])
+def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(
+    make: Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And so has the successor's, which was killed at any instant as well."""
+    killer = Killer(monkeypatch)
+    points = list(instants(make, killer))
+    assert len(points) > 12
+    for first in points:
+        for second in points:
+            exchange, consume = make()
+            live(exchange, killer, first)
+            live(exchange, killer, second)
+            exchange.take_over(0)
+            for slot in consume():
+                assert exchange.slots.generation[slot] >= 1
+            taken = [exchange.take_free(0) for _ in range(SLOTS)]
+            assert sorted(t for t in taken if t is not None) == list(range(SLOTS)), (first, second)
+            assert exchange.take_free(0) is None
+            assert (exchange.slots.owner == Owner.WRITING).all()
+
+
+@pytest.mark.parametrize("make", [of_appo, of_apex])
+def test_complete_rollouts_arrive_once_and_incomplete_ones_never_after_a_kill(
+    make: Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rollout that was complete holds its slot's number; a renewed or untouched slot does not:
+    debug poisons it with NaN."""
+    killer = Killer(monkeypatch)
+    for at in instants(make, killer):
+        exchange, _ = make()
+        slots = exchange.slots
+        slots.reward.fill(float("nan"))
+        live(exchange, killer, at)
+        before = slots.generation.copy()
+        exchange.take_over(0)
+        for slot in range(SLOTS):
+            if slots.owner[slot] == Owner.READY:
+                assert (slots.reward[slot] == slot).all()
+                assert slots.generation[slot] == before[slot]
+            elif slots.owner[slot] == Owner.WRITING:
+                assert slots.generation[slot] == before[slot] + 1
+
+
+def test_an_incomplete_episode_record_is_not_read_and_does_not_block_the_queue() -> None:
+    episodes = EpisodeQueue(2, capacity=2)
+    episodes.put(1, 0, [EpisodeRecord(1, 0, 3, 7.5, 9)])
+    arrays = episodes.__getstate__()
+    arrays["who"][1, 1] = 5, 5, 0  # written, and killed before the ring's end moved
+    assert episodes.take() == [EpisodeRecord(1, 0, 3, 7.5, 9)]
+    assert episodes.take() == []
+    episodes.put(1, 1, [EpisodeRecord(1, 1, 2, -1.0, 4)], policy=2)
+    assert episodes.take() == [EpisodeRecord(1, 1, 2, -1.0, 4, policy=2)]
+
+
+def test_a_restarted_actor_plays_other_episodes_and_the_first_life_the_same_ones() -> None:
+    assert row_seeds(3, 1, 0, 4) == row_seeds(3, 1, 0, 4, life=0)
+    lives = [tuple(row_seeds(3, 1, 0, 4, life=life)) for life in range(3)]
+    assert len({seed for seeds in lives for seed in seeds}) == 12
+    assert lives[1] != tuple(row_seeds(3, 1, 0, 4, resumes=1))
+
+
+@pytest.mark.multiprocess(timeout=90)
+@pytest.mark.parametrize("algo", ["appo", "apex"])
+@pytest.mark.parametrize("inference", ["inline", "worker"])
+def test_a_killed_actor_is_replaced_until_the_restart_budget_is_used_up(
+    start_cli: StartCli, tmp_path: Path, algo: str, inference: str
+) -> None:
+    run = tmp_path / "run"
+    more = ["--learning-starts", "500"] if algo == "apex" else []
+    more += ["--inference", inference, "--max-worker-restarts", "1", "--debug"]
+    process = start_cli(*train("CartPole-v1", *more, algo=algo))
+    until_trained(process, run)
+    first = worker(process, "sampleforge: actor 0")
+    first.kill()
+    until(lambda: last_report(run).get("restarts") == 1, process)
+    seen = last_report(run)
+    until(lambda: last_report(run)["updates"] > seen["updates"] + 20, process)
+    until(lambda: last_report(run)["env_steps"] > seen["env_steps"] + 2000, process)
+    worker(process, "sampleforge: actor 0").kill()
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "it is restarted (1 of 1 times)" in stderr
+    assert "actor 0 was ended by signal SIGKILL" in stderr.rstrip().splitlines()[-1]
+    assert "it is restarted (1 of 1 times)" in (run / "log.txt").read_text()
+    written = summary(run)
+    assert written["status"] == "failed" and written["restarts"] == 1
