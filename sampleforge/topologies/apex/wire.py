@@ -40,9 +40,9 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
-    Lives,
     NewPolicy,
     PolicyStart,
+    RestartCounts,
     ResumePoint,
     acting_device,
     first_weights,
@@ -161,7 +161,7 @@ def _group_parts(
     start = policy.start
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
-    shape = slot_shape(config, plan, spec, plan.places)
+    shape = slot_shape(config, plan, spec, plan.frame_buffers)
     joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
@@ -261,7 +261,7 @@ def make_policy(
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
-    lives: Lives,
+    lives: RestartCounts,
 ) -> EpsilonGreedyPolicy:
     """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
     each of its ``lives``."""
@@ -392,7 +392,9 @@ def make_shard_of(
     **kwargs: Any,
 ) -> ReplayShard:
     """One shard, with what compresses its frames, if they are to be compressed."""
-    store = None if frames is None else FrameStore(index, frames, slots, plan.places_of(index))
+    store = (
+        None if frames is None else FrameStore(index, frames, slots, plan.frame_buffers_of(index))
+    )
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 
