@@ -14,8 +14,11 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.context import BaseContext
 from types import FrameType
+
+from sampleforge.runtime.streams import make_lasting
 
 PRELOAD = "sampleforge.runners.preload"
 """What the fork server imports: a name, because what it means lies above this floor."""
@@ -61,6 +64,18 @@ def start_fork_server() -> None:
             os.environ.pop(STARTED_BY_THREAD, None)
 
 
+def wake_fork_server() -> None:
+    """Continue the fork server, if it was stopped: processes start, and are known to have ended,
+    only through it. Its pid has no public name."""
+    if sys.platform == "linux":
+        from multiprocessing import forkserver
+
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
     """Set up the calling child process: title, signals, threads, cores, death with its parent."""
     import setproctitle
@@ -68,6 +83,7 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
 
     setproctitle.setproctitle(f"sampleforge: {name}")
     outlive_signals()
+    make_lasting()  # what an environment prints must not end it
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
