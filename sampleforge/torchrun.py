@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import TYPE_CHECKING, Any
 
 from sampleforge import __version__
@@ -100,6 +99,7 @@ class LeadingRank:
             session.folder.scratch,
             session.is_interrupted,
             session.config.env_timeout,
+            session.ticker.age,
         )
         beside = graph.having("evaluator")
         if not beside:
@@ -131,8 +131,10 @@ def follow(config: DdppoConfig, world: World) -> int:
             message = rendezvous.follow(about(config, world, rendezvous))
             interrupts.defer()
             graph = follower_graph(config, message, rendezvous)
-            runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout)
+            ticker = graph.new_ticker()
+            runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout, ticker.age)
             try:
+                ticker.start()
                 runner.start()
                 told = False
                 while not graph.progress.done and not interrupted():
@@ -140,6 +142,7 @@ def follow(config: DdppoConfig, world: World) -> int:
                     told = told or tell_of_fault(graph, world)
             finally:
                 runner.close()
+                ticker.close()
     except ConfigError:
         raise
     except Exception as error:
@@ -220,9 +223,7 @@ def follower_graph(
     config = with_own_code(led, config)  # a forged message makes no code run here
     spec, chosen = spec_from_plain(message["spec"]), topology_of(rendezvous)
     assert config.seed is not None
-    start = ResumePoint(
-        config.seed, message["resumes"], message["env_steps"], message["wall_s"], time()
-    )
+    start = ResumePoint(config.seed, message["resumes"], message["env_steps"], message["wall_s"])
     resolved = chosen.resolve_defaults(config, spec)
     assert isinstance(resolved, DdppoConfig)
     config = resolved
@@ -259,7 +260,8 @@ def runner_of(
     scratch: Path | None,
     interrupted: Callable[[], bool],
     step_timeout: float,
+    age: Callable[[float], float],
 ) -> InProcessRunner:
     from sampleforge.runners.in_process import InProcessRunner
 
-    return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout)
+    return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout, age)

@@ -86,7 +86,7 @@ class CheckpointStore:
         or weights that are older than a valid checkpoint: they would take the place of what was
         learned later.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         entries, _ = self._entries(_nothing)

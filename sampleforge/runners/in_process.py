@@ -32,8 +32,8 @@ class InProcessRunner:
 
     ``scratch``: where its working directory is made (None: in the system's). ``interrupted``: a
     rank that is asked to end does so between two steps, or when the others, who are asked too,
-    have left in the middle of one. ``step_timeout``: see `ProcessRunner`; here a `Watch` ends the
-    process, for torchrun to begin anew.
+    have left in the middle of one. ``step_timeout`` and ``age``: see `ProcessRunner`; here a
+    `Watch` ends the process, for torchrun to begin anew.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class InProcessRunner:
         scratch: Path | None,
         interrupted: Callable[[], bool],
         step_timeout: float,
+        age: Callable[[float], float],
     ) -> None:
         (node,) = graph.having("rank")
         worker = node.worker
@@ -56,7 +57,7 @@ class InProcessRunner:
         self._resources = ExitStack()
         self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
-        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
+        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]), age)
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
@@ -101,9 +102,21 @@ class InProcessRunner:
         events, self._events = self._events, []
         return events
 
-    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
         """Return the rank's answer to a request."""
         return self._worker.handle(kind, payload)
+
+    def wake(self, node: Node) -> None:
+        """It is this process."""
 
     def close(self) -> None:
         if self._worker.ended:

@@ -9,24 +9,38 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from time import time
+from time import monotonic
 
 INTERVAL = 1.0
 """Seconds between two looks."""
 
 
+def seconds_since(at: float) -> float:
+    """Return the seconds since ``at``, a time of ``monotonic``, which is common to all processes of
+    a machine."""
+    return monotonic() - at
+
+
 class Watch:
-    """Watches what runs `inside` it: ``beat`` (seconds since the epoch) must not be older than
-    ``limit`` seconds there. Begins with `start`; `close` ends it.
+    """Watches what runs `inside` it: ``beat`` (a time of ``monotonic``) must not be older than
+    ``limit`` seconds there. ``age`` returns the seconds since such a time, without those in which
+    this process was paused. Begins with `start`; `close` ends it.
 
     A simulator that hangs in C with the interpreter's lock in its hand stops this thread too: then
     it is the other ranks that notice.
     """
 
-    def __init__(self, name: str, limit: float, beat: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: float,
+        beat: Callable[[], float],
+        age: Callable[[float], float] = seconds_since,
+    ) -> None:
         self._name = name
         self._limit = limit
         self._beat = beat
+        self._age = age
         self._entered = inf
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -37,7 +51,7 @@ class Watch:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        self._entered = time()
+        self._entered = monotonic()
         try:
             yield
         finally:
@@ -46,7 +60,7 @@ class Watch:
     def look(self) -> None:
         """Look now, from inside: where environments step in threads, what is watched goes on while
         one of them hangs, and the beat is that of the oldest step."""
-        self._judge(time() - self._beat())
+        self._judge(self._age(self._beat()))
 
     def close(self) -> None:
         self._closed.set()
@@ -57,7 +71,7 @@ class Watch:
         while not self._closed.wait(min(INTERVAL, self._limit)):
             if os.getppid() != self._parent:
                 self._end("what has started it (torchrun) has died")
-            self._judge(time() - max(self._beat(), self._entered))
+            self._judge(self._age(max(self._beat(), self._entered)))
 
     def _judge(self, age: float) -> None:
         if age > self._limit:

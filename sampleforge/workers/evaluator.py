@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import time
+from time import monotonic
 
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
@@ -69,13 +69,13 @@ class EvaluatorWorker(EventDriven):
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
 
     def step(self) -> bool:
         """Begin an evaluation if it is due, or take one step of the current one."""
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         if self._player is None:
             return self._begin()
         self._player.step()
@@ -99,7 +99,7 @@ class EvaluatorWorker(EventDriven):
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
             faults = self._progress.counters.first_fault
-            faults.put(self._counter_row, f"{self._envs.fault}", time())
+            faults.put(self._counter_row, f"{self._envs.fault}", monotonic())
             self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
             self._rebuilt = self._envs.rebuilt
 
