@@ -37,6 +37,7 @@ GROUPS = {
 """Group -> metrics. Those of a number per something are in `PATTERNS`."""
 PATTERNS = {
     "eval": r"eval_\w+",
+    "perf": r"restarts_\w+",
     "ranks": r"rank\d+_\w+",
     "replay": r"replay_priority_sum_\d+",
     "rollout": r"return_mean_epsilon_.+|env_.+",
