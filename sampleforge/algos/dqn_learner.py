@@ -16,7 +16,7 @@ from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_loss
-from sampleforge.algos.hyperparameters import OF_DQN, changed, check_names, values
+from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner import load_optimiser, optimiser_tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
@@ -32,7 +32,7 @@ SCALE_INTERVAL = 16
 """Learner steps between updates of the rewards' scale, once it is known."""
 
 
-class Learned(NamedTuple):
+class UpdateResult(NamedTuple):
     """The result of an update."""
 
     metrics: dict[str, float]
@@ -80,7 +80,7 @@ class DqnLearner:
         self._reward_scale = RewardScale(device) if config.normalise_returns else None
         self._scale_is_known = False
 
-    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> Learned:
+    def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> UpdateResult:
         """Learn from one batch, or from this learner's part of it.
 
         ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
@@ -115,8 +115,8 @@ class DqnLearner:
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
             del metrics["td_error_mean"]
-            return Learned(metrics, None)
-        return Learned(metrics, errors)
+            return UpdateResult(metrics, None)
+        return UpdateResult(metrics, errors)
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of new observations into the statistics that normalise observations."""
@@ -163,13 +163,13 @@ class DqnLearner:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, OF_DQN)
+        return values(self._config, DQN_HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
         change, ConfigError for a value out of range."""
         check_names(self.hyperparameters(), new)
-        self._config = changed(self._config, OF_DQN, new)
+        self._config = changed(self._config, DQN_HYPERPARAMETERS, new)
         self._learning_rate = new.get("learning_rate", self._learning_rate)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`sampleforge doctor`: what this machine and this installation have and lack."""
+"""The command `sampleforge doctor`: check the machine and the installation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """``state``: "ok"; "lacks" for what only some runs need; "bad" for what none can do without."""
+    """The result of one check. ``state``: "ok"; "lacks": only some runs need it; "bad": every run
+    needs it."""
 
     state: Literal["ok", "lacks", "bad"]
     name: str
@@ -35,11 +36,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorFlags:
-    """No flags."""
+    """The command has no flags."""
 
 
 def run(args: Sequence[str]) -> int:
-    """Print the findings. Returns 1 if one of them keeps every run from working."""
+    """Print the findings. Return 1 if one of them prevents every run, else 0."""
     parse(DoctorFlags, args, "sampleforge doctor", "Check this machine and installation.")
     failed = False
     for finding in findings():
@@ -49,7 +50,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """All checks, those first that take no time."""
+    """Yield the results of all checks, the fast ones first."""
     commit = git_commit()
     yield Finding("ok", "SampleForge", __version__ + (f", commit {commit}" if commit else ""))
     yield _python()
@@ -58,7 +59,7 @@ def findings() -> Iterator[Finding]:
     yield _cores()
     yield _shared_memory()
     if any(finding.state == "bad" for finding in packages):
-        return  # what follows needs them
+        return  # the following checks need these packages
     yield _memory()
     yield from _families()
     yield _compiler()
@@ -83,7 +84,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -91,7 +92,7 @@ def _usable_cores() -> int:
 
 def _cores() -> Finding:
     count, usable = os.cpu_count() or 1, _usable_cores()
-    note = "" if usable == count else " (the others are not this process's: affinity or container)"
+    note = "" if usable == count else " (limited by the affinity or the container)"
     return Finding("ok", "cores", f"{usable} usable of {count}{note}")
 
 
@@ -107,7 +108,8 @@ def _memory() -> Finding:
 
 
 def _shared_memory() -> Finding:
-    """Trajectories live there: 64 MiB, a container's default, is enough for small vectors only."""
+    """Check the size of /dev/shm, which holds the trajectories: 64 MiB, the default of containers,
+    is enough only for small vector observations."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return Finding("ok", "shared memory", f"no {folder} on this system")
@@ -141,7 +143,7 @@ def _families() -> Iterator[Finding]:
 
 
 def _optional(name: str, module: str, extra: str | None) -> Finding:
-    """A library that only some runs need."""
+    """Check a library that only some runs need."""
     if importlib.util.find_spec(module) is None:
         return Finding("lacks", name, f'{module} is missing: pip install "sampleforge[{extra}]"')
     version = installed_version(module)
@@ -158,6 +160,6 @@ def _torch() -> Iterator[Finding]:
         built = torch.version.cuda is not None
         why = "no usable GPU or driver" if built else "this build of torch has no CUDA"
         yield Finding("ok", "CUDA", f"{why}; training runs on the CPU")
-    found = bf16_instructions()
-    text = f"CPU has {', '.join(found)}" if found else "not seen on this CPU; fp32 is faster"
+    names = bf16_instructions()
+    text = f"CPU has {', '.join(names)}" if names else "no instructions on this CPU; fp32 is faster"
     yield Finding("ok", "bf16", text)

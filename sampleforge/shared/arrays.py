@@ -44,8 +44,9 @@ class SharedArrays:
             storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise ConfigError(
-                f"{human_bytes(size)} of shared memory cannot be had ({error}); give the machine "
-                "more (/dev/shm; docker run --shm-size=1g), or use --serial --num-envs-per-worker 2"
+                f"{human_bytes(size)} of shared memory are not available ({error}); give the "
+                "machine more (/dev/shm; docker run --shm-size=1g), or use --serial "
+                "--num-envs-per-worker 2"
             ) from error
         self._attach(torch.empty(0, dtype=torch.uint8).set_(storage), dict(layout))
 

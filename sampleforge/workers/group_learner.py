@@ -1,4 +1,4 @@
-"""The worker of one of several learners that learn the same policy."""
+"""The learner's process: a learner worker that survives the death of its process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from sampleforge.workers.rank import POLL_INTERVAL, NewLearnerWorker
 
 
 class GroupLearnerWorker:
-    """A learner worker that takes each gradient step together with the other learners of its
-    policy: each learns from its own share of the slots, and gradients are averaged.
+    """A learner worker in a group of one or several, which takes each gradient step together with
+    the other learners of its policy: each learns from its own share of the slots, and gradients are
+    averaged.
 
     If a learner is replaced, the others drop the batch that they are learning from, and all go on
-    from the newest state among them.
+    from the newest state among them, or else from the one that was published in shared memory.
     """
 
     def __init__(
-        self, member: GroupMember, new_learner_worker: NewLearnerWorker, exchange: SlotExchange
+        self,
+        name: str,
+        member: GroupMember,
+        new_learner_worker: NewLearnerWorker,
+        exchange: SlotExchange,
     ) -> None:
-        self.name = f"learner {member.index}"
+        self.name = name
         self._member = member
         self._new_learner_worker = new_learner_worker
         self._exchange = exchange

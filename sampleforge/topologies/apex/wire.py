@@ -42,6 +42,7 @@ from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     NewPolicy,
     PolicyStart,
+    RestartCounts,
     ResumePoint,
     acting_device,
     first_weights,
@@ -160,14 +161,15 @@ def _group_parts(
     start = policy.start
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
-    shape = slot_shape(config, plan, spec, plan.places)
-    joined = channels(plan, shape, weights, actors, config.num_learners)
+    shape = slot_shape(config, plan, spec, plan.frame_buffers)
+    joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
 
     def new_policy(index: int) -> NewPolicy:
-        return partial(make_policy, index, new_network, weights, config, plan, start)
+        lives = joined.acting_lives
+        return partial(make_policy, index, new_network, weights, config, plan, start, lives)
 
     return GroupParts(policy, new_network, replay, ActingGroup(joined, replay.exchange, new_policy))
 
@@ -259,8 +261,10 @@ def make_policy(
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
+    lives: RestartCounts,
 ) -> EpsilonGreedyPolicy:
-    """The policy of the ``index``-th actor (inline) or policy worker."""
+    """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
+    each of its ``lives``."""
     return EpsilonGreedyPolicy(
         new_network(),
         weights,
@@ -268,7 +272,7 @@ def make_policy(
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.precision,
-        seed=policy_seed(index, start),
+        seed=policy_seed(index, start, lives),
     )
 
 
@@ -388,7 +392,9 @@ def make_shard_of(
     **kwargs: Any,
 ) -> ReplayShard:
     """One shard, with what compresses its frames, if they are to be compressed."""
-    store = None if frames is None else FrameStore(index, frames, slots, plan.places_of(index))
+    store = (
+        None if frames is None else FrameStore(index, frames, slots, plan.frame_buffers_of(index))
+    )
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 

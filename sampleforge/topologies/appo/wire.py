@@ -11,6 +11,7 @@ import torch
 
 from sampleforge.algos.experience import Share
 from sampleforge.algos.learner import Learner
+from sampleforge.distributed.group import join_nobody
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
@@ -124,14 +125,15 @@ def _group_parts(
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(plan, shape, weights, actors, config.num_learners)
+    joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
         noise = config.noise_correlation
-        return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
+        lives = joined.acting_lives
+        return policy_maker(index, new_model, weights, plan, start, spec_if, noise, lives)
 
     acting = ActingGroup(joined, exchange, new_policy)
     return GroupParts(policy, new_model, exchange, acting)
@@ -181,30 +183,34 @@ def _add_learners(
     new_model: NewModel,
     save: Save,
 ) -> Learners:
-    """Add the learner, or several that take each gradient step together."""
-    wakeup = channels.learner_wakeups[0]
+    """Add the learner, or several that take each gradient step together. A killed one is replaced
+    and goes on from the newest state in shared memory, except in serial mode, which has no process
+    that could be killed."""
+    wakeups, count = channels.learner_wakeups, config.num_learners
     if config.sampler_only:
-        node = graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
-        return Learners((node,))
+        sink = partial(_sink, exchange, wakeups[0])
+        return Learners((graph.add("learner", sink, wakeups[0]),))
     new_learner = partial(make_learner, new_model, config, plan, start, compiled=config.compile)
     new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
-    if config.num_learners == 1:
+    if config.serial:
         make_worker = partial(
-            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
+            new_worker, wakeups[0], plan.device, weights=channels.weights, make_learner=new_learner
         )
-        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
-    devices = config.learner_devices or member_devices(plan.device, config.num_learners)
-    meeting = meet_here(devices, config.learner_timeout, new_model, "learner")
-    epoch = GroupEpoch(config.max_worker_restarts, config.num_learners)
-    snapshot, restart = StateSnapshot(new_model()), RestartInGroup(epoch, "learners")
+        return Learners((graph.add("learner", make_worker, wakeups[0], in_checkpoint=True),))
+    devices = config.learner_devices or member_devices(plan.device, count)
+    timeout = config.learner_timeout
+    meeting = meet_here(devices, timeout, new_model, "learner") if count > 1 else None
+    epoch = GroupEpoch(config.max_worker_restarts, count)
+    snapshot = StateSnapshot(new_model())
+    restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
 
     def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
         weights = channels.weights if index == 0 else None
         member = GroupMember(
             index,
             counter_row,
-            meeting.rendezvous[index].join,
-            partial(new_learner, share=Share(index, config.num_learners), device=devices[index]),
+            meeting.rendezvous[index].join if meeting else join_nobody,
+            partial(new_learner, share=Share(index, count), device=devices[index]),
             weights,
             graph.progress,
             graph.stop,
@@ -214,25 +220,27 @@ def _add_learners(
         )
         worker = partial(
             new_worker,
-            channels.learner_wakeups[index],
+            wakeups[index],
             devices[index],
             weights=weights,
             counter_row=counter_row,
             index=index,
         )
-        return GroupLearnerWorker(member, worker, exchange)
+        name = f"learner {index}" if count > 1 else "learner"
+        return GroupLearnerWorker(name, member, worker, exchange)
 
     nodes = tuple(
-        graph.add(
-            "learner",
-            partial(make_group_learner, index),
-            wakeup,
-            restart=restart,
-        )
-        for index, wakeup in enumerate(channels.learner_wakeups)
+        graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
+        for index, wakeup in enumerate(wakeups)
     )
     kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    if meeting is None:
+        return Learners(nodes, snapshot, (kept,))
     return Learners(nodes, snapshot, (meeting.note, kept), meeting.keep_alive)
+
+
+def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
+    return ExperienceSink(exchange, wakeup)
 
 
 def _make_worker(
