@@ -36,6 +36,8 @@ class Checkpoints(Callback):
     def __init__(self, session: Session) -> None:
         config, policies = session.config, session.opened.policies
         self.writes = not (config.sampler_only or config.benchmark)
+        counters = session.graph.counters
+        self._has_learned = lambda: counters.total("updates") > 0
         self._policies = [
             PolicyCheckpoints(session, *parts)
             for parts in zip(
@@ -44,9 +46,7 @@ class Checkpoints(Callback):
         ]
 
     def on_start(self, session: Session) -> None:
-        self._timer = CheckpointTimer(
-            session.config.checkpoint_interval, lambda: self._has_learned(session)
-        )
+        self._timer = CheckpointTimer(session.config.checkpoint_interval, self._has_learned)
 
     def on_poll(self, session: Session) -> None:
         if self.writes and self._timer.due:
@@ -68,10 +68,7 @@ class Checkpoints(Callback):
 
     def save_after_failure(self, session: Session) -> int | None:
         """As `save`, in a session that has failed; None if there is nothing to save."""
-        return self.save(session) if self.writes and self._has_learned(session) else None
-
-    def _has_learned(self, session: Session) -> bool:
-        return session.graph.counters.total("updates") > 0
+        return self.save(session) if self.writes and self._has_learned() else None
 
 
 class PolicyCheckpoints:

@@ -136,11 +136,12 @@ class Session:
 
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
+        interrupted, failed = self._interrupted, self._failed  # no reference back to this object
         self.opened: OpenRun = open_folder(
             self.asked,
             fitted,
             self._resources,
-            lambda: self.ends_early,
+            lambda: interrupted.is_set() or failed.is_set(),
             damaged.append,
             self._policies,
         )
