@@ -62,9 +62,9 @@ from sampleforge.topologies.graph import (
 )
 from sampleforge.topologies.rendezvous import (
     Meeting,
+    learner_devices,
     learners_in_words,
     meet_here,
-    member_devices,
 )
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -416,10 +416,11 @@ def _add_learners(
     if start.resume is not None and replay.archive.where.saved is not None:
         shard_choice = start.resume.plain()["shard_choice"]
     learners = config.num_learners
-    devices = config.learner_devices or member_devices(plan.device, learners)
+    devices = learner_devices(config, plan.device)
     meeting = relay = None
     if others:
-        meeting = meet_here(devices, config.learner_timeout, new_network, "learner")
+        errors = 8 * plan.batch_size // learners  # gathered as float64
+        meeting = meet_here(devices, config.learner_timeout, new_network, "learner", errors)
         relay = SampleRelay(others, config.prefetch_batches)
 
     def update(index: int) -> SampleUpdate:

@@ -43,7 +43,7 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import learners_in_words, meet_here, member_devices
+from sampleforge.topologies.rendezvous import learner_devices, learners_in_words, meet_here
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -60,7 +60,7 @@ from sampleforge.topologies.sampling import (
 )
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, nothing
+from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, at_once, nothing
 
 
 def appo(
@@ -197,7 +197,7 @@ def _add_learners(
             new_worker, wakeups[0], plan.device, weights=channels.weights, make_learner=new_learner
         )
         return Learners((graph.add("learner", make_worker, wakeups[0], in_checkpoint=True),))
-    devices = config.learner_devices or member_devices(plan.device, count)
+    devices = learner_devices(config, plan.device)
     timeout = config.learner_timeout
     meeting = meet_here(devices, timeout, new_model, "learner") if count > 1 else None
     epoch = GroupEpoch(config.max_worker_restarts, count)
@@ -227,7 +227,8 @@ def _add_learners(
             index=index,
         )
         name = f"learner {index}" if count > 1 else "learner"
-        return GroupLearnerWorker(name, member, worker, exchange)
+        others = [wakeup for at, wakeup in enumerate(wakeups) if at != index]
+        return GroupLearnerWorker(name, member, worker, exchange, others)
 
     nodes = tuple(
         graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
@@ -256,6 +257,7 @@ def _make_worker(
     counter_row: int,
     make_learner: Callable[[], Learner],
     index: int = 0,
+    may_update: Callable[[], bool] = at_once,
     after_update: Callable[[], None] = nothing,
 ) -> LearnerWorker:
     """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
@@ -274,6 +276,7 @@ def _make_worker(
         prefetch=gathers_ahead(plan, serial=config.serial),
         counts_updates=index == 0,
         index=index,
+        may_update=may_update,
         after_update=after_update,
     )
 
