@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ class Checkpoints(Callback):
         config, policies = session.config, session.opened.policies
         self.writes = not (config.sampler_only or config.benchmark)
         counters = session.graph.counters
-        self._has_learned = lambda: counters.total("updates") > 0
+        self._has_learned: Callable[[], bool] = lambda: counters.total("updates") > 0
         self._policies = [
             PolicyCheckpoints(session, *parts)
             for parts in zip(
