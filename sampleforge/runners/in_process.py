@@ -36,7 +36,7 @@ class InProcessRunner:
     ``interrupted`` returns whether the rank was asked to end; it then ends between two steps, or as
     soon as the other ranks, which are also asked, have left the group. ``step_timeout``: longest
     time of an env step in seconds; after it a `Watch` ends the process, and torchrun restarts the
-    ranks.
+    ranks. ``age``: see `ProcessRunner`.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class InProcessRunner:
         scratch: Path | None,
         interrupted: Callable[[], bool],
         step_timeout: float,
+        age: Callable[[float], float],
     ) -> None:
         (node,) = graph.having("rank")
         worker = node.worker
@@ -59,7 +60,7 @@ class InProcessRunner:
         self._resources = ExitStack()
         self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
-        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
+        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]), age)
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
@@ -104,9 +105,21 @@ class InProcessRunner:
         events, self._events = self._events, []
         return events
 
-    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
         """Return the rank's answer to a request."""
         return self._worker.handle(kind, payload)
+
+    def wake(self, node: Node) -> None:
+        """It is this process."""
 
     def close(self) -> None:
         if self._worker.ended:

@@ -19,6 +19,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import FrameType
 
+from sampleforge.runtime.streams import make_lasting
+
 PRELOAD = "sampleforge.runners.preload"
 """The module that the fork server imports; only its name, because lower layers do not import it."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,6 +66,18 @@ def start_fork_server() -> None:
             os.environ.pop(STARTED_BY_THREAD, None)
 
 
+def wake_fork_server() -> None:
+    """Continue the fork server, if it was stopped: processes start, and are known to have ended,
+    only through it. Its pid has no public name."""
+    if sys.platform == "linux":
+        from multiprocessing import forkserver
+
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
     """Set up the calling child process: title, signals, threads, cores, and its end with the
     parent. It leads a process group, which the processes that its environments start belong to, so
@@ -74,6 +88,7 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
     setproctitle.setproctitle(f"sampleforge: {name}")
     os.setpgid(0, 0)
     outlive_signals()
+    make_lasting()  # what an environment prints must not end it
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from time import monotonic, time
+from time import monotonic
 
 from sampleforge.runtime.processes import end_descendants
 
@@ -19,19 +19,32 @@ WITHOUT_LOCK_S = 5.0
 """Seconds after the limit of a `HangWatch` at which a process ends whose threads cannot run."""
 
 
+def seconds_since(at: float) -> float:
+    """Return the seconds since ``at``, a time of ``monotonic``, which is common to all processes of
+    a machine."""
+    return monotonic() - at
+
+
 class Watch:
-    """Watches the code that runs `inside` it: the time that ``beat`` returns (seconds since the
-    epoch) must not be more than ``limit`` seconds ago. `start` begins the watch and `close` ends
-    it.
+    """Watches the code that runs `inside` it: the time of ``monotonic`` that ``beat`` returns must
+    not be more than ``limit`` seconds ago. ``age`` returns the seconds since such a time, without
+    those in which this process was paused. `start` begins the watch and `close` ends it.
 
     If a simulator hangs in C and holds the interpreter's lock, this thread stops as well; then only
     the other ranks notice.
     """
 
-    def __init__(self, name: str, limit: float, beat: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: float,
+        beat: Callable[[], float],
+        age: Callable[[float], float] = seconds_since,
+    ) -> None:
         self._name = name
         self._limit = limit
         self._beat = beat
+        self._age = age
         self._entered = inf
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -43,7 +56,7 @@ class Watch:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Return a context whose body is watched."""
-        self._entered = time()
+        self._entered = monotonic()
         try:
             yield
         finally:
@@ -52,7 +65,7 @@ class Watch:
     def look(self) -> None:
         """Check now, from inside the watched code. If environments step in threads, this code
         continues while one of them hangs; then the beat is that of the oldest step."""
-        self._judge(time() - self._beat())
+        self._judge(self._age(self._beat()))
 
     def close(self) -> None:
         self._closed.set()
@@ -63,7 +76,7 @@ class Watch:
         while not self._closed.wait(min(INTERVAL, self._limit)):
             if os.getppid() != self._parent:
                 self._end("its parent process (torchrun) has died")
-            self._judge(time() - max(self._beat(), self._entered))
+            self._judge(self._age(max(self._beat(), self._entered)))
 
     def _judge(self, age: float) -> None:
         if age > self._limit:

@@ -56,6 +56,7 @@ class RunFiles(Callback):
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         graph = session.graph
+        session.folder.check_there()
         self._reporter.report(
             report,
             env_steps=graph.progress.env_steps,

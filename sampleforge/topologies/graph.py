@@ -18,6 +18,7 @@ from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Episodes, Evaluations
 from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.training_clock import ClockTicker, TrainingClock
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import ResumePoint
@@ -133,6 +134,18 @@ class Graph:
         beside = [node.counter_row for node in self.having("evaluator")]
         return float(self.counters.total(name) - self.counters.column(name)[beside].sum())
 
+    def restarts(self) -> dict[str, int]:
+        """Return how often workers of each role were restarted."""
+        counts = self.counters.column("restarts")
+        totals: dict[str, int] = {}
+        for node in self.nodes:
+            totals[node.role] = totals.get(node.role, 0) + int(counts[node.counter_row])
+        return totals
+
+    def new_ticker(self) -> ClockTicker:
+        """Return what counts the seconds of training, from the first env step on."""
+        return ClockTicker(self.progress.clock, lambda: self.total("env_steps") > 0)
+
     def stop_all(self) -> None:
         """Ask every worker to leave its loop."""
         self.stop.set()
@@ -167,7 +180,7 @@ class GraphBuilder:
         self.stop = StopFlag()
         self.progress = Progress(
             self.counters,
-            start.started,
+            TrainingClock(),
             start.env_steps,
             start.wall_s,
             config.train_for_env_steps,
@@ -230,7 +243,7 @@ class GraphBuilder:
 
 COUNTERS = (
     "started_rows",  # env rows of an actor: half a row when constructed, half when reset
-    "heartbeat",  # seconds since the epoch at the latest step
+    "heartbeat",  # seconds of the monotonic clock at the latest step
     "env_steps",
     "env_frames",
     "episodes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import time
+from time import monotonic
 
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
@@ -70,7 +70,7 @@ class EvaluatorWorker(EventDriven):
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
 
@@ -97,13 +97,13 @@ class EvaluatorWorker(EventDriven):
             self._envs = None
 
     def _beat(self) -> None:
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
 
     def _count_rebuilt(self) -> None:
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
             faults = self._progress.counters.first_fault
-            faults.put(self._counter_row, f"{self._envs.fault}", time())
+            faults.put(self._counter_row, f"{self._envs.fault}", monotonic())
             self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
             self._rebuilt = self._envs.rebuilt
 
