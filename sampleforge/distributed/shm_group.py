@@ -21,7 +21,7 @@ import torch
 from sampleforge.distributed.group import Member, RankLost
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.arrays import SharedArrays
-from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.wakeup import wakeups
 
 SPIN_S = 200e-6
 """Seconds that a rank with a core of its own spins before it sleeps: a few times the cost of
@@ -56,7 +56,7 @@ class RankMemory:
                 "parts": ((ranks, 2, self.room), "uint8"),
             }
         )
-        self.wakeups = [Wakeup() for _ in range(ranks)]
+        self.wakeups = wakeups(ranks)
 
     @property
     def nbytes(self) -> int:

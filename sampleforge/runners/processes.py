@@ -15,6 +15,7 @@ from typing import Any
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runners.events import EventReader
+from sampleforge.runtime.open_files import check_workers
 from sampleforge.runtime.processes import process_context
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
@@ -185,6 +186,7 @@ class ProcessRunner:
         self._abandoned_told = 0
 
     def start(self) -> None:
+        check_workers(len(self._nodes))
         self._started = time()
         for node in self._nodes:
             self._begin_life(node, 0)

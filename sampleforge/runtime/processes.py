@@ -7,6 +7,7 @@ little private memory each, against 4 s and 222 MB by spawn. Elsewhere they are 
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,6 +17,9 @@ import threading
 from collections.abc import Iterable
 from multiprocessing.context import BaseContext
 from types import FrameType
+
+from sampleforge.runtime.cgroup import cgroup_cpu_quota
+from sampleforge.runtime.open_files import raise_limit
 
 PRELOAD = "sampleforge.runners.preload"
 """What the fork server imports: a name, because what it means lies above this floor."""
@@ -46,6 +50,7 @@ def start_fork_server() -> None:
         from multiprocessing import forkserver, resource_tracker
 
         process_context()
+        raise_limit()  # the server inherits it, and its children from it
         if threading.current_thread() is not threading.main_thread():
             os.environ[STARTED_BY_THREAD] = "1"
         # Inherited: what ends the driver goes to its whole process group, and the server and its
@@ -149,7 +154,11 @@ def _kill_at_hangup(pipe: int) -> None:
 
 
 def available_cores() -> list[int]:
-    """The cores this process may use, in order."""
+    """The cores this process may use, in order: no more than the CPU quota of its container or
+    control group is worth."""
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    quota = cgroup_cpu_quota()
+    return cores if quota is None else cores[: max(1, math.ceil(quota))]
