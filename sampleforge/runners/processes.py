@@ -205,6 +205,7 @@ class ProcessRunner:
         wait([life.sentinel for life in watched], timeout)
         self._check_alive()
         self._check_heartbeats()
+        self._check_silent()
         for rule in {id(node.restart): node.restart for node in self._nodes}.values():
             if (news := rule.news()) is not None:
                 self._alert(news)
@@ -228,6 +229,7 @@ class ProcessRunner:
             if kind == "metrics" and self._interrupted():
                 return {}
             self._check_alive()
+            self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
             if self._lives[node.name] is not life:  # its successor is asked again
@@ -263,6 +265,7 @@ class ProcessRunner:
         self._events.retire(before.events)
         row = self._graph.counters.row(node.counter_row)  # which has no other writer now
         row["heartbeat"][0] = time() + START_GRACE
+        row["silent_s"][0] = 0.0
         if not node.restart.counts_itself:
             row["restarts"] += 1
         self._begin_life(node, before.life + 1)
@@ -286,6 +289,26 @@ class ProcessRunner:
                 )
                 if not self._restart(node, hung):
                     raise WorkerDied(hung)
+
+    def _check_silent(self) -> None:
+        """Replace the members of a group that the others wait for in vain: those inside an update
+        have no heartbeat."""
+        if self._interrupted():
+            return
+        silent = self._graph.counters.column("silent_s")
+        for node in self._nodes:
+            seconds = silent[node.counter_row]
+            if not seconds:
+                continue
+            life = self._lives[node.name]
+            life.dump_stacks()
+            life.kill()  # at once: it goes on if it was stopped, and must not meet the new group
+            message = (
+                f"{node.name} was silent for {seconds:g} s while the others of its group waited "
+                f"for it (--{node.role}-timeout); its stacks are above"
+            )
+            if not self._restart(node, message):
+                raise WorkerDied(message)
 
     def close(self) -> None:
         """End all workers: in order, or, after `STOP_GRACE`, by force."""

@@ -230,6 +230,7 @@ class GraphBuilder:
 
 COUNTERS = (
     "heartbeat",  # seconds since the epoch at the latest step
+    "silent_s",  # seconds that the others of its group have waited for it in vain, else 0
     "env_steps",
     "env_frames",
     "episodes",
