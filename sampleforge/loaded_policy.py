@@ -20,7 +20,7 @@ from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
 from sampleforge.env.probe import probe
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.folder.checkpoint import CheckpointStore
-from sampleforge.folder.resume import model_tensors
+from sampleforge.folder.resume import load_weights, model_tensors
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import IMPORTABLE, Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
@@ -194,7 +194,7 @@ def load_model(
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     model = topology(config).model_maker(config, spec, 0)()
     try:
-        model.load_state_dict(model_tensors(found[0].tensors))
+        load_weights(model, model_tensors(found[0].tensors))
     except RuntimeError as error:
         raise ConfigError(
             f"{folder.path}: the weights of {found[1].file} do not fit the model that config.yaml "

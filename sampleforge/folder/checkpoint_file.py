@@ -71,6 +71,7 @@ def decode(data: bytes) -> Checkpoint:
         raise CheckpointError(f"no checkpoint in it ({error})") from error
     if not isinstance(state, dict):
         raise CheckpointError("its state is not a mapping")
+    _assert_finite(tensors)
     return Checkpoint(tensors, state)
 
 
