@@ -1,4 +1,4 @@
-"""The kinds of work that the micro-benchmarks take apart, with the parts that a run would have."""
+"""The cases that the micro-benchmarks measure, with the parts that a run would have."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 
 
 def asynchronous(env: str, core: Literal["none", "gru"] = "none") -> AppoConfig:
-    """The work that all recorded figures are of, whatever is the default for the environment:
-    sampling beside the learner, one pass over whole batches with V-trace, one trunk."""
+    """Return the config of all recorded figures, independent of the environment's defaults:
+    asynchronous, one pass over whole batches with V-trace, one trunk."""
     return AppoConfig(
         env=env,
         async_rl=True,
@@ -48,7 +48,7 @@ CASES = {
 
 
 def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
-    """The cases named on the command line, all if there are none."""
+    """Return the cases named on the command line, or all."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         parser.error(f"no case {unknown[0]!r}; there are {', '.join(CASES)}")
@@ -56,7 +56,8 @@ def chosen(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
 
 
 def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
-    """Its config, resolved and with the encoder chosen, and what its environment gives."""
+    """Return the resolved config of a case, with the encoder chosen, and the spec of its
+    environment."""
     vector = make_vector(CASES[case], 1, [0])
     vector.close()
     config, spec = resolve_defaults(CASES[case], vector.spec), vector.spec
@@ -65,8 +66,8 @@ def prepared(case: str) -> tuple[AppoConfig, EnvSpec]:
 
 
 def filled_slots(config: AppoConfig, spec: EnvSpec, rows: int, count: int) -> TrajectorySlots:
-    """``count`` slots of random experience, the same observations in every step; every step is
-    valid, an episode has 100 steps."""
+    """Return ``count`` slots of random experience, with the same observations in every step; every
+    step is valid, and an episode has 100 steps."""
     assert config.rollout is not None, "resolved"
     slots = TrajectorySlots(count, SlotShape(config.rollout, rows, spec, config.model.state_size))
     random = np.random.default_rng(0)

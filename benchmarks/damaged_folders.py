@@ -281,7 +281,7 @@ def code_in_config(d: Damaging) -> None:
 def hostile_json(d: Damaging) -> None:
     path = d.random.choice((d.folder / "spec.json", d.folder / "checkpoints" / "manifest.json"))
     found = json.loads(path.read_text())
-    values = [
+    values: list[Any] = [
         None,
         -1,
         1e400,

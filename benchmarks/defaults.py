@@ -43,9 +43,9 @@ ENVS = {
 """Env steps of training; the first six have discrete actions."""
 DISCRETE = list(ENVS)[:6]
 PAIRS = {"appo": "PPO", "apex": "DQN"}
-"""The algorithm of Stable-Baselines3 that each is compared with."""
+"""Algorithm -> the algorithm of Stable-Baselines3 that it is compared with."""
 POINTS = 40
-"""Of a recorded curve."""
+"""Number of points of a recorded curve."""
 
 
 def ours(algo: str, env: str, steps: int, seed: int) -> dict[str, Any]:
@@ -71,14 +71,14 @@ def ours(algo: str, env: str, steps: int, seed: int) -> dict[str, Any]:
 
 
 def theirs(python: str, algo: str, env: str, steps: int, seed: int) -> dict[str, Any]:
-    """The same through Stable-Baselines3."""
+    """Train and evaluate with Stable-Baselines3 and its defaults."""
     command = [python, "-W", "ignore", str(HERE / "sb3_learn.py"), "--env", env]
     command += ["--algo", algo, "--steps", str(steps), "--seed", str(seed)]
     return summed_up(json.loads(output(command).splitlines()[-1]))
 
 
 def summed_up(found: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded of the line that `sb3_learn.py` prints."""
+    """Return the values to record from the line that `sb3_learn.py` prints."""
     last = [value for _, value in found["episodes"]]
     curve = [
         (step, statistics.fmean(last[max(0, i - 99) : i + 1]))
@@ -100,7 +100,7 @@ def output(command: list[str], cwd: str | None = None) -> str:
 
 
 def thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most POINTS + 1 points, the last one among them."""
+    """Return at most POINTS + 1 of the points, with the last one among them."""
     every = math.ceil(len(curve) / POINTS)
     kept = curve[::every] if curve else []
     return [(step, round(value, 4)) for step, value in [*kept, *curve[-1:]]]

@@ -1,7 +1,7 @@
-"""The replay of an Atari game alone, in one process: what it takes of memory and time.
+"""Memory and time of the replay of an Atari game, measured alone in one process.
 
-Rollouts of a random player are written into slots over and over, as actors do it, until the replay
-is full. Then rounds: draw a batch by priority, copy its transitions out, give it new priorities.
+Rollouts of a random player are written into slots, as actors do it, until the replay is full. Then
+follow rounds: draw a batch by priority, copy its transitions, set new priorities.
 All rates are per second of processor time, with one thread.
 
     stacks  whole stacks of 4 frames, as APPO's slots hold them
@@ -116,7 +116,7 @@ class Replay:
         self.inserts += slots.shape.env_steps
 
     def rounds(self, seconds: float) -> float:
-        """Rounds of draw, gather and update per second."""
+        """Return the rounds of draw, gather and update per second."""
         errors = self.random.random(BATCH).astype(np.float32)
         count, begun = 0, time.process_time()
         while time.process_time() - begun < seconds:
@@ -129,14 +129,14 @@ class Replay:
 
 
 def memory() -> Array:
-    """Bytes of shared memory that the machine has given away, and bytes that this process has in
-    memory, shared or not."""
+    """Return the bytes of shared memory that are in use on the machine, and the resident bytes of
+    this process, shared or not."""
     gc.collect()
     return np.array([psutil.virtual_memory().shared, psutil.Process().memory_info().rss])
 
 
 def measured(how: str, played: Played, args: argparse.Namespace) -> list[str]:
-    """One line of the table."""
+    """Measure one way; return its line of the table."""
     before = memory()
     steps = args.rollout * args.rows
     replay = Replay(how, played.spec, args.capacity // steps, (args.rollout, args.rows))

@@ -1,4 +1,4 @@
-"""What it costs to hand a small fixed-size message from one process to another.
+"""The cost of handing a small fixed-size message from one process to another.
 
 For each channel, between two real processes, each kept on a core of its own:
   round trip     a message there and its answer back, both sides blocking (wall time)
@@ -77,7 +77,7 @@ class PolledEventfd:
 
 
 class Eventfd:
-    """A sequence counter in shared memory and an eventfd: says that there is news, not what."""
+    """A sequence counter in shared memory and an eventfd, without a message."""
 
     def __init__(self) -> None:
         self.counter = ctypes.c_int64.from_buffer(mmap.mmap(-1, 8))
@@ -201,7 +201,7 @@ def answer(there: Channel, back: Channel, messages: int) -> None:
 
 
 def ping_pong(make: Callable[[], Channel], messages: int) -> tuple[float, float]:
-    """Seconds per round trip: on the clock, and of this side's processor time."""
+    """Return the seconds per round trip: wall time, and processor time of this side."""
     there, back = make(), make()
     warm_up = messages // 10
     task = functools.partial(answer, there, back, messages + warm_up)
@@ -223,7 +223,7 @@ def ping_pong(make: Callable[[], Channel], messages: int) -> tuple[float, float]
 
 
 def own_cost(make: Callable[[], Channel], messages: int) -> float:
-    """Processor seconds to send and receive one message that nobody waits for."""
+    """Return the processor seconds to send and receive one message for which no process waits."""
     channel = make()
     cpu = cpu_seconds()
     for _ in range(messages):

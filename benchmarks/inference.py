@@ -1,4 +1,4 @@
-"""What it costs to compute an action: an actor's whole call, and the bare network in it.
+"""The cost of computing an action: an actor's whole call, and the network's forward pass in it.
 
 The call reads observations out of a slot, looks for newer weights, runs the network, samples, and
 writes actions, log-probabilities and values back. The floor is the network's forward pass alone, on
@@ -24,7 +24,8 @@ ROWS = (1, 8, 32, 128, 512)
 
 
 def measure(case: str, rows: int, precision: str, device: str, seconds: float) -> list[str]:
-    """Microseconds per env step: the call, the forward pass, and its share of the call."""
+    """Return microseconds per env step of the call and of the forward pass, and the latter's
+    share."""
     config, spec = prepared(case)
     slots, where = filled_slots(config, spec, rows, 1), torch.device(device)
     new_model = model_maker(config, spec, 0)

@@ -1,4 +1,4 @@
-"""What it costs to learn from an env step: a learner's whole update, and the bare passes in it.
+"""The cost of learning from an env step: a learner's whole update, and the network's passes in it.
 
 The update turns a batch into experience, computes V-trace or GAE, the loss and all its metrics,
 clips, steps the optimiser and updates the normalisers. The floor is one forward and one backward
@@ -27,7 +27,8 @@ Precision = Literal["fp32", "bf16"]
 
 
 def measure(case: str, precision: Precision, device: str, seconds: float) -> list[str]:
-    """Microseconds per env step of update and bare passes; microseconds of one publication."""
+    """Return microseconds per env step of the update and of the network's passes, and microseconds
+    of one publication."""
     config, spec = prepared(case)
     plan = plan_appo(replace(config, precision=precision), spec, device)
     slots, where = filled_slots(config, spec, plan.rows, plan.slots_per_batch), torch.device(device)

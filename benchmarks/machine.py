@@ -1,4 +1,4 @@
-"""What a figure means nothing without: machine, cores, versions, commit."""
+"""The conditions to record beside a figure: machine, cores, versions, commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def describe(*packages: str) -> str:
-    """Lines to record beside a result: command, processor, cores used, versions, commit."""
+    """Return the lines to record beside a result: command, processor, cores, versions, commit."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
     )
@@ -29,8 +29,8 @@ def describe(*packages: str) -> str:
 
 
 def pin(index: int) -> None:
-    """Keeps this process on one of the cores it may use. Without it two processes that were woken
-    together can share one core for seconds, and a figure is one of two, by chance."""
+    """Keep this process on one of the cores that it may use. Otherwise two processes that were
+    woken together can share one core for seconds, and a figure has one of two values by chance."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[index % len(cores)]})
 
@@ -50,7 +50,8 @@ def installed(package: str) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, aligned for the terminal: the first column left, the others right."""
+    """Return a Markdown table, aligned for the terminal: the first column left, the others
+    right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:

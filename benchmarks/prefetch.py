@@ -1,4 +1,4 @@
-"""What a thread that gathers the learner's next batch brings: whole runs with and without it.
+"""The gain of a thread that gathers the learner's next batch: whole runs with and without it.
 
 Alternating, in one sitting; every process anew. The figures are those of ``--benchmark``: env
 steps that were trained on, per second and per second of processor time (all processes together,

@@ -1,5 +1,5 @@
-"""DD-PPO with environments that sleep, as simulators on another device do: how it scales over
-ranks, what pre-emption recovers where some rank is slow, and what is learned meanwhile.
+"""DD-PPO with environments that sleep, as simulators on another device do: scaling over ranks, the
+gain of pre-emption if some rank is slow, and returns with and without it.
 
     taskset -c 0,1 python benchmarks/ranks.py scaling --out benchmarks/results
     taskset -c 0,1 python benchmarks/ranks.py stragglers --step-ms 2 --rollout 128 --seconds 40 \\
@@ -62,7 +62,7 @@ class Sleep:
 
 
 class SleepEnv(gym.Env[Any, Any]):
-    """Does nothing but to take its time."""
+    """An environment whose steps only sleep."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)
@@ -80,7 +80,7 @@ class SleepEnv(gym.Env[Any, Any]):
 
 
 class SlowCartPole(gym.Wrapper[Any, Any, Any, Any]):
-    """CartPole-v1 whose steps take their time."""
+    """CartPole-v1 whose steps also sleep."""
 
     def __init__(self, sleep: float, slow: float = 1.0, tail: float = 0.0) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -109,18 +109,19 @@ class Measured:
 
     @property
     def lost(self) -> float:
-        """The part of the possible that waiting cost in this run."""
+        """Return the fraction of the possible rate that waiting has cost in this run."""
         return 1 - self.rate / self.possible
 
 
 def measured(first: Mapping[str, float], last: Mapping[str, float], ranks: int) -> Measured:
-    """Of the time between two reports, each just after an update, to which "cpu_s" was added."""
+    """Return the figures of the time between two reports, each just after an update, to which
+    "cpu_s" was added."""
 
     def each(name: str) -> list[float]:
         return [last[f"rank{r}_{name}"] - first[f"rank{r}_{name}"] for r in range(ranks)]
 
     def stage_ms(report: Mapping[str, float], name: str) -> float:
-        """In all ranks together."""
+        """Return the milliseconds of a stage, summed over the ranks."""
         return report[f"stage_{name}_us"] * report["env_steps"] / 1e3
 
     updates, wall = last["updates"] - first["updates"], last["wall_s"] - first["wall_s"]
@@ -182,7 +183,7 @@ def measure(ranks: int, seconds: float, rollout: int, way: str, **env_kwargs: An
 
 
 def processor_seconds() -> float:
-    """Of all ranks since they began."""
+    """Return the processor seconds of all ranks since their start."""
     children = psutil.Process().children(recursive=True)
     ranks = [c for c in children if " ".join(c.cmdline()).startswith("sampleforge: rank")]
     return sum(sum(rank.cpu_times()[:2]) for rank in ranks)
@@ -191,7 +192,7 @@ def processor_seconds() -> float:
 def scaling(
     seconds: float, rollout: int, step_ms: float, repeats: int
 ) -> dict[str, dict[int, Measured]]:
-    """By way and number of ranks."""
+    """Return the measurements by way and number of ranks."""
     ways = (WAITING, PREEMPTING)
     runs: dict[tuple[str, int], list[Measured]] = {}
     for _ in range(repeats):  # in turns: the machine's moods are shared out

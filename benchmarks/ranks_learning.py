@@ -1,4 +1,4 @@
-"""What DD-PPO learns beside stragglers, with and without pre-emption."""
+"""The returns of DD-PPO with a straggling rank, with and without pre-emption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = {
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainingResult:
     """One training: its curve as (env steps, seconds, mean return of the last 100 episodes), the
     mean return of 100 episodes played afterwards, rank 0's share of the experience."""
 
@@ -31,9 +31,11 @@ class Learned:
     share: float
 
 
-def learning(seeds: int) -> dict[str, dict[str, list[Learned]]]:
-    """By case and way."""
-    found: dict[str, dict[str, list[Learned]]] = {c: {way: [] for way in WAYS} for c in CASES}
+def learning(seeds: int) -> dict[str, dict[str, list[TrainingResult]]]:
+    """Return the training results by case and way."""
+    found: dict[str, dict[str, list[TrainingResult]]] = {
+        c: {way: [] for way in WAYS} for c in CASES
+    }
     for seed in range(1, seeds + 1):  # in turns: the machine's moods are shared out
         for case, ways in found.items():
             for way, runs in ways.items():
@@ -41,7 +43,7 @@ def learning(seeds: int) -> dict[str, dict[str, list[Learned]]]:
     return found
 
 
-def learn(env_kwargs: str, way: str, seed: int) -> Learned:
+def learn(env_kwargs: str, way: str, seed: int) -> TrainingResult:
     """The preset ``cartpole`` with four ranks in place of two: the same batch, minibatch and number
     of env steps over all of them."""
     from sampleforge.api import train
@@ -64,4 +66,4 @@ def learn(env_kwargs: str, way: str, seed: int) -> Learned:
         evaluated = evaluate(folder, episodes=100, trust=own)["return_mean"]
     curve = [(r["env_steps"], r["wall_s"], r["return_mean"]) for r in reports if "return_mean" in r]
     steps = [reports[-1][f"rank{rank}_steps"] for rank in range(4)]
-    return Learned(curve, evaluated, steps[0] / sum(steps))
+    return TrainingResult(curve, evaluated, steps[0] / sum(steps))

@@ -12,7 +12,7 @@ from scaling_report import log_axes, new_figure, save
 
 if TYPE_CHECKING:
     from ranks import Measured
-    from ranks_learning import Learned
+    from ranks_learning import TrainingResult
 
 
 def heading() -> str:
@@ -108,8 +108,8 @@ def stragglers(found: Mapping[str, Mapping[str, Measured]], what: str, out: Path
     save(figure, axes, out / "ranks-stragglers.png")
 
 
-def learning(found: Mapping[str, Mapping[str, list[Learned]]], out: Path | None) -> None:
-    """By case and way."""
+def learning(found: Mapping[str, Mapping[str, list[TrainingResult]]], out: Path | None) -> None:
+    """Print, and draw, the training results by case and way."""
     print("\nCartPole-v1 on 4 ranks, after as many env steps:\n")
     header = ["", "", "seed", "env steps", "training s", "return", "evaluated", "rank 0's share"]
     rows = []
@@ -124,7 +124,7 @@ def learning(found: Mapping[str, Mapping[str, list[Learned]]], out: Path | None)
         _draw_learning(found, out)
 
 
-def _draw_learning(found: Mapping[str, Mapping[str, list[Learned]]], out: Path) -> None:
+def _draw_learning(found: Mapping[str, Mapping[str, list[TrainingResult]]], out: Path) -> None:
     """A row for each case: over env steps, and over time."""
     from matplotlib.figure import Figure
 

@@ -153,7 +153,7 @@ def overlap(seconds: float) -> list[tuple[float, ...]]:
             )
             for splits in (1, 2)
         )
-        env_ms, inference_ms = (stage(one, name) / 1e3 for name in ("emulate", "forward"))
+        env_ms, inference_ms = (stage(one, name) / 1e3 for name in ("env step", "forward"))
         before, after = (1e3 / result["sampled_per_s"] for result in (one, two))
         hidden = (before - after) / min(env_ms, inference_ms)
         found.append((ratio, env_ms, inference_ms, before, after, hidden))
@@ -161,22 +161,22 @@ def overlap(seconds: float) -> list[tuple[float, ...]]:
 
 
 def over_rows(seconds: float, repeats: int) -> list[tuple[float, ...]]:
-    """(rows, and in us per env step: bookkeeping, the door between env and slot, the sum of both,
-    the forward pass): one actor that infers inline, an env that does nothing. Each is the lowest of
-    the repeats: stages are timed by the clock, to which other programs only add."""
+    """(rows, and in us per env step: bookkeeping, the adapter between env and slot, the sum of
+    both, the forward pass): one actor that infers inline, an env that does nothing. Each is the
+    lowest of the repeats: stages are timed by the clock, to which other programs only add."""
     found: list[tuple[float, ...]] = []
     for rows in ROWS:
         alone = env_alone_us(rows)
         results = [benchmark(seconds, 1, rows, inference="inline") for _ in range(repeats)]
         own = min(stage(r, "bookkeeping") + stage(r, "hand-over") for r in results)
-        adapter = min(stage(r, "emulate") for r in results) - alone
+        adapter = min(stage(r, "env step") for r in results) - alone
         forward = min(stage(r, "forward") for r in results)
         found.append((rows, own, adapter, own + adapter, forward))
     return found
 
 
 def env_alone_us(rows: int) -> float:
-    """What a step of the env that does nothing takes by itself, in us per env step."""
+    """Return the time of a step of the env that does nothing, in us per env step."""
     env, actions = IdleEnv(rows), np.zeros(rows, np.int64)
     begun = time.perf_counter()
     for _ in range(20_000):

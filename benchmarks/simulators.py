@@ -1,7 +1,8 @@
-"""How fast the simulators are alone: random actions, no network, in one process and in two,
-each kept on a core of its own.
+"""The speed of the simulators alone: random actions, no network, in one process and in two, each
+kept on a core of its own.
 
-The ceiling of any sampler on this machine. Actions are drawn beforehand; resets are included.
+It is the upper limit of any sampler on this machine. Actions are drawn beforehand; resets are
+included.
 
     taskset -c 0,1 python benchmarks/simulators.py --seconds 5
 """

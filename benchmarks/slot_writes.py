@@ -1,4 +1,4 @@
-"""What it costs to write an env step into a slot, and to copy it from there into a batch.
+"""The cost of writing an env step into a slot, and of copying it from there into a batch.
 
 A step of all rows of a split is written as env vectors do it, one write per column, out of arrays
 as simulators give them; a full slot is copied as learners do it. Beside both, the floor: one plain

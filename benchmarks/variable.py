@@ -65,7 +65,7 @@ class Clock:
 
 
 class UnevenEnv(gym.Env[Any, Any]):
-    """Does nothing, and takes its time for it."""
+    """An environment whose steps only sleep."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)

@@ -1,2 +1,2 @@
-"""The bundled environment families, one file each, installed as `sampleforge_envs` and found
-through the entry-point group `sampleforge.envs`."""
+"""The bundled environment families, one module each, installed as `sampleforge_envs` and registered
+in the entry-point group `sampleforge.envs`."""

@@ -1,5 +1,5 @@
 """Atari through ALE: its C++ vector env by default, single gymnasium envs with ``--env-backend
-single``, both under one protocol, which `protocol` puts into words.
+single``. Both have the same settings, see `Protocol`.
 
 The defaults are the standard of the literature without sticky actions: 84 x 84 grey, 4 frames
 stacked, every action for 4 frames, maximum over the last two, up to 30 no-ops and FIRE at the start
@@ -26,13 +26,14 @@ from sampleforge.env.vector import Array, EnvVector
 
 PREFIX = "ALE/"
 STACKED = {"frame_stack": {"obs": "zero"}}
-"""Both backends begin an episode with the stack (0, ..., 0, first frame)."""
+"""Metadata of both backends: an episode begins with the stack (0, ..., 0, first frame)."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What the agent sees and does; any field can be given in ``--env-kwargs``. Rewards are never
-    clipped here, so that returns are true; ``--reward-clip`` does it for learning."""
+    """The settings of observations, actions and episodes; each field can be given in
+    ``--env-kwargs``. Rewards are never clipped here, so that returns are true; ``--reward-clip``
+    clips them for learning."""
 
     repeat_action_probability: float = 0.0
     full_action_space: bool = False
@@ -49,7 +50,8 @@ class Protocol:
 
     @classmethod
     def of(cls, config: EnvConfig) -> Protocol:
-        """Defaults, env_kwargs, then --max-episode-steps. Raises ConfigError for an unknown key."""
+        """Return the settings of a config: defaults, overridden by env_kwargs and then by
+        --max-episode-steps. Raises ConfigError for an unknown key."""
         names = [field.name for field in fields(cls)]
         given: dict[str, Any] = dict(config.env_kwargs)
         for key in given:
@@ -57,11 +59,11 @@ class Protocol:
                 known = ["--reward-clip"] if "clip" in key else nearest(key, names) or names
                 near = " or ".join(known)
                 raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
-        found = cls(**given)
+        protocol = cls(**given)
         if config.max_episode_steps is not None:
-            frames = config.max_episode_steps * found.frameskip
-            found = cls(**{**given, "max_num_frames_per_episode": frames})
-        return found
+            frames = config.max_episode_steps * protocol.frameskip
+            protocol = cls(**{**given, "max_num_frames_per_episode": frames})
+        return protocol
 
     def __str__(self) -> str:
         return ", ".join(
@@ -84,12 +86,12 @@ class Protocol:
 
 
 class AtariVector(GymnasiumVector):
-    """ALE's vector env: emulation starts in ``send`` and goes on in ALE's own thread until
-    ``recv``, while the actor serves its other split. One thread per split: more threads than cores
-    gain nothing, and the number of actors fits the cores.
+    """ALE's vector env. A step begins in ``send`` and continues in a thread of ALE until ``recv``,
+    while the actor serves its other split. There is one thread per split: more threads than cores
+    gain nothing, and the number of actors matches the cores.
 
-    Starts are spread by the no-ops and by games of different lengths, so ``--decorrelate`` has
-    nothing to add.
+    No-ops and games of different lengths spread the starts of episodes, so ``--decorrelate`` has no
+    effect.
     """
 
     def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
@@ -128,7 +130,8 @@ class AtariVector(GymnasiumVector):
         return observations, reward, terminated, truncated, info
 
     def _sorted(self, info: Mapping[str, Any], *columns: Array) -> list[Array]:
-        """The columns in the order of our rows; ALE may give them in the order they were ready."""
+        """Return the columns in the order of the rows; ALE may return them in the order in which
+        they became ready."""
         ids = info["env_id"]
         if np.array_equal(ids, self._in_order):
             return list(columns)
@@ -137,7 +140,7 @@ class AtariVector(GymnasiumVector):
 
 
 class FireReset(gym.Wrapper[Any, Any, Any, Any]):
-    """Press FIRE after a reset, in the games that wait for it."""
+    """Presses FIRE after a reset in games that have this action."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**kwargs)
@@ -150,7 +153,7 @@ class FireReset(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    """gymnasium's env with its own preprocessing; needs OpenCV."""
+    """Return gymnasium's env with its own preprocessing, which needs OpenCV."""
     import ale_py
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -202,7 +205,7 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
 
 @functools.cache
 def roms() -> dict[str, str]:
-    """Environment ids -> ROM names; empty without ale-py."""
+    """Return environment ids -> ROM names; empty without ale-py."""
     if not FAMILY.installed:
         return {}
     import ale_py

@@ -1,4 +1,4 @@
-"""Box2D's tasks: gymnasium's LunarLander, BipedalWalker and CarRacing."""
+"""The family of Box2D tasks: gymnasium's LunarLander, BipedalWalker and CarRacing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS = (
 
 
 def ids() -> list[str]:
-    """The ids that this version of gymnasium has; it registers them without Box2D too."""
+    """Return the ids that this version of gymnasium has; it registers them even without Box2D."""
     package = "gymnasium.envs.box2d"
     return [i for i, spec in gym.registry.items() if str(spec.entry_point).startswith(package)]
 

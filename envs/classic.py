@@ -1,7 +1,8 @@
-"""Classic control: CartPole with a vector backend; the others are plain gymnasium ids.
+"""The family of classic control: CartPole with a vector backend. The other tasks are plain
+gymnasium ids.
 
-CartPole's rows are gymnasium's `CartPoleVectorEnv` to the bit (a test compares them), without the
-assertion, stacking and copying that make up two thirds of its step.
+The results are bit-identical to those of gymnasium's `CartPoleVectorEnv` (a test compares them).
+The assertions, stacking and copying that take two thirds of its step are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
 
 
 class CartPoleVector(EnvVector):
-    """``num_rows`` carts as one array program, NEXT_STEP. Steps happen in ``recv``."""
+    """CartPole for ``num_rows`` rows in vectorised numpy, in the NEXT_STEP layout. Steps are taken
+    in ``recv``."""
 
     always_finite = True  # a cart that leaves its bounds ends its episode
 
@@ -42,7 +44,7 @@ class CartPoleVector(EnvVector):
     def reset(self, obs: Mapping[str, Array]) -> None:
         self._state[:] = self._start(self.num_rows)
         if self._decorrelate:
-            # As if row i's first episode had been running for so long; such episodes do not count.
+            # Row i starts late in its first episode, which is not counted.
             self._elapsed[:] = self._limit * np.arange(self.num_rows)[::-1] // self.num_rows
             self._leave_out_first = True
         obs[OBSERVATION][:] = self._state.T
@@ -67,8 +69,8 @@ class CartPoleVector(EnvVector):
         out.obs[OBSERVATION][:] = state.T
 
     def _move(self) -> None:
-        """Euler's step of Barto, Sutton and Anderson's equations, in gymnasium's order of
-        operations."""
+        """Take an Euler step of the equations of Barto, Sutton and Anderson, in gymnasium's order
+        of operations."""
         env = self._physics
         x, x_dot, theta, theta_dot = self._state
         force = (2 * self._actions - 1) * env.force_mag

@@ -1,9 +1,9 @@
-"""MinAtar: five Atari-like games on a 10 x 10 grid, cheap enough to learn within a minute.
+"""The family of MinAtar: five Atari-like games on a 10 x 10 grid, learned within minutes.
 
 Ids are ``MinAtar/Breakout`` (or ``-v1``: the same). The action set is the game's minimal one
 unless ``use_minimal_action_set`` is false (then all six, as in ``-v0``). Sticky actions have
 probability 0.1 and difficulty ramps, as in the paper (Young & Tian, 2019). MinAtar has no time
-limit of its own; a policy that never loses would play one episode for ever, so there is one here.
+limit, so this module sets one: a policy that never loses would play one episode for ever.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ PIXELS_PER_CELL = 16
 
 @functools.cache
 def game_module(game: str) -> ModuleType:
-    """MinAtar's module of one game, without ``import minatar``: that imports matplotlib and
-    seaborn, which takes a second per process, for a display that is never opened."""
+    """Return MinAtar's module of one game, without ``import minatar``: that would import matplotlib
+    and seaborn for a display that is not used, which takes a second per process."""
     package = importlib.util.find_spec("minatar")
-    assert package is not None and package.origin is not None, "the registry checks this"
+    assert package is not None and package.origin is not None, "the registry checks it"
     path = Path(package.origin).parent / "environments" / f"{game}.py"
     spec = importlib.util.spec_from_file_location(f"_minatar_{game}", path)
     assert spec is not None and spec.loader is not None
@@ -53,7 +53,7 @@ def game_module(game: str) -> ModuleType:
 
 
 class MinAtarEnv(gym.Env[Any, Any]):
-    """One game. Observations: bool [10, 10, channels]."""
+    """One MinAtar game as a gymnasium env. Observations: bool [10, 10, channels]."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
 
@@ -89,7 +89,7 @@ class MinAtarEnv(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         chosen = self._actions[action]
-        # MinAtar's own Environment.act, whose module we do not import.
+        # The same as MinAtar's Environment.act, whose module is not imported.
         if self._game.random.rand() < self._sticky:
             chosen = self._last_action
         self._last_action = chosen
@@ -98,7 +98,8 @@ class MinAtarEnv(gym.Env[Any, Any]):
         return self._game.state(), float(reward), terminated, self._steps >= self._limit, {}
 
     def render(self) -> Any:
-        """uint8 [160, 160, 3]: the last channel that is set gives the colour."""
+        """Return an image, uint8 [160, 160, 3]; the last channel that is set gives a cell's
+        colour."""
         state = self._game.state()
         numbered = state * (1 + np.arange(state.shape[2]))
         cells = COLOURS[numbered.max(axis=2)]

@@ -1,14 +1,14 @@
-"""MiniGrid and BabyAI: grid worlds that are seen as codes, not as pixels.
+"""The family of MiniGrid and BabyAI: grid worlds whose observations are codes, not pixels.
 
 Ids are minigrid's own (``MiniGrid-Empty-5x5-v0``, ``BabyAI-GoToLocal-v0``). The agent sees a square
 of cells (7 x 7, or ``agent_view_size``), three codes each: object, colour, state. Codes are
-categories, so they are stored as uint8 and one-hot encoded by the model: as pixels, divided by 255,
-they would all look alike. Leaves of the observation:
+categories, so they are stored as uint8 and one-hot encoded by the model: divided by 255 like
+pixels, they would be almost equal. Leaves of the observation:
 
 * ``image``: the codes, [7, 7, 3];
 * ``direction``: the agent's compass direction, one of 4;
 * ``mission``: the words of the task, one category each, where the task differs between episodes
-  ("go to the red door"). A mission that never changes tells nothing and is left out.
+  ("go to the red door"). A mission that never changes carries no information and is left out.
 
 Rewards are minigrid's own: 1 - 0.9 x (steps taken / step limit) for success, otherwise 0.
 """
@@ -39,15 +39,15 @@ BABYAI_WORDS = (
 )
 """The words of BabyAI's grammar."""
 BABYAI_LENGTH = 72
-"""Words of its longest sentence, "A and B, then C and D", where each of the four is "put the red
-ball in front of you next to the blue box in front of you"."""
+"""Number of words of BabyAI's longest sentence, "A and B, then C and D", where each of the four
+parts is "put the red ball in front of you next to the blue box in front of you"."""
 
 
 def ids() -> list[str]:
-    """The ids that minigrid registers when it is imported; none where it is not installed."""
+    """Return the ids that minigrid registers when it is imported; empty if it is not installed."""
     if not FAMILY.installed:
         return []
-    # pygame, which minigrid imports, would greet on the standard output of every process.
+    # minigrid imports pygame, which would print a greeting in every process.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     import minigrid  # noqa: F401
 
@@ -65,10 +65,10 @@ class Missions:
 
     @classmethod
     def of(cls, space: Any) -> Missions | None:
-        """What ``space``, a MissionSpace, needs; none if all its missions are the same.
+        """Return the encoder for a MissionSpace; None if all its missions are the same.
 
-        A MissionSpace is a sentence with gaps, and the phrases that may stand in each gap. BabyAI's
-        says nothing of its missions, which come from a grammar.
+        A MissionSpace is a sentence with gaps and the phrases for each gap. The space of BabyAI
+        does not describe its missions, which come from a grammar.
         """
         if type(space).__name__ == "BabyAIMissionSpace":
             return cls(split(BABYAI_WORDS), BABYAI_LENGTH)
@@ -81,7 +81,8 @@ class Missions:
         return cls([*words, *sentence], len(sentence))
 
     def __call__(self, mission: str) -> Array:
-        """The codes of ``mission``. Raises ConfigError if its mission space did not announce it."""
+        """Return the codes of ``mission``. Raises ConfigError for a word that is not in the mission
+        space."""
         if mission != self._mission:
             words = split(mission)
             if len(words) > self._length or not self._codes.keys() >= set(words):
@@ -96,12 +97,13 @@ class Missions:
 
 
 def split(text: str) -> list[str]:
-    """The words of a mission; a comma is one."""
+    """Return the words of a mission; a comma counts as a word."""
     return text.replace(",", " , ").split()
 
 
 class GridCodes(gym.ObservationWrapper[Any, Any, Any]):
-    """A MiniGrid environment with its observations as categories: what the module says."""
+    """Gives the observations of a MiniGrid environment as categories, as the module docstring
+    says."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
@@ -111,11 +113,11 @@ class GridCodes(gym.ObservationWrapper[Any, Any, Any]):
         codes = [len(OBJECT_TO_IDX), len(COLOR_TO_IDX), STATES]
         image = np.broadcast_to(np.array(codes), seen["image"].shape)
         cells = spaces.MultiDiscrete(image, dtype=np.uint8)
-        found: dict[str, spaces.Space[Any]] = {"image": cells, "direction": spaces.Discrete(4)}
+        leaves: dict[str, spaces.Space[Any]] = {"image": cells, "direction": spaces.Discrete(4)}
         self.missions = Missions.of(seen["mission"])
         if self.missions is not None:
-            found["mission"] = self.missions.space
-        self.observation_space = spaces.Dict(found)
+            leaves["mission"] = self.missions.space
+        self.observation_space = spaces.Dict(leaves)
         self._codes = cells.nvec
 
     def observation(self, observation: Any) -> dict[str, Any]:
@@ -125,10 +127,10 @@ class GridCodes(gym.ObservationWrapper[Any, Any, Any]):
                 f"{observation['image'].max(axis=(0, 1))} is the highest object, colour and state; "
                 "register the object or colour there before the environment is made"
             )
-        found = {"image": observation["image"], "direction": observation["direction"]}
+        codes = {"image": observation["image"], "direction": observation["direction"]}
         if self.missions is not None:
-            found["mission"] = self.missions(observation["mission"])
-        return found
+            codes["mission"] = self.missions(observation["mission"])
+        return codes
 
     def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
         # BabyAI prints a line for each task that it draws and rejects.
@@ -146,7 +148,7 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
 
     env: Any = make()
     mission = "left out, as it never changes" if env.missions is None else "as word codes"
-    # BabyAI has no limit yet: it draws one per episode, by the task.
+    # An env of BabyAI has no limit before its first reset: it sets one per episode, by the task.
     limits = [env.unwrapped.max_steps, gym.spec(config.env).max_episode_steps]
     env.close()
     return sync_vector(

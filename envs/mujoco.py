@@ -1,7 +1,8 @@
-"""MuJoCo's locomotion and manipulation tasks, gymnasium's -v5 ids.
+"""The family of MuJoCo tasks for locomotion and manipulation, gymnasium's -v5 ids.
 
-Observations are float64 and stored as float32; actions are clipped to their bounds. One thread per
-environment: MuJoCo's own step is the cost (HalfCheetah 50 us, Ant 350 us).
+Observations are float64 and stored as float32; actions are clipped to their bounds. Rows
+step one after the other: almost all of the time goes into MuJoCo's own step (HalfCheetah 50 us, Ant
+350 us).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def _log(message: str) -> None:
-    """Log a message of MuJoCo, which comes once per process. A deprecated word in gymnasium's model
-    file needs no action, so that it is no warning."""
+    """Log a message of MuJoCo once per process. A message about a deprecated word in gymnasium's
+    model file is only informative, because it needs no action."""
     log.log(logging.INFO if "deprecated" in message else logging.WARNING, "MuJoCo: %s", message)
 
 
@@ -52,9 +53,9 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     return gymnasium_env(config, render_mode)
 
 
-class OneModel:
-    """Makes environments that step one model. It is read only while they step, and with 64 copies
-    of it the rows would push each other out of the cache: 32 us instead of 33 to 42 a step."""
+class SharedModelEnvs:
+    """Makes environments that share one MuJoCo model, which a step only reads. 64 copies of the
+    model would evict each other from the cache: 33 to 42 us per step instead of 32."""
 
     def __init__(self, config: EnvConfig) -> None:
         self._config = config
@@ -72,7 +73,7 @@ class OneModel:
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     return gymnasium_rows(
         config,
-        OneModel(config),
+        SharedModelEnvs(config),
         num_rows,
         seeds,
         protocol="gymnasium -v5 task, raw rewards, actions clipped to their bounds",

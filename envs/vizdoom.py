@@ -1,13 +1,13 @@
-"""ViZDoom: the scenarios that come with it, from pixels, one engine process per environment.
+"""The family of ViZDoom: its own scenarios, from pixels, with one engine process per environment.
 
 Ids are those of ViZDoom's gymnasium wrapper: ``VizdoomBasic-v1`` (at most one button at a time) and
 ``VizdoomBasic-MultiBinary-v1`` (any of them). Observations are ``screen``, uint8 [72, 128, 3], and
-``gamevariables`` where the scenario has any. The engine renders 160 x 120, its smallest, which is
-resized here, in the actor, by the nearest pixel: 20 us, where averaging takes 290.
+``gamevariables`` where the scenario has any. The engine renders 160 x 120, its smallest
+resolution; the actor resizes it by the nearest pixel, which takes 20 us (averaging: 290).
 
 Differences from the wrapper: the scenario's time-out is a truncation only, and its final
-observation the real one (the wrapper's is black); a death's or a kill's is the one before, as the
-engine shows none. Pygame is not imported.
+observation is the real one (black in the wrapper). After a death or a kill the final observation is
+the previous one, because the engine gives none. Pygame is not imported.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ IDS = tuple(f"{PREFIX}{name}{kind}" for name in SCENARIOS for kind in (ONE_BUTTO
 
 @dataclass(frozen=True)
 class Settings:
-    """What the agent sees; any field can be given in ``--env-kwargs``. ``resolution`` is the
-    engine's, such as "256x144" for a wider view."""
+    """The settings of observations; each field can be given in ``--env-kwargs``. ``resolution``:
+    the resolution of the engine, such as "256x144" for a wider view."""
 
     frame_skip: int = 4
     width: int = 128
@@ -58,7 +58,8 @@ class Settings:
 
     @classmethod
     def of(cls, config: EnvConfig) -> Settings:
-        """Defaults and env_kwargs. Raises ConfigError for an unknown key."""
+        """Return the settings of a config: defaults, overridden by env_kwargs. Raises ConfigError
+        for an unknown key."""
         names = [field.name for field in fields(cls)]
         given: dict[str, Any] = dict(config.env_kwargs)
         for key in given:
@@ -69,8 +70,8 @@ class Settings:
 
 
 class DoomEnv(gym.Env[Any, Any]):
-    """One game. ``limit``: env steps after which an episode is truncated (none: the scenario's
-    time-out)."""
+    """One ViZDoom game as a gymnasium env. ``limit``: env steps after which an episode is truncated
+    (None: the scenario's time-out)."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 9}  # noqa: RUF012
 
@@ -93,8 +94,8 @@ class DoomEnv(gym.Env[Any, Any]):
         self._steps = 0
 
     def _make_actions(self, any_buttons: bool) -> spaces.Space[Any]:
-        """The wrapper's action space: ``binary`` buttons, ``continuous`` ones (turn by so many
-        degrees), or a Dict of both."""
+        """Return the wrapper's action space: ``binary`` buttons, ``continuous`` ones (turn by an
+        angle in degrees), or a Dict of both."""
         from vizdoom import is_delta_button
 
         buttons = self._game.get_available_buttons()
@@ -117,14 +118,14 @@ class DoomEnv(gym.Env[Any, Any]):
         game, settings = self._game, self.settings
         channels = 1 if settings.grayscale else 3
         shape = (settings.height, settings.width, channels)
-        found: dict[str, spaces.Space[Any]] = {"screen": spaces.Box(0, 255, shape, np.uint8)}
+        leaves: dict[str, spaces.Space[Any]] = {"screen": spaces.Box(0, 255, shape, np.uint8)}
         self.variables = [variable.name for variable in game.get_available_game_variables()]
         if not settings.game_variables:
             self.variables = []
         if self.variables:
             count = (len(self.variables),)
-            found["gamevariables"] = spaces.Box(-np.inf, np.inf, count, np.float32)
-        self.observation_space = spaces.Dict(found)
+            leaves["gamevariables"] = spaces.Box(-np.inf, np.inf, count, np.float32)
+        self.observation_space = spaces.Dict(leaves)
         source = (game.get_screen_height(), game.get_screen_width(), channels)
         self._pixels = nearest_pixels(source, shape)
         self._observation: dict[str, Array] = {
@@ -141,7 +142,7 @@ class DoomEnv(gym.Env[Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # The wrapper's own draw: the same seed gives the same game.
+        # Drawn as the wrapper draws it, so that the same seed gives the same game.
         self._game.set_seed(int(self.np_random.integers(0, 2**32, dtype=np.uint32)))
         if self._started:
             self._game.new_episode()
@@ -149,7 +150,7 @@ class DoomEnv(gym.Env[Any, Any]):
             start(self._game)
             self._started = True
         self._steps = 0
-        self._look()
+        self._observe()
         return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -157,12 +158,12 @@ class DoomEnv(gym.Env[Any, Any]):
         self._steps += 1
         terminated = self._game.is_episode_finished()
         if not terminated:
-            self._look()
+            self._observe()
         truncated = self.limit is not None and self._steps >= self.limit
         return self._observation, reward, terminated, truncated and not terminated, {}
 
     def _buttons(self, action: Any) -> list[float]:
-        """One number per button, continuous ones first."""
+        """Return one number per button, continuous ones first."""
         turned: list[float] = []
         if self._num_deltas:
             turned, action = action["continuous"].tolist(), action["binary"]
@@ -170,8 +171,8 @@ class DoomEnv(gym.Env[Any, Any]):
             return turned + self._presses[action]
         return turned + [float(pressed) for pressed in action]
 
-    def _look(self) -> None:
-        """A new observation: those given out before stay as they are."""
+    def _observe(self) -> None:
+        """Make a new observation, without changing observations that were returned before."""
         state = self._game.get_state()
         self._screen = state.screen_buffer
         screen = self._observation["screen"]
@@ -180,7 +181,7 @@ class DoomEnv(gym.Env[Any, Any]):
             self._observation["gamevariables"] = state.game_variables.astype(np.float32)
 
     def render(self) -> Any:
-        """The engine's screen as it is, uint8 [height, width, 3]."""
+        """Return the engine's screen, uint8 [height, width, 3]."""
         screen = self._screen.reshape(*self._screen.shape[:2], -1)
         return np.broadcast_to(screen, (*screen.shape[:2], 3)).copy()
 
@@ -189,8 +190,8 @@ class DoomEnv(gym.Env[Any, Any]):
 
 
 def configured_game(env_id: str, settings: Settings) -> Any:
-    """A DoomGame of the id's scenario, not started. Raises ConfigError for a resolution that the
-    engine does not have."""
+    """Return a DoomGame of the id's scenario without starting it. Raises ConfigError for a
+    resolution that the engine does not have."""
     import vizdoom
 
     sizes = {
@@ -199,7 +200,7 @@ def configured_game(env_id: str, settings: Settings) -> Any:
     }
     if settings.resolution not in sizes:
         raise ConfigError(
-            f"{env_id}: resolution is {settings.resolution!r}, but the engine has "
+            f"{env_id}: resolution is {settings.resolution!r}, but must be one of "
             f"{', '.join(sizes)}"
         )
     game = vizdoom.DoomGame()
@@ -212,12 +213,14 @@ def configured_game(env_id: str, settings: Settings) -> Any:
 
 
 def scenario(env_id: str) -> str:
+    """Return the scenario of an id, a key of `SCENARIOS`."""
     return env_id.removeprefix(PREFIX).removesuffix(ANY_BUTTONS).removesuffix(ONE_BUTTON)
 
 
 def nearest_pixels(source: tuple[int, int, int], shape: tuple[int, int, int]) -> Array:
-    """Flat indices into an image [H, W, C] that make the image ``shape`` of it: one `take`, 21 us
-    for 160 x 120 to 128 x 72 in colour; rows and columns in turn take 48."""
+    """Return flat indices into an image ``source`` [H, W, C] that resize it to ``shape`` by the
+    nearest pixel. One `take` with them takes 21 us for 160 x 120 to 128 x 72 in colour; indexing
+    rows and columns one after the other takes 48."""
     height, width, channels = source
     rows = (np.arange(shape[0]) + 0.5) * height / shape[0]
     columns = (np.arange(shape[1]) + 0.5) * width / shape[1]
@@ -231,20 +234,20 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> DoomEnv:
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     settings = Settings.of(config)
-    idle = make_single(config)  # its engine is not started
+    unstarted = make_single(config)  # its engine does not run
     return sync_vector(
         config,
         lambda: make_single(config),
         num_rows,
         seeds,
         frame_skip=settings.frame_skip,
-        protocol=protocol(idle, config.env),
-        max_episode_steps=idle.limit,
+        protocol=protocol(unstarted, config.env),
+        max_episode_steps=unstarted.limit,
     )
 
 
 def protocol(env: DoomEnv, env_id: str) -> str:
-    """What a reader of the scores must know, in one line."""
+    """Return the settings that scores depend on, in one line."""
     settings = env.settings
     return ", ".join(
         [

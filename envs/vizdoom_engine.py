@@ -1,15 +1,14 @@
-"""ViZDoom's engine is a process per environment; here it is started so that nothing outlives us.
+"""The start and end of ViZDoom's engine, a process per environment, without leftovers.
 
-By itself it survives the process that started it, killed or not, and leaves three names in /dev/shm
-(10 MB), an ini file and a folder in the working directory. Here, on Linux:
+By default an engine survives the process that started it, and leaves three names in /dev/shm
+(10 MB), an ini file, and a folder in the working directory. With this module, on Linux:
 
-- the kernel kills it when the thread that started it dies, which is as long as the game is open;
-- its names in /dev/shm are removed as soon as both sides have them mapped;
-- its working directory is a temporary one, which is removed once it has started.
+- the kernel kills the engine when the thread that started it ends;
+- its names in /dev/shm are removed as soon as both processes have mapped them;
+- its working directory is temporary, and removed after the start.
 
-So a started engine has nothing to clean up. For the 0.2 s of its start a guard, a shell in a
-session of its own, waits for the word that all is well, and cleans up if it hears the end of the
-pipe instead.
+So a started engine has nothing to clean up. During the 0.2 s of the start, a guard (a shell in its
+own session) waits for a line on a pipe, and cleans up if the pipe closes before.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from typing import Any
 LAUNCHER = """#!/bin/sh
 exec {python} -I -S -c {code} {engine} "$@"
 """
-# Runs as the engine's own process and becomes it. Ctrl-C goes to the whole process group, and what
-# it means is the driver's business; ignored signals stay ignored. PR_SET_PDEATHSIG is 1.
+# This program becomes the engine. Ctrl-C goes to the whole process group, but only the driver acts
+# on it; ignored signals stay ignored after exec. PR_SET_PDEATHSIG is 1.
 BECOME_ENGINE = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -42,7 +41,7 @@ os.closerange(3, 4096)
 os.chdir({folder!r})
 os.execv(sys.argv[1], sys.argv[1:])
 """
-# Nobody has mapped the names of a dead engine; 0.5 s is for those that are dying.
+# No process has mapped the names of a dead engine; 0.5 s let dying engines end.
 GUARD = """
 read word && exit
 sleep 0.5
@@ -54,26 +53,26 @@ rm -rf "$0"
 
 
 def start(game: Any) -> None:
-    """``game.init()`` of a configured DoomGame."""
-    with our_signals():
+    """Start the engine of a configured DoomGame."""
+    with keep_signal_handlers():
         if sys.platform != "linux":
             game.init()
             return
         with tempfile.TemporaryDirectory(prefix="sampleforge-doom-") as folder, guarded(folder):
             game.set_vizdoom_path(str(_launcher(Path(folder))))
-            game.set_doom_config_path(os.devnull)  # or it complains at its end that it cannot write
+            game.set_doom_config_path(os.devnull)  # otherwise it prints an error at its end
             game.init()
             _unlink_shared_memory()
 
 
 def stop(game: Any) -> None:
-    """Ends the engine. May be called twice."""
-    with our_signals():
+    """End the engine; a second call is allowed."""
+    with keep_signal_handlers():
         game.close()
 
 
 def _launcher(folder: Path) -> Path:
-    """A program in ``folder`` that becomes the engine."""
+    """Write a program into ``folder`` that becomes the engine; return its path."""
     import vizdoom
 
     engine = Path(vizdoom.__file__).parent / "vizdoom"
@@ -88,8 +87,8 @@ def _launcher(folder: Path) -> Path:
 
 
 def _unlink_shared_memory() -> None:
-    """Remove the names of all games that this process has mapped; the memory stays until both
-    processes are gone."""
+    """Remove the names of the shared memory of all games that this process has mapped. The memory
+    itself stays until both processes have ended."""
     maps = Path("/proc/self/maps").read_text()
     for name in set(re.findall(r"/dev/shm/ViZDoom\w+$", maps, re.MULTILINE)):
         Path(name).unlink(missing_ok=True)
@@ -97,7 +96,8 @@ def _unlink_shared_memory() -> None:
 
 @contextmanager
 def guarded(folder: str) -> Iterator[None]:
-    """Have an engine's names and ``folder`` removed if this process dies meanwhile."""
+    """Return a context in which a guard removes the engine's names and ``folder`` if this process
+    dies."""
     command = ["/bin/sh", "-c", GUARD, folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         try:
@@ -107,9 +107,9 @@ def guarded(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def our_signals() -> Iterator[None]:
-    """Keep the signal handlers that there are: ViZDoom takes SIGINT, SIGTERM and SIGABRT over when
-    a game starts, and sets them to their defaults when it ends."""
+def keep_signal_handlers() -> Iterator[None]:
+    """Return a context that restores the signal handlers at its end: ViZDoom sets handlers for
+    SIGINT, SIGTERM and SIGABRT when a game starts, and sets the defaults when it ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""SampleForge from Python: train, a trainer to step by hand, a trained policy to act with."""
+"""The Python API: `train` a run, a `Trainer` to follow step by step, `load_policy` to act."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["LoadedPolicy", "Result", "Trainer", "load_policy", "train"]
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, and what summary.json says."""
+    """A finished run: its folder and the contents of summary.json."""
 
     run_dir: Path
     summary: dict[str, Any]
 
 
 def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
-    """Run ``config`` to its stop condition, or measure it where it says ``benchmark``.
+    """Run ``config`` until its stop condition, or measure it if ``config.benchmark`` is set.
 
-    Raises ConfigError for what cannot run, and what a worker died of as WorkerDied. Ctrl-C ends
-    the run in order, with a checkpoint, and then raises KeyboardInterrupt.
+    Raises ConfigError for a config that cannot run, and WorkerDied if a worker has died. Ctrl-C
+    ends the run in order, with a checkpoint, and then raises KeyboardInterrupt.
     """
     session = Session(config, callbacks)
     session.open()
@@ -82,9 +82,9 @@ class Trainer:
         self.session.save()
 
     def compute_action(self, obs: Any, policy: int = 0) -> Any:
-        """The most likely action for one observation, by the newest weights of the ``policy``-th
-        policy (from 0). For a recurrent model or action masks use `load_policy`, which carries the
-        state and takes masks."""
+        """Return the most likely action for one observation, computed with the newest weights of
+        policy number ``policy`` (from 0). For a recurrent model or action masks use `load_policy`,
+        whose `act` takes state and mask."""
         if self._policy is None:
             self._policy = LoadedPolicy(self.session.new_model(), self.session.spec)
         self.session.graph.groups[policy].weights.read(self._policy.model.state_dict())

@@ -1,4 +1,5 @@
-"""Config dataclasses to and from plain values, with refusals that name the nearest right key."""
+"""The base of config dataclasses: checks, and conversion from and to plain values, with errors that
+name the nearest key."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ C = TypeVar("C")
 
 
 class ConfigError(ValueError):
-    """A command line or config that cannot run: the value, the reason and the remedy."""
+    """A command line or config cannot run; the message has the value, the reason and the remedy."""
 
 
 class Checked:
-    """Base of the config dataclasses that check their own fields as soon as they are made.
+    """Base of the config dataclasses, which check their own fields when they are made.
 
-    Each part calls ``super().__post_init__()`` first, so that a config which inherits several parts
-    has all of them checked; this one ends the chain.
+    Each part calls ``super().__post_init__()`` first, so that all parts of a config that inherits
+    several are checked; this class ends the chain.
     """
 
     def __post_init__(self) -> None:
-        """Nothing to check here."""
+        """Check nothing: the end of the chain."""
 
 
 def check_range(
@@ -47,7 +48,7 @@ def check_range(
 
 
 def _range_text(low: float, high: float, above: bool) -> str:
-    """The range in words."""
+    """Return the range in words."""
     if low == -math.inf:
         return "a finite number" if high == math.inf else f"at most {high:g}"
     words = f"above {low:g}" if above else f"at least {low:g}"
@@ -70,13 +71,14 @@ def typed(name: str, value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like ``name``, best first, whatever their case."""
+    """Return the known names that are most similar to ``name``, best first; case does not
+    matter."""
     by_lower = {k.lower(): k for k in known}
     return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, count, 0.5)]
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """A config dataclass as nested dicts and lists of YAML's plain values."""
+    """Return a config dataclass as nested dicts and lists of plain YAML values."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
@@ -91,10 +93,11 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") -> C:
-    """A config of type ``cls`` from nested plain values; missing fields keep their defaults.
+    """Return a config of type ``cls`` made from nested plain values; missing fields keep their
+    defaults.
 
-    Keys may use - for _. Raises ConfigError, naming ``source``, for an unknown key or a value of
-    the wrong type.
+    Keys may have - in the place of _. Raises ConfigError, which names ``source``, for an unknown
+    key or a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -110,7 +113,8 @@ def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") 
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotated type, or ConfigError."""
+    """Return ``value`` converted to the annotated type. Raises ConfigError, which names ``where``,
+    if it does not fit."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, Mapping):
@@ -143,8 +147,8 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return the integer that a number or a text such as 1e6 or 1_000_000 stands for, None if it
-    stands for none."""
+    """Return the integer that a number, or a text such as 1e6 or 1_000_000, is equal to; None if
+    there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     with contextlib.suppress(ValueError, OverflowError):
@@ -164,7 +168,7 @@ _KINDS = {
 
 
 def _kind(hint: Any) -> str:
-    """An annotated type in words."""
+    """Return an annotated type in words."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
@@ -179,7 +183,7 @@ def _kind(hint: Any) -> str:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Lines ``key: old -> new`` for every leaf that differs between two plain configs."""
+    """Return a line ``key: old -> new`` for every leaf that differs between two plain configs."""
     lines: list[str] = []
     for key in sorted({*old, *new}):
         a, b = old.get(key), new.get(key)

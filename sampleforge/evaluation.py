@@ -1,4 +1,4 @@
-"""Playing episodes with a trained policy: raw returns, repeatable with a seed."""
+"""The evaluation of a trained policy: raw returns of episodes that a seed makes repeatable."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from sampleforge.workers.episode_player import (
 )
 
 EPISODES = 100
+"""Default number of episodes."""
 FEW_EPISODES = 20
-"""Where an episode takes minutes."""
+"""Default number of episodes if one takes minutes."""
 LONG_S = 60.0
-"""Seconds within which every row must have ended its first episode for `EPISODES` to be played."""
+"""Seconds within which every env row must have ended its first episode for `EPISODES` to be
+played."""
 LOOK_S = 0.05
-"""Seconds between looks at how far it is."""
+"""Seconds between two updates of the display."""
 NO_TRUST = Trust()
 
 
 class Display(Protocol):
-    """Where an evaluation says how far it is."""
+    """Shows the progress of an evaluation."""
 
     def message(self, text: str, level: str) -> None: ...
     def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
@@ -54,12 +56,12 @@ def evaluate(
     display: Display | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> dict[str, Any]:
-    """Play ``episodes`` episodes with the frozen policy of a run folder; see `EpisodePlayer`.
-    None: 100, or 20 where one takes minutes. ``policy``: its id, in a run with several.
+    """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
+    episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
 
-    The same seed gives the same episodes; without one they are those that the run's own evaluator
-    plays. Returns what `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
-    episodes, length_mean, episodes_cut (by a limit that the environment does not have itself),
+    The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
+    the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
+    episodes, length_mean, episodes_cut (by a limit that the environment itself does not have),
     stochastic, seed, env_steps (of the checkpoint). Raises ConfigError if the folder names code
     that ``trust`` does not cover.
     """
@@ -71,7 +73,7 @@ def evaluate(
         limited, limit = _with_limit(config, max_episode_steps)
         envs = evaluation_envs(limited, episodes or EPISODES, seed)
         try:
-            _check_same(folder, spec, envs.spec)
+            _check_same_env(folder, spec, envs.spec)
             player = EpisodePlayer(
                 envs,
                 model.eval(),
@@ -95,22 +97,22 @@ def evaluate(
     }
 
 
-def _check_same(folder: RunFolder, trained: EnvSpec, found: EnvSpec) -> None:
-    """Raise ConfigError if an environment is not the one that the run was trained in."""
-    for what in ("observations", "actions"):
-        before, now = (dict(getattr(spec, what)) for spec in (trained, found))
+def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> None:
+    """Raise ConfigError if the present environment differs from the one of the training."""
+    for kind in ("observations", "actions"):
+        before, now = (dict(getattr(spec, kind)) for spec in (trained, present))
         if before == now and list(before) == list(now):
             continue
         raise ConfigError(
-            f"{found.env_id} has other {what} now than when the run in {folder.path} was trained "
-            f"(then -> now):\n  {before}\n  -> {now}\nuse the version of it that the run was "
-            "trained in"
+            f"{present.env_id} has other {kind} now than when the run in {folder.path} was trained "
+            f"(then -> now):\n  {before}\n  -> {now}\nuse the version of the environment that the "
+            "run was trained in"
         )
 
 
 def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:
-    """The config to make the rows with, and the limit that the player shall enforce: a factory of
-    the user's knows nothing of --max-episode-steps, everything else does."""
+    """Return the config of the env rows, and the limit that the player has to enforce. Only
+    environments of a user's own factory do not obey ``max_episode_steps`` themselves."""
     if limit is None or names_code(config.env):
         return config, limit
     return dataclasses.replace(config, max_episode_steps=limit), None
@@ -123,7 +125,8 @@ def _play(
     display: Display,
     clock: Callable[[], float],
 ) -> None:
-    """Play until done. ``choose``: decide by the first episodes how many there shall be."""
+    """Play until the player is done. ``choose``: choose the number of episodes by the duration of
+    the first ones."""
     started, next_look = clock(), 0.0
     while not player.done:
         player.step()
@@ -135,12 +138,13 @@ def _play(
             choose = False
             display.message(_choose(player, env, took), "info")
         display.progress(player.num_played, player.episodes, player.return_mean)
-    if choose:  # all was over before the first look
+    if choose:  # all episodes ended before the first update of the display
         display.message(_choose(player, env, clock() - started), "info")
 
 
 def _choose(player: EpisodePlayer, env: str, took: float) -> str:
-    """Settle the number of episodes by how long the first ones took; returns what to say of it."""
+    """Choose the number of episodes by the duration of the first ones; return the message for the
+    user."""
     rows, left = player.num_rows, player.rows_in_first
     if left == 0:
         lengths = [one.length for one in player.played]
@@ -159,12 +163,12 @@ def _choose(player: EpisodePlayer, env: str, took: float) -> str:
 def _cut_warning(config: EnvConfig, player: EpisodePlayer, cut: int) -> str:
     text = (
         f"{cut} of {len(player.played)} episodes were cut at {player.limit:,} steps, because "
-        f"{config.env} has no time limit; --max-episode-steps sets another"
+        f"{config.env} has no time limit; --max-episode-steps sets another limit"
     )
     if not player.can_cut:
         text += (
-            ". Its vector environment cannot end one row alone, so that those rows played no "
-            f"further episode ({player.episodes} were asked for)"
+            ". Its vector environment cannot reset a single row, so these rows played no further "
+            f"episode ({player.episodes} were requested)"
         )
     return text
 

@@ -1,5 +1,8 @@
-"""A run's policy, loaded: from an observation as the environment gives it to an action as it takes
-it, by the adapters that its env vectors use, and without the environment."""
+"""The policy of a run folder, loaded without its environment.
+
+It turns an observation as the environment gives it into an action as the environment takes it, with
+the adapters that the env vectors use.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ Log = Callable[[str], None]
 class LoadedPolicy:
     """A policy that acts on single observations of its environment.
 
-    ``model``: with its weights, on the CPU. ``spec``: of the environment, with its spaces.
+    ``model``: the network with its weights, on the CPU. ``spec``: the spec of the environment, with
+    its spaces.
     """
 
     def __init__(self, model: ActorCritic | QNetwork, spec: EnvSpec) -> None:
@@ -62,76 +66,76 @@ class LoadedPolicy:
     ) -> tuple[Any, torch.Tensor]:
         """Return (action, next recurrent state) for one observation as the environment gives it.
 
-        ``obs`` is a value of the environment's observation space (lists are taken for arrays);
-        ``state`` float32 [1, S] is the state of the step before, and None begins an episode.
-        ``mask`` is ``info["action_mask"]`` where the environment gives its action mask there; one
-        in the observation is used from there. The action is the most likely one, or with
-        ``stochastic`` drawn from the policy (from ``generator``, None: torch's own). It is a value
-        of the environment's action space: Python's int for Discrete, an array of the space's dtype
-        for MultiDiscrete, MultiBinary and Box (within the bounds), a dict or tuple of those.
+        ``obs`` is a value of the environment's observation space (lists count as arrays). ``state``
+        float32 [1, S] is the state after the previous step; None begins an episode. ``mask`` is
+        ``info["action_mask"]`` if the environment gives its action mask there; a mask in the
+        observation is used without this argument. The action is the most likely one, or, with
+        ``stochastic``, a sample (from ``generator``; None: torch's global generator). It is a value
+        of the environment's action space: an int for Discrete, an array of the space's dtype for
+        MultiDiscrete, MultiBinary and Box (within the bounds), a dict or tuple of those.
 
         Raises ValueError for an observation that is not in the space or not finite, and for a mask
-        that is missing, given in vain, or forbids every action.
+        that is missing, not expected, or forbids every action.
         """
         rows = {n: np.zeros((1, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
         self._observations.write(0, self._declared(obs), self._info(mask), rows)
         if self._observations.has_mask:
             self._observations.check_masks(rows[ACTION_MASK], np.zeros(1, np.bool_))
-        first = np.array([state is None])
+        is_first = np.array([state is None])
         state = self._policy.initial_state(1) if state is None else state
         actions, state = self._policy.act(
-            rows, state, first, stochastic=stochastic, generator=generator
+            rows, state, is_first, stochastic=stochastic, generator=generator
         )
         return self._actions.per_row(self._actions(actions), 1)[0], state
 
     def _declared(self, obs: Any) -> Any:
-        """``obs`` with its leaves in the dtypes of the observation space."""
+        """Return ``obs`` with its leaves in the dtypes of the observation space."""
         try:
-            found = flatten(self._space, obs, OBSERVATION)
+            given = flatten(self._space, obs, OBSERVATION)
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"the observation must be a value of {self._space}, but is {obs!r:.200}"
             ) from error
         for name, space in self._leaves.items():
-            found[name] = _as_declared(name, space, found[name])
-        return unflatten(self._space, found, OBSERVATION)
+            given[name] = _as_declared(name, space, given[name])
+        return unflatten(self._space, given, OBSERVATION)
 
     def _info(self, mask: Any) -> dict[str, Any]:
-        """What the environment's info would hold."""
+        """Return the info that the environment would give with this mask."""
         if self._mask_in_info == (mask is not None):
             return {ACTION_MASK: mask}
         if mask is None:
             raise ValueError(
-                f"{self.spec.env_id} says in info[{ACTION_MASK!r}] which actions are allowed; give "
-                f"it to act: act(obs, state, mask=info[{ACTION_MASK!r}])"
+                f"{self.spec.env_id} has its action mask in info[{ACTION_MASK!r}]; pass it on: "
+                f"act(obs, state, mask=info[{ACTION_MASK!r}])"
             )
-        where = "none"
+        reason = "has no action masks"
         if self._observations.has_mask:
-            where = f"them in the observation leaf {ACTION_MASK!r}, which is used"
+            reason = f"has its action mask in the observation leaf {ACTION_MASK!r}"
         raise ValueError(
-            f"a mask was given, but {self.spec.env_id} has {where}; leave out the argument mask"
+            f"a mask was given, but {self.spec.env_id} {reason}; leave out the argument mask"
         )
 
 
 def _as_declared(name: str, space: gym.Space[Any], value: Any) -> Array:
-    """One observation leaf as an array of its space's dtype. Raises ValueError if that would change
-    its values (but for the rounding of floats), or if it is not in the space."""
+    """Return one observation leaf as an array of its space's dtype. Raises ValueError if that would
+    change its values (except for the rounding of floats), or if it is not in the space."""
     where = f"observation leaf {name!r}"
-    found = np.asarray(value)
+    array = np.asarray(value)
     shape, dtype = space.shape or (), np.dtype(space.dtype)
-    if found.shape != shape:
-        raise ValueError(f"{where} is {found.shape}, expected {shape}")
-    if found.dtype.kind not in "iufb":
-        raise ValueError(f"{where} is of dtype {found.dtype}, expected {dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{where} is {array.shape}, expected {shape}")
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"{where} is of dtype {array.dtype}, expected {dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
-        cast = found.astype(dtype, copy=False)
+        cast = array.astype(dtype, copy=False)
     if not np.isfinite(cast).all():
-        raise ValueError(f"{where} holds {found[~np.isfinite(cast)][0]}, but must be finite")
-    if dtype.kind != "f" and not np.array_equal(cast, found):
-        at = np.argwhere(cast != found)[0].tolist()
-        raise ValueError(f"{where} holds {found[tuple(at)]} at {at}, which is no {dtype}")
+        raise ValueError(f"{where} holds {array[~np.isfinite(cast)][0]}, but must be finite")
+    if dtype.kind != "f" and not np.array_equal(cast, array):
+        at = np.argwhere(cast != array)[0].tolist()
+        raise ValueError(f"{where} holds {array[tuple(at)]} at {at}, which is no {dtype}")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(cast):
-        raise ValueError(f"{where} is {found.tolist()}, but must be in {space}")
+        raise ValueError(f"{where} is {array.tolist()}, but must be in {space}")
     return cast
 
 
@@ -145,14 +149,14 @@ def load_policy(
     """Return the policy of a run folder's latest or best checkpoint. ``policy`` is its id, where
     the run has trained several.
 
-    The folder says what its environment takes and gives: no environment is imported or constructed.
-    Only for the folder of a version that did not store it (spec.json) the environment is
+    The folder stores the spec of its environment (spec.json), so no environment is imported or
+    constructed. If an earlier version wrote the folder without spec.json, the environment is
     constructed once, in a process of its own.
 
     Raises ConfigError if the folder has no checkpoint of that policy, and without ``trust`` also if
     it names code that would be imported: an encoder, or, without spec.json, an environment of the
-    form package.module:factory or arguments of it. Such a folder can run any code: set ``trust``
-    only for one whose origin you know.
+    form package.module:factory or its arguments. Such a folder can run any code: set ``trust`` only
+    for a folder whose origin you know.
     """
     folder = RunFolder.existing(run_dir)
     used = IMPORTABLE if folder.read_spec() is None else ("model.encoder",)
@@ -164,12 +168,13 @@ def load_policy(
 
 
 def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTABLE) -> AnyConfig:
-    """The config of a run, whatever its algorithm. Raises ConfigError if it does not fit, or names
-    code that is not to be trusted in one of the fields that are ``used``."""
+    """Return the config of a run of any algorithm. Raises ConfigError if it does not fit, or if one
+    of the fields ``used`` names code that ``trust`` does not cover."""
     algo = folder.algo
     if algo not in ALGOS:
         raise ConfigError(
-            f"the run in {folder.path} is of algorithm {algo!r}, which this version does not have"
+            f"the run in {folder.path} is of algorithm {algo!r}, which this version does not have; "
+            "use the version that config.yaml names"
         )
     return folder.read_config(ALGOS[algo], trust, used)
 
@@ -177,28 +182,30 @@ def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTA
 def load_model(
     folder: RunFolder, config: AnyConfig, which: str = "latest", policy: str | None = None
 ) -> tuple[ActorCritic | QNetwork, EnvSpec, dict[str, Any]]:
-    """(model with its weights, spec, the checkpoint's plain state). ``policy``: its id, in a run
-    with several. Raises ConfigError if there is no checkpoint, or if spec.json does not fit it."""
+    """Return the model with the weights of the latest or best checkpoint, the spec of the
+    environment, and the plain state of the checkpoint. ``policy``: the id of the policy, if the run
+    has several. Raises ConfigError if there is no checkpoint, or if spec.json does not fit it."""
     store = CheckpointStore(folder.policy_checkpoints(policy), config.keep_checkpoints)
-    found = store.load("best" if which == "best" else "latest", log=print)
-    if found is None:
+    loaded = store.load("best" if which == "best" else "latest", log=print)
+    if loaded is None:
         raise ConfigError(f"{folder.path} has no checkpoint yet; train it first")
+    checkpoint, entry = loaded
     spec = folder.read_spec()
     if spec is None:
         print(
-            f"{folder.path} has no {folder.spec_file.name}, as an earlier version wrote it: "
-            f"{config.env} is constructed once, to learn its spaces",
+            f"{folder.path} has no {folder.spec_file.name}, because an earlier version wrote it: "
+            f"{config.env} is constructed once to read its spaces",
             file=sys.stderr,
         )
         spec = probe(config)
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     model = topology(config).model_maker(config, spec, 0)()
     try:
-        load_weights(model, model_tensors(found[0].tensors))
+        load_weights(model, model_tensors(checkpoint.tensors))
     except RuntimeError as error:
         raise ConfigError(
-            f"{folder.path}: the weights of {found[1].file} do not fit the model that config.yaml "
+            f"{folder.path}: the weights of {entry.file} do not fit the model that config.yaml "
             f"and {folder.spec_file.name} describe; restore these files as the run wrote them\n"
             f"{error}"
         ) from error
-    return model, spec, found[0].state
+    return model, spec, checkpoint.state

@@ -1,9 +1,9 @@
-"""What an environment takes and gives, as flat named arrays.
+"""The description of an environment's observations and actions as flat named arrays.
 
 Observations and actions of any nesting (Dict, Tuple, plain) are flat dicts from a dotted leaf name
 to an array everywhere in SampleForge: ``{"obs": [...]}`` for a plain observation space,
-``{"image": ..., "arm.position": ...}`` for a Dict, ``{"0": ..., "1": ...}`` for a Tuple. Nobody but
-this file walks a nested structure.
+``{"image": ..., "arm.position": ...}`` for a Dict, ``{"0": ..., "1": ...}`` for a Tuple. Only this
+module walks nested structures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ACTION_MASK = "action_mask"
 the order of the logits. It masks the logits and is not an input of the encoder."""
 
 NO_BOUND = 1e30
-"""A Box bound of this size or more is none: spaces give the largest float32 for "unbounded"."""
+"""A Box bound of this size or more counts as none: spaces give the largest float32 for
+"unbounded"."""
 
 ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
 Autoreset = Literal["next_step", "same_step"]
@@ -36,9 +37,9 @@ class ArraySpec:
     """One observation leaf of one row: ``shape`` and numpy ``dtype`` name; ``categories`` is the
     number of values of each element if they are categorical (to be one-hot encoded).
 
-    ``stack``: the first axis counts the newest frames of the episode, the newest last, of which
-    each step adds one; before an episode's first frame stand zeros ("zero") or that frame again
-    ("reset"). None: nothing is known of how observations hang together.
+    ``stack``: the leaf is a stack of the newest frames of the episode along the first axis, the
+    newest last; each step adds one frame. The first stack of an episode is padded with zeros
+    ("zero") or with copies of the first frame ("reset"). None: the leaf is not a stack.
     """
 
     shape: tuple[int, ...]
@@ -52,8 +53,8 @@ class ArraySpec:
 
     @property
     def is_image(self) -> bool:
-        """uint8 of rank 3, not categorical, at least 8 pixels high and wide, [C, H, W] or
-        [H, W, C]."""
+        """Whether the leaf is an image: uint8 of rank 3, not categorical, at least 8 pixels high
+        and wide, [C, H, W] or [H, W, C]."""
         pixels = self.dtype == "uint8" and self.categories is None
         return pixels and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
 
@@ -84,7 +85,7 @@ class ActionSpec:
 @dataclass(frozen=True)
 class EnvSpaces:
     """The gymnasium spaces of one env row, as the environment declares them. ``mask_in_info``: the
-    action mask comes in the info, under `ACTION_MASK`, and not in the observation."""
+    action mask is in the info, under `ACTION_MASK`, and not in the observation."""
 
     observation: gym.Space[Any]
     action: gym.Space[Any]
@@ -93,15 +94,15 @@ class EnvSpaces:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """One env row as the slots see it.
+    """The description of one env row, as slots store its experience.
 
     ``autoreset``: "next_step": the step after an episode's end has an ignored action, reward 0 and
     the reset observation, and is not valid experience (so ``obs[t+1]`` after an end at t is the
-    final observation); "same_step": ``obs[t+1]`` is already the reset observation and the final one
-    comes apart. ``asynchronous``: the environments step in threads or processes of their own,
-    between ``send`` and ``recv``. ``frame_skip`` is env frames per env step. ``protocol`` says in
-    one line what a reader of the scores must know. ``spaces``: what the environment itself takes
-    and gives; None where experience comes from no environment.
+    final observation); "same_step": ``obs[t+1]`` is already the reset observation, and the final
+    observation is given apart. ``asynchronous``: the environments step in threads or processes of
+    their own, between ``send`` and ``recv``. ``frame_skip``: env frames per env step. ``protocol``:
+    one line about the settings that scores depend on. ``spaces``: the spaces of the environment
+    itself; None if the experience does not come from an environment.
     """
 
     env_id: str
@@ -134,36 +135,37 @@ def _leaves(space: gym.Space[Any], prefix: str, plain: str) -> Iterator[tuple[st
 
 
 def flatten(space: gym.Space[Any], value: Any, name: str) -> dict[str, Any]:
-    """Flat leaves of a value of ``space``; also if every leaf has a leading row axis."""
+    """Return the flat leaves of a value of ``space``; leaves may have a leading row axis."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return {name: value}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     for key, sub_space in children:
         child = flatten(sub_space, value[key], "")
-        found.update({f"{key}.{sub}" if sub else str(key): leaf for sub, leaf in child.items()})
-    return found
+        flat.update({f"{key}.{sub}" if sub else str(key): leaf for sub, leaf in child.items()})
+    return flat
 
 
-def unflatten(space: gym.Space[Any], found: Mapping[str, Any], name: str) -> Any:
-    """The value of ``space`` with these leaves: the inverse of `flatten`."""
+def unflatten(space: gym.Space[Any], flat: Mapping[str, Any], name: str) -> Any:
+    """Return the value of ``space`` with these leaves: the inverse of `flatten`."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return found[name]
+        return flat[name]
     if isinstance(space, spaces.Dict):
-        return {k: unflatten(s, *_below(found, str(k))) for k, s in space.spaces.items()}
-    return tuple(unflatten(s, *_below(found, str(i))) for i, s in enumerate(space.spaces))
+        return {k: unflatten(s, *_below(flat, str(k))) for k, s in space.spaces.items()}
+    return tuple(unflatten(s, *_below(flat, str(i))) for i, s in enumerate(space.spaces))
 
 
-def _below(found: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The leaves under ``key`` without their prefix, and the name of a plain leaf there."""
-    if key in found:
-        return {"": found[key]}, ""
+def _below(flat: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Return the leaves under ``key`` without their prefix, and the name of a plain leaf there."""
+    if key in flat:
+        return {"": flat[key]}, ""
     prefix = key + "."
-    return {n[len(prefix) :]: leaf for n, leaf in found.items() if n.startswith(prefix)}, ""
+    return {n[len(prefix) :]: leaf for n, leaf in flat.items() if n.startswith(prefix)}, ""
 
 
 def observation_specs(space: gym.Space[Any]) -> dict[str, ArraySpec]:
-    """Specs of an observation space's leaves. Raises ValueError for a space that has no array."""
+    """Return the specs of an observation space's leaves, by name. Raises ValueError for a space
+    without a fixed-size array."""
     return {name: _observation_spec(name, leaf) for name, leaf in leaves(space, OBSERVATION)}
 
 
@@ -185,7 +187,8 @@ def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
 
 
 def action_specs(space: gym.Space[Any]) -> dict[str, ActionSpec]:
-    """Specs of an action space's leaves. Raises ValueError for a space nothing can sample from."""
+    """Return the specs of an action space's leaves, by name. Raises ValueError for a space that no
+    policy head supports."""
     return {name: _action_spec(name, leaf) for name, leaf in leaves(space, ACTION)}
 
 
@@ -209,8 +212,8 @@ def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:
 
 
 def rescaled(spec: ActionSpec) -> ActionSpec:
-    """``spec`` with every bounded element of a box in [-1, 1] for the policy; the environment's
-    bounds are kept beside. Any other spec as it is.
+    """Return ``spec`` with every bounded element of a box in [-1, 1] for the policy, and the
+    environment's bounds in ``env_low`` and ``env_high``. Other specs are returned unchanged.
 
     An element without a bound on each side keeps the environment's units. A bound of `NO_BOUND` or
     more, or the dtype's largest number, counts as none: a policy could not use such a range.
@@ -228,7 +231,8 @@ def rescaled(spec: ActionSpec) -> ActionSpec:
 
 
 def with_action_units(spec: EnvSpec, *, rescale: bool) -> EnvSpec:
-    """Return ``spec`` with its actions `rescaled` for the policy, or in the environment's units."""
+    """Return ``spec`` with its actions `rescaled` for the policy if ``rescale``, else in the
+    environment's units."""
     assert spec.spaces is not None
     actions = action_specs(spec.spaces.action)
     if rescale:

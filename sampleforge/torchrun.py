@@ -1,4 +1,4 @@
-"""A run whose ranks torchrun has started: this process is one of them; rank 0 has the session."""
+"""Runs under torchrun: this process is one of the ranks, and rank 0 has the session."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ if TYPE_CHECKING:
     from sampleforge.topologies.registry import Topology
 
 START_GRACE = 120.0
-"""Seconds beyond --rank-timeout for all to come at the start: hosts differ in what imports take."""
-OF_THE_HOST = {
+"""Seconds beyond --rank-timeout within which all ranks must join at the start, because imports take
+different times on different hosts."""
+RANK_FIELDS = {
     *("device", "precision", "learner_threads", "set_workers_cpu_affinity", "worker_niceness"),
     "env_timeout",
 }
-"""Fields that may differ between ranks, and are each rank's own."""
-OF_THE_DRIVER = {
+"""Config fields that each rank sets for itself, and that may differ between ranks."""
+LEADER_FIELDS = {
     *("run_dir", "resume", "num_ranks", "quiet", "report_interval", "checkpoint_interval"),
     *("keep_checkpoints", "milestone_interval", "evaluate_interval", "evaluate_episodes"),
     "evaluate_stochastic",
 }
-"""Fields that only rank 0 looks at."""
+"""Config fields that only rank 0 reads."""
 POLL = 0.5
+"""Seconds between two checks of a following rank whether training has ended."""
 
 
 def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
-    """Be a rank of ``world`` until the training ends; returns the exit code. ``run(config,
-    deployment)`` runs rank 0, which has the session. Raises ConfigError."""
+    """Run this process as a rank of ``world`` until the training ends; return the exit code.
+    ``run(config, deployment)`` runs the session of rank 0. Raises ConfigError."""
     from sampleforge.topologies.ddppo.torchrun import check_world
 
     ours = check_world(config, world)
@@ -53,7 +55,7 @@ def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
 
 
 class LeadingRank:
-    """The deployment of a session in rank 0's process: the other ranks are not its children."""
+    """The deployment of the session in rank 0, whose other ranks are not its child processes."""
 
     has_workers_here = True
     by_env_steps = False
@@ -63,7 +65,8 @@ class LeadingRank:
         self._rendezvous = rendezvous_of(config, world)
 
     def topology(self, session: Session) -> Topology:
-        """Meet the other ranks, and tell them what rank 0 has found in its run folder."""
+        """Wait for the other ranks, send them config, spec and progress of the run, and return the
+        topology of DD-PPO over these ranks."""
         from sampleforge.env.spec_json import spec_to_plain
 
         config, earlier = session.config, session.opened.earlier
@@ -76,21 +79,22 @@ class LeadingRank:
             "env_steps": earlier.get("env_steps", 0),
             "wall_s": earlier.get("wall_s", 0.0),
         }
-        self._rendezvous.lead(message, about(config, self._world, self._rendezvous))
+        self._rendezvous.lead(message, rank_info(config, self._world, self._rendezvous))
         return topology_of(self._rendezvous)
 
     def notices(self, session: Session) -> list[str]:
         world = self._world
         if not world.attempt:
             return []
-        where = f"it goes on from {session.resume_point.env_steps:,} env steps"
+        start = f"training resumes at {session.resume_point.env_steps:,} env steps"
         if not session.opened.earlier:
-            where = "no checkpoint had been written (--checkpoint-interval): it begins anew"
+            start = "training starts anew: there was no checkpoint (--checkpoint-interval)"
         times = f"{world.attempt} of {world.max_attempts} times"
-        return [f"torchrun has started all ranks again ({times}); {where}"]
+        return [f"torchrun has restarted all ranks ({times}); {start}"]
 
     def runner(self, session: Session, graph: Graph) -> Runner:
-        """The rank in this process; its evaluator, if it has one, in another."""
+        """Return the runner of the rank in this process, and of its evaluator, if there is one, in
+        another process."""
         from sampleforge.runners.composite import CompositeRunner
         from sampleforge.runtime.processes import start_fork_server
 
@@ -104,19 +108,20 @@ class LeadingRank:
         beside = graph.having("evaluator")
         if not beside:
             return rank
-        start_fork_server()  # not before: this process is pinned to a core when its rank starts
+        start_fork_server()
         return CompositeRunner(rank, processes(session, graph, beside))
 
     def saves_after(self, error: BaseException) -> bool:
-        """Where the next start goes on. Whatever rank was lost, every gradient step so far came
-        after a complete sum of gradients."""
+        """Return whether to write a checkpoint after ``error``, for the restart by torchrun. After
+        the loss of a rank the weights are valid: every gradient step had a complete sum of
+        gradients."""
         from sampleforge.distributed.group import RankLost
 
         return isinstance(error, RankLost)
 
 
 def follow(config: DdppoConfig, world: World) -> int:
-    """The life of any other rank."""
+    """Run any other rank than rank 0 until training ends; return the exit code."""
     from sampleforge.env.scratch import make_cwd_importable
 
     interrupts = Interrupts(lambda: None)
@@ -128,51 +133,54 @@ def follow(config: DdppoConfig, world: World) -> int:
         with interrupts:
             make_cwd_importable()
             rendezvous = rendezvous_of(config, world)
-            message = rendezvous.follow(about(config, world, rendezvous))
+            message = rendezvous.follow(rank_info(config, world, rendezvous))
             interrupts.defer()
             graph = follower_graph(config, message, rendezvous)
             runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout)
             try:
                 runner.start()
-                told = False
+                reported = False
                 while not graph.progress.done and not interrupted():
                     runner.poll(POLL)
-                    told = told or tell_of_fault(graph, world)
+                    reported = reported or report_fault(graph, world)
             finally:
                 runner.close()
     except ConfigError:
         raise
     except Exception as error:
-        print(f"{whoami(world)}:\n{describe(error)}", file=sys.stderr)
+        print(f"{rank_name(world)}:\n{describe(error)}", file=sys.stderr)
         return 1
     return interrupts.exit_code
 
 
-def tell_of_fault(graph: Graph, world: World) -> bool:
-    """Show the first error that an environment of this rank raised; False if there is none. Rank 0
-    counts those of all ranks, but has no texts of other hosts."""
+def report_fault(graph: Graph, world: World) -> bool:
+    """Print the first error that an environment of this rank has raised; return False if there is
+    none. Rank 0 counts the errors of all ranks, but does not have their tracebacks."""
     text = graph.counters.first_fault.get()
     if text is not None:
         print(
-            f"{whoami(world)}: an environment raised an error; it was rebuilt, and its episode is "
-            f"dropped. The first traceback:\n\n{text}",
+            f"{rank_name(world)}: an environment raised an error; it was rebuilt, and its episode "
+            f"is dropped. The first traceback:\n\n{text}",
             file=sys.stderr,
         )
     return text is not None
 
 
-def whoami(world: World) -> str:
+def rank_name(world: World) -> str:
+    """Return the name of this rank in messages."""
     return f"rank {world.rank} of {world.size}, on {socket.gethostname()}"
 
 
 def rendezvous_of(config: DdppoConfig, world: World) -> StartupRendezvous:
+    """Return a new rendezvous of the ranks of ``world``."""
     from sampleforge.distributed.rendezvous import StartupRendezvous
 
     return StartupRendezvous(world, config.rank_timeout + START_GRACE)
 
 
-def about(config: DdppoConfig, world: World, rendezvous: StartupRendezvous) -> dict[str, Any]:
-    """What a rank says of itself before it begins; see `rendezvous.peer_mismatch`."""
+def rank_info(config: DdppoConfig, world: World, rendezvous: StartupRendezvous) -> dict[str, Any]:
+    """Return the values that this rank sends to rank 0 before it starts, which
+    `rendezvous.peer_mismatch` compares."""
     from sampleforge.topologies.ddppo.torchrun import backend_and_device
 
     return {
@@ -185,19 +193,20 @@ def about(config: DdppoConfig, world: World, rendezvous: StartupRendezvous) -> d
 
 
 def latest_checkpoint(config: DdppoConfig) -> int:
-    """Env steps of the latest checkpoint that this host's run folder has, -1 for none."""
+    """Return the env steps of the latest checkpoint in this host's run folder; -1 if there is
+    none."""
     if config.run_dir is None:
         return -1
-    found = Path(config.run_dir, "checkpoints").glob("*.safetensors")
-    steps = [path.name.partition("-")[0] for path in found]
+    files = Path(config.run_dir, "checkpoints").glob("*.safetensors")
+    steps = [path.name.partition("-")[0] for path in files]
     return max((int(text) for text in steps if text.isdecimal()), default=-1)
 
 
 def follower_graph(
     config: DdppoConfig, message: dict[str, Any], rendezvous: StartupRendezvous
 ) -> Graph:
-    """The graph of this rank, for the run that rank 0 has begun. Raises ConfigError if this rank
-    was started with another command."""
+    """Return the graph of this rank for the run of rank 0, given rank 0's ``message``. Raises
+    ConfigError if this rank was started with other settings."""
     from sampleforge.env.spec_json import spec_from_plain
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.topologies.builders import PolicyStart, ResumePoint
@@ -205,19 +214,19 @@ def follower_graph(
 
     own = to_plain(config)
     changed = difference(
-        *(without(c, OF_THE_HOST | OF_THE_DRIVER) for c in (message["asked"], own))
+        *(without(c, RANK_FIELDS | LEADER_FIELDS) for c in (message["asked"], own))
     )
     if changed:
         lines = "\n  ".join(changed)
         raise ConfigError(
-            f"{whoami(rendezvous.world)}, was started with other settings than rank 0 (rank 0's -> "
-            f"this one's):\n  {lines}\ngive all ranks the same command"
+            f"{rank_name(rendezvous.world)}, was started with other settings than rank 0 (rank 0 "
+            f"-> this rank):\n  {lines}\ngive all ranks the same command"
         )
     from sampleforge.folder.stored_config import with_own_code
 
-    kept = {name: own[name] for name in OF_THE_HOST}
-    led = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
-    config = with_own_code(led, config)  # a forged message makes no code run here
+    kept = {name: own[name] for name in RANK_FIELDS}
+    leaders = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    config = with_own_code(leaders, config)  # so that a forged message cannot run code here
     spec, chosen = spec_from_plain(message["spec"]), topology_of(rendezvous)
     assert config.seed is not None
     start = ResumePoint(
@@ -233,15 +242,17 @@ def follower_graph(
 
 
 def without(config: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the config without the fields ``names``."""
     return {name: value for name, value in config.items() if name not in names}
 
 
 def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
+    """Stand for the function that writes checkpoints, in ranks that write none."""
     raise AssertionError("rank 0 alone is asked to save")
 
 
 def topology_of(rendezvous: StartupRendezvous) -> Topology:
-    """DD-PPO over ranks that have met."""
+    """Return the topology of DD-PPO over the ranks of a rendezvous that is complete."""
     from sampleforge.topologies.ddppo.plan import plan_ddppo
     from sampleforge.topologies.ddppo.torchrun import ddppo_world
     from sampleforge.topologies.registry import topology
@@ -260,6 +271,7 @@ def runner_of(
     interrupted: Callable[[], bool],
     step_timeout: float,
 ) -> InProcessRunner:
+    """Return the runner of the rank in this process."""
     from sampleforge.runners.in_process import InProcessRunner
 
     return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout)

@@ -196,7 +196,7 @@ def test_a_folder_without_spec_json_is_probed_and_said_so(
     policy = load_policy(run, trust=True)
     assert policy.spec == load_policy(run_of("discrete from 5")).spec
     said = capsys.readouterr().err
-    assert "has no spec.json" in said and "is constructed once, to learn its spaces" in said
+    assert "has no spec.json" in said and "is constructed once to read its spaces" in said
 
 
 def test_a_resumed_run_from_before_keeps_the_environments_units(tmp_path: Path) -> None:
@@ -259,12 +259,14 @@ def test_masks_are_asked_for_where_there_are_some() -> None:
         masked.act(obs, mask=[1, 0, 1])
     with pytest.raises(ValueError, match="forbids every value"):
         masked.act(obs, mask=[0, 0])
-    with pytest.raises(ValueError, match="Fake-v0 has none; leave out the argument mask"):
+    with pytest.raises(
+        ValueError, match="Fake-v0 has no action masks; leave out the argument mask"
+    ):
         policy_of(FLOATS, spaces.Discrete(2)).act(obs, mask=[1, 0])
     inside = spaces.Dict({"x": FLOATS, "action_mask": spaces.MultiBinary(2)})
     policy = policy_of(inside, spaces.Discrete(2))
     assert policy.act({"x": obs, "action_mask": [0, 1]})[0] == 1
-    with pytest.raises(ValueError, match="observation leaf 'action_mask', which is used"):
+    with pytest.raises(ValueError, match="in the observation leaf 'action_mask'; leave out"):
         policy.act({"x": obs, "action_mask": [0, 1]}, mask=[0, 1])
 
 
@@ -356,9 +358,9 @@ BOX = "observation_space/spaces/0/1"
         (f"{BOX}/low", [0.0], r"spaces\[0\].low is \[0.0\], but must be 2 numbers"),
         (f"{BOX}/low", [0.0, "nan"], "low is 'nan', but must be a finite number"),
         (f"{BOX}/low", [0.0, 1e300], "must be within float32"),
-        (f"{BOX}/low", [2.0, 0.0], "is no Box space"),
-        ("action_space/spaces/0/1/spaces/0/nvec", [0, 2], "is no MultiDiscrete space"),
-        ("observation_space/spaces/1/0", "z", "has the key 'z', which another one has"),
+        (f"{BOX}/low", [2.0, 0.0], "is not a valid Box space"),
+        ("action_space/spaces/0/1/spaces/0/nvec", [0, 2], "is not a valid MultiDiscrete space"),
+        ("observation_space/spaces/1/0", "z", "has the key 'z', which another space has"),
         ("observation_space/spaces/1", "z", r"must be \[key, space\]"),
     ],
 )  # fmt: skip

@@ -243,7 +243,7 @@ def test_a_rank_ends_when_torchrun_has_died(tmp_path: Path) -> None:
     done = subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, timeout=40, cwd=tmp_path
     )
-    assert done.returncode == -9 and "what has started it (torchrun) has died" in done.stderr
+    assert done.returncode == -9 and "its parent process (torchrun) has died" in done.stderr
 
 
 # ---- what they tell each other ----

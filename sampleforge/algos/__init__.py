@@ -1,0 +1,1 @@
+"""The algorithms as objects without processes: losses, learners and acting policies."""

@@ -10,7 +10,7 @@ import torch
 
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
-from sampleforge.algos.hyperparameters import OF_APPO_LOSS, changed, values
+from sampleforge.algos.hyperparameters import APPO_LOSS_HYPERPARAMETERS, changed, values
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import gae, vtrace
@@ -62,11 +62,11 @@ class AppoLoss:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, OF_APPO_LOSS)
+        return values(self._config, APPO_LOSS_HYPERPARAMETERS)
 
     def change(self, new: Mapping[str, Any]) -> None:
-        """Take those of the new hyperparameters that are the loss's."""
-        self._config = changed(self._config, OF_APPO_LOSS, new)
+        """Set the new values of the loss's hyperparameters; ignore all others."""
+        self._config = changed(self._config, APPO_LOSS_HYPERPARAMETERS, new)
         self._gamma = new.get("gamma", self._gamma)
 
     @property

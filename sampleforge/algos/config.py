@@ -48,7 +48,7 @@ class LearnerConfig(Checked):
     """Experience that is more policy versions (gradient steps) old is not learned from (default:
     100, or twice the expected lag if that is more)."""
     async_rl: bool | None = None
-    """Sampling goes on while the learner trains; off: they take turns, and every batch is on-policy
+    """Sampling continues while the learner trains; off: they take turns, and batches are on-policy
     (default: on for images, else off)."""
     num_batches_to_accumulate: int = 2
     """With --async-rl: batches that may wait for the learner before sampling stops."""

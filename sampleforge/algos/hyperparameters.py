@@ -8,13 +8,19 @@ from typing import Any, TypeVar
 
 Config = TypeVar("Config", bound="Any")
 
-OF_LEARNER = ("learning_rate", "lr_target_kl", "gamma", "max_grad_norm", "reward_scale")
-OF_APPO_LOSS = (
+LEARNER_HYPERPARAMETERS = (
+    "learning_rate",
+    "lr_target_kl",
+    "gamma",
+    "max_grad_norm",
+    "reward_scale",
+)
+APPO_LOSS_HYPERPARAMETERS = (
     *("clip_ratio", "value_clip", "value_coeff", "exploration_coeff", "kl_coeff"),
     *("gae_lambda", "vtrace_rho", "vtrace_c"),
 )
-OF_DQN = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
-"""Not its discount: the n-step returns of what is in the replay were made with it."""
+DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
+"""The discount is not among them, because the n-step returns of stored experience depend on it."""
 
 
 def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -23,8 +29,8 @@ def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def changed(config: Config, names: tuple[str, ...], new: Mapping[str, Any]) -> Config:
-    """Return the config with those of the ``new`` values that are among ``names``. Raises
-    ConfigError for a value that is out of range."""
+    """Return the config with the ``new`` values of the fields ``names``. Raises ConfigError for a
+    value that is out of range."""
     changes: Config = dataclasses.replace(config, **{n: v for n, v in new.items() if n in names})
     return changes
 
@@ -34,6 +40,6 @@ def check_names(known: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     unknown = sorted(set(new) - set(known))
     if unknown:
         raise ValueError(
-            f"{', '.join(unknown)} cannot change during the training; what can is "
+            f"{', '.join(unknown)} cannot change during the training; hyperparameters that can: "
             f"{', '.join(sorted(known))}"
         )

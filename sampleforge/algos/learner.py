@@ -13,7 +13,7 @@ from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import WHOLE, Experience, Share, experience_of, minibatches
-from sampleforge.algos.hyperparameters import OF_LEARNER, changed, check_names, values
+from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.update_kl import UpdateKl
@@ -114,7 +114,7 @@ class Learner:
         adapts, change = self._config.lr_schedule == "kl_adaptive", None
         with autocast(self._device, self._precision):
             if adapts:
-                change = UpdateKl(self.model, experience, self._generator)
+                change = UpdateKl(self.model, experience, self._generator, self._share)
             experience = self._loss.prepare(self.model, experience)
         per_step = [self._step(mb) for mb in self._minibatches(experience)]
         metrics_of_steps = self._over_minibatches(per_step)
@@ -232,13 +232,13 @@ class Learner:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, OF_LEARNER) | self._loss.hyperparameters()
+        return values(self._config, LEARNER_HYPERPARAMETERS) | self._loss.hyperparameters()
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
         change, ConfigError for a value out of range."""
         check_names(self.hyperparameters(), new)
-        self._config = changed(self._config, OF_LEARNER, new)
+        self._config = changed(self._config, LEARNER_HYPERPARAMETERS, new)
         self._loss.change(new)
         self._return_scale.gamma = self._config.gamma
         if "learning_rate" in new:

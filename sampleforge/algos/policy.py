@@ -52,17 +52,17 @@ class FrozenPolicy:
         self,
         obs: Mapping[str, Array],
         state: torch.Tensor,
-        first: Array,
+        is_first: Array,
         *,
         stochastic: bool = False,
         generator: torch.Generator | None = None,
     ) -> tuple[dict[str, Array], torch.Tensor]:
         """Return (actions, next state) for observation leaves [B, ...] as slots hold them, the
-        recurrent state [B, S] and ``first`` (bool [B]: the state is zeroed there). Actions are leaf
-        -> [B, ...] as slots hold them: the most likely ones, or with ``stochastic`` drawn from the
-        policy (from ``generator``, None: torch's own)."""
+        recurrent state [B, S] and ``is_first`` (bool [B]: the state is zeroed there). Actions are
+        leaf -> [B, ...] as slots hold them: the most likely ones, or, with ``stochastic``, samples
+        (from ``generator``; None: torch's global generator)."""
         leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
-        output = self.model.step(leaves, state, torch.from_numpy(first))
+        output = self.model.step(leaves, state, torch.from_numpy(is_first))
         distribution = self.model.distribution(output.parameters, leaves)
         chosen = distribution.sample(generator) if stochastic else distribution.mode()
         return {name: leaf.numpy() for name, leaf in chosen.items()}, output.state

@@ -1,7 +1,8 @@
-"""Benchmark mode: the simulator's own rate, then the whole system's, and what limits it.
+"""Benchmark mode: the rate of the simulator alone, the rate of the whole system, and its
+bottleneck.
 
-Nothing here knows an algorithm: a topology takes part by the ``envs`` of its nodes and by counting
-the seconds of `sampleforge.topologies.graph.COUNTERS`.
+Nothing here depends on an algorithm: it reads the ``envs`` of a graph's nodes and the counters of
+`sampleforge.topologies.graph.COUNTERS`.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from sampleforge.workers.worker import StopFlag
 __all__ = ["Benchmark", "BenchmarkContext", "run_benchmark"]
 
 WARM_UP = 0.25
-"""Of the measurement's length: so long everything runs before it counts."""
+"""Length of the warm-up, as a fraction of the measurement's length."""
 WARM_UPDATES = 2
-"""Learner updates that must have been made by then, for lazy set-up to be over."""
+"""Number of learner updates in the warm-up: after them all lazy set-up is done."""
 WARM_UP_LIMIT = 120.0
-"""Seconds after which the measurement begins all the same."""
+"""Seconds after which the warm-up ends in any case."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM came before everything was measured."""
+    """Ctrl-C or SIGTERM came before the end of the measurement."""
 
 
 def run_benchmark(session: Session) -> dict[str, Any] | None:
-    """Measure an open session from its start to its end; returns what benchmark.json holds, or None
-    if it was interrupted."""
+    """Measure an open session from its start to its end. Return the values of benchmark.json, or
+    None if the session was interrupted."""
 
-    def go_on() -> bool:
+    def tick() -> bool:
         session.take_results()
         return not session.is_interrupted()
 
     config = session.config
     context = BenchmarkContext.of(config, session.plan, session.spec, session.graph)
-    benchmark = Benchmark(session.graph, context, config.benchmark_seconds, go_on, session.message)
+    benchmark = Benchmark(session.graph, context, config.benchmark_seconds, tick, session.message)
     if config.benchmark_peak:
         alone = benchmark.simulators()
         with session.ending_on_error():
@@ -61,26 +62,27 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
 
 
 class Benchmark:
-    """One benchmark of a wired graph. ``tick`` is called several times a second and says whether to
-    go on; ``log`` takes text for the user, and a level."""
+    """One benchmark of a wired graph. ``tick`` is called several times a second and returns whether
+    to continue; ``log`` takes a message for the user and its level."""
 
     def __init__(
         self,
         graph: Graph,
-        setting: BenchmarkContext,
+        context: BenchmarkContext,
         seconds: float,
         tick: Callable[[], bool],
         log: Callable[..., None],
     ) -> None:
         self._graph = graph
-        self._setting = setting
+        self._context = context
         self._seconds = seconds
         self._tick = tick
         self._log = log
         self._peak: Window | None = None
 
     def simulators(self) -> Graph:
-        """The graph with only its envs left: the same processes, rows, splits and cores."""
+        """Return the graph with a `SimulatorWorker` in the place of every worker that steps
+        environments, and without the other workers: the same processes, rows, splits and cores."""
         stepping = self._graph.having("actor", "rank")
         counters = Counters(COUNTERS, len(stepping))
         nodes = tuple(
@@ -98,33 +100,35 @@ class Benchmark:
         )
 
     def measure_peak(self, runner: Runner, graph: Graph) -> None:
-        """Step ``graph``, which `simulators` made, with ``runner``, from start to close."""
+        """Measure the simulator alone: run ``graph`` (made by `simulators`) with ``runner``."""
         count = len(graph.nodes)
-        self._log(f"benchmark: the simulator alone, random actions, {count} processes: {self._for}")
+        self._log(
+            f"benchmark: the simulator alone, random actions, {count} processes: {self._length}"
+        )
         try:
             runner.start()
             self._warm_up(runner, graph, updates=0)
             self._peak = measure(graph, runner, self._seconds, self._check)
         except Interrupted:
-            pass  # and `measure_system` says so
+            pass  # `measure_system` reports it
         finally:
             runner.close()
 
     def measure_system(self, runner: Runner) -> dict[str, Any] | None:
-        """Measure the running graph and log what was found; returns what benchmark.json holds, or
+        """Measure the running graph and log the result. Return the values of benchmark.json, or
         None if interrupted."""
-        learning = not self._setting.sampler_only
-        what = "the whole system" if learning else "the sampler without a learner"
+        learning = not self._context.sampler_only
+        subject = "the whole system" if learning else "the sampler without a learner"
         try:
             self._check()
-            self._log(f"benchmark: {what}: a warm-up, then {self._for}")
+            self._log(f"benchmark: {subject}: a warm-up, then {self._length}")
             self._warm_up(runner, self._graph, updates=WARM_UPDATES if learning else 0)
             window = measure(
                 self._graph,
                 runner,
                 self._seconds,
                 self._check,
-                whole_batches=learning and self._setting.synchronous,
+                whole_batches=learning and self._context.synchronous,
             )
         except Interrupted:
             self._log("benchmark: interrupted, no result", "warning")
@@ -135,7 +139,7 @@ class Benchmark:
         return result
 
     @property
-    def _for(self) -> str:
+    def _length(self) -> str:
         return f"{self._seconds:g} s"
 
     def _check(self) -> None:
@@ -143,7 +147,8 @@ class Benchmark:
             raise Interrupted
 
     def _warm_up(self, runner: Runner, graph: Graph, updates: int) -> None:
-        """Until every env has stepped, the learner has learned, and the time is up."""
+        """Run until every env has stepped, the learner has made ``updates``, and the warm-up time
+        is over."""
         begun, counters = monotonic(), graph.counters
         rows = [node.counter_row for node in graph.having("actor", "rank")]
         learned = counters.total("updates")
@@ -156,46 +161,46 @@ class Benchmark:
             self._check()
 
     def _warnings(self, window: Window) -> tuple[str, ...]:
-        """What of the learning makes the figures worthless."""
-        limit, synchronous = self._setting.max_policy_lag, self._setting.synchronous
+        """Return the warnings about stale experience, which makes the rates meaningless."""
+        limit, synchronous = self._context.max_policy_lag, self._context.synchronous
         lag, lag_batches = window.lag["mean"], window.lag["batches_mean"]
         if limit is None or lag is None or lag_batches is None:
             return ()
-        found = stale_warning(window.stale, limit, lag, lag_batches, synchronous=synchronous)
-        return (found,) if found else ()
+        warning = stale_warning(window.stale, limit, lag, lag_batches, synchronous=synchronous)
+        return (warning,) if warning else ()
 
     def _result(self, window: Window) -> dict[str, Any]:
-        """All of benchmark.json."""
-        setting, peak = self._setting, self._peak
+        """Return the values of benchmark.json."""
+        context, peak = self._context, self._peak
         table = stages(window.counted, roles_of(self._graph), window.seconds)
-        judged = verdict(table, window.free, window.idle_cores, setting, self._warnings(window))
+        judged = verdict(table, window.free, window.idle_cores, context, self._warnings(window))
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
         return {
             "env": self._graph.groups[0].exchange.slots.shape.spec.env_id,
             "topology": self._graph.name,
             "seconds": window.seconds,
             "sampled_per_s": sampled,
-            "trained_per_s": None if setting.sampler_only else window.rate("trained_steps"),
+            "trained_per_s": None if context.sampler_only else window.rate("trained_steps"),
             "frames_per_s": frames,
             "peak_sampled_per_s": peak and peak.rate("env_steps"),
             "peak_frames_per_s": peak and peak.rate("env_frames"),
             "fraction_of_peak": peak and frames / max(1e-9, peak.rate("env_frames")),
             "stages": [dataclasses.asdict(stage) for stage in table],
-            "peak_emulate_us": peak and peak.per_step("env_s"),
+            "peak_env_step_us": peak and peak.per_step("env_s"),
             "queue_fill": {"free": window.free, "ready": window.ready},
             "policy_lag": window.lag,
             "stale_fraction": window.stale,
             "updates_per_s": window.rate("updates"),
             "busy_cores": window.busy,
             "idle_cores": window.idle_cores,
-            "others_cores": max(0.0, setting.cores - sum(window.busy.values()) - window.idle_cores),
+            "others_cores": max(0.0, context.cores - sum(window.busy.values()) - window.idle_cores),
             "verdict": dataclasses.asdict(judged),
-            "setting": dataclasses.asdict(setting),
+            "setting": dataclasses.asdict(context),
         }
 
 
 def roles_of(graph: Graph) -> Roles:
-    """Return which counter rows step environments, only infer, only learn, or do all of it."""
+    """Return the counter rows of the workers that step environments, only infer, or only learn."""
 
     def rows(*roles: Role) -> list[int]:
         return [node.counter_row for node in graph.having(*roles)]

@@ -1,4 +1,4 @@
-"""What limits a run while it trains, from what its workers count between two reports."""
+"""The bottleneck of a running training, judged at each report from the workers' counters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sampleforge.benchmark.window import idle_s, mean_fill
 from sampleforge.topologies.graph import COUNTERS, Graph
 
 LEAST_S = 0.5
-"""Seconds below which a span between two reports says nothing."""
+"""Shortest time between two judgements, in seconds: less says nothing."""
 
 
 class BottleneckWatch:
-    """Judges the time since the last look by the rules of `sampleforge.benchmark.verdict`. A look
-    takes less than a millisecond."""
+    """Judges the time since the last call of `look` by the rules of
+    `sampleforge.benchmark.verdict`. A call takes less than a millisecond."""
 
     def __init__(self, graph: Graph, context: BenchmarkContext) -> None:
         self._graph = graph
@@ -30,8 +30,8 @@ class BottleneckWatch:
         self._idle = idle_s()
 
     def look(self) -> str | None:
-        """Return what limits the run since the last look, in a few words; None as long as nothing
-        was learned from, or the time was too short to say."""
+        """Return the bottleneck since the last call in a few words, or None if there was no
+        learning or the time was too short."""
         now, counted, idle = monotonic(), self._count(), idle_s()
         seconds = now - self._looked
         if seconds < LEAST_S:

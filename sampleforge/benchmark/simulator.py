@@ -1,6 +1,6 @@
-"""The simulator alone: an actor's env vectors with random actions, no policy and no slots.
+"""The worker that steps the env vectors of an actor with random actions, without policy and slots.
 
-In the place of the actors it measures what no sampler can exceed.
+Its rate is the upper limit of every sampler.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.env.random_actions import random_actions
 from sampleforge.env.vector import EnvVector, StepOut, own_outputs
 from sampleforge.shared.counters import Counters
-from sampleforge.spec import ACTION_MASK, ActionSpec, EnvSpec
+from sampleforge.spec import ACTION_MASK, EnvSpec
 from sampleforge.workers.worker import IDLE_WAIT, EventDriven
 
 Array = npt.NDArray[Any]
 LOOK = 0.0005
-"""Seconds between two looks for an env vector that is ready."""
-DRAWN = 64
-"""Random actions are drawn beforehand, for so many steps, and used again and again."""
+"""Seconds between two checks whether an env vector is ready."""
+DRAWN_STEPS = 64
+"""Number of steps for which random actions are drawn in advance; they are used in turn."""
 
 
 class SimulatorWorker(EventDriven):
-    """Steps env vectors in turn, as an actor does: an asynchronous one works on while the others
-    are served, and is passed over where it says that it is not ready."""
+    """Steps env vectors in turn, as an actor does. An asynchronous env vector steps while the
+    worker serves the others; the worker skips it until it is ready."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class SimulatorWorker(EventDriven):
         return any(moved)
 
     def _advance(self, split: int, env: EnvVector) -> bool:
-        """Collect the step that is under way, if any, and begin the next one."""
+        """Complete the step in progress, if there is one, and begin the next. Return False if the
+        env vector is not ready."""
         if self._stepping[split] and not env.ready:
             return False
         out = self._outs[split]
@@ -78,7 +80,7 @@ class SimulatorWorker(EventDriven):
         self._count["env_frames"] += env.frames
 
     def wait(self, timeout: float = IDLE_WAIT) -> None:
-        """Until one of the env vectors, which are all busy, may be ready."""
+        """Sleep for a moment, because all env vectors are busy."""
         sleep(min(timeout, LOOK))
 
     def close(self) -> None:
@@ -87,52 +89,21 @@ class SimulatorWorker(EventDriven):
 
 
 class RandomActions:
-    """Uniform actions for ``rows`` rows (a box without bounds: normal ones), as slots hold them.
-
-    Where the environment gives masks they are obeyed, and drawn anew at every step.
-    """
+    """Random actions for ``rows`` env rows, in the form of the slots. Without action masks they are
+    drawn in advance; with masks, allowed actions are drawn at every step."""
 
     def __init__(self, spec: EnvSpec, rows: int, rng: np.random.Generator) -> None:
-        self._specs = spec.actions
+        self._spec = spec
+        self._rows = rows
         self._rng = rng
         self._turn = 0
-        self._masked = ACTION_MASK in spec.observations
-        self._drawn = [
-            {name: _draw(leaf, rows, rng) for name, leaf in spec.actions.items()}
-            for _ in range(1 if self._masked else DRAWN)
-        ]
+        self._drawn: list[dict[str, Array]] = []
+        if ACTION_MASK not in spec.observations:
+            self._drawn = [random_actions(spec, rows, rng) for _ in range(DRAWN_STEPS)]
 
     def __call__(self, obs: Mapping[str, Array]) -> dict[str, Array]:
-        """Actions leaf -> [rows, ...] for obs leaves [rows, ...]."""
+        """Return actions, leaf -> [rows, ...], for observation leaves [rows, ...]."""
+        if not self._drawn:
+            return random_actions(self._spec, self._rows, self._rng, obs[ACTION_MASK])
         self._turn = (self._turn + 1) % len(self._drawn)
-        actions = self._drawn[self._turn]
-        return actions | self._allowed(obs[ACTION_MASK]) if self._masked else actions
-
-    def _allowed(self, mask: Array) -> dict[str, Array]:
-        """One allowed value per choice: the largest of random keys, forbidden ones being zero."""
-        keys = (1.0 + self._rng.random(mask.shape)) * mask
-        found: dict[str, Array] = {}
-        start = 0
-        for name, leaf in self._specs.items():
-            chosen = []
-            for count in leaf.categories:
-                chosen.append(keys[:, start : start + count].argmax(axis=1))
-                start += count
-            if chosen:
-                values = np.stack(chosen, axis=1).reshape(len(mask), *leaf.shape)
-                found[name] = values.astype(leaf.dtype)
-        return found
-
-
-def _draw(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:
-    """Random actions [rows, ...] of one leaf."""
-    if leaf.kind == "box":
-        low, high = np.array(leaf.low), np.array(leaf.high)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        uniform = rng.uniform(
-            np.where(bounded, low, 0), np.where(bounded, high, 1), (rows, len(low))
-        )
-        values = np.where(bounded, uniform, rng.normal(size=uniform.shape))
-    else:
-        values = rng.integers(0, leaf.categories, (rows, len(leaf.categories)))
-    return values.reshape(rows, *leaf.shape).astype(leaf.dtype)
+        return self._drawn[self._turn]

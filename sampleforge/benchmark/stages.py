@@ -1,4 +1,4 @@
-"""Where the time goes: the stages of an env step, from what the workers count."""
+"""The stage table: the time of an env step by stages, from the workers' counters."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Stage:
-    """``us``: microseconds per env step collected, summed over the processes that do it; ``share``:
-    part of these processes' time, 0 to 1. By the clock: where there are more processes than cores,
-    a stage includes the time for which its process was not on a core."""
+    """The time of one stage: ``us``, microseconds per collected env step, summed over the processes
+    of ``role``, and ``share``, the fraction (0 to 1) of the time of these processes.
+
+    Times are by the clock: with more processes than cores a stage includes the time for which its
+    process was not on a core."""
 
     name: str
     role: Role
@@ -27,7 +29,7 @@ class Stage:
 
 
 MEANING = {
-    "emulate": "in the environments",
+    "env step": "in the environments",
     "gather": "collecting observations for a forward pass",
     "forward": "policy forward pass and sampling",
     "hand-over": "actors waiting for slots or actions",
@@ -38,17 +40,19 @@ MEANING = {
     "publish": "publishing the weights",
     "learner idle": "learner waiting for experience",
 }
-OF_RANKS = {
+"""Stage -> where its time goes, as the table shows it."""
+RANK_MEANING = {
     "hand-over": "ranks waiting for each other",
     "bookkeeping": "the rest of the sampling loop",
 }
+"""The meaning of the stages that are others in DD-PPO."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which counter rows are whose: ``actors`` step environments (and may do more), ``policies``
-    only infer, ``learners`` only learn. ``ranks``: the actors learn as well, and what they wait
-    for, while they learn, is each other."""
+    """The counter rows of the workers by role: ``actors`` step environments, ``policies`` only
+    infer, ``learners`` only learn. ``ranks``: the actors are ranks, which also learn and then wait
+    for each other."""
 
     actors: Sequence[int]
     policies: Sequence[int]
@@ -57,8 +61,8 @@ class Roles:
 
 
 def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Stage]:
-    """The stage table from what every worker counted in a window of ``seconds``: name -> [workers],
-    as in `sampleforge.topologies.graph.COUNTERS`."""
+    """Return the stage table of a window of ``seconds``. ``counted``: what every worker has counted
+    in it, name of `sampleforge.topologies.graph.COUNTERS` -> [workers]."""
     steps = max(1.0, float(counted["env_steps"].sum()))
     rows = {"actor": roles.actors, "policy": roles.policies, "learner": roles.learners}
     remote = bool(roles.policies)
@@ -71,24 +75,24 @@ def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Sta
 
     learning: Role = "learner" if roles.learners else "actor"
     inferring: Role = "policy" if remote else "actor"
-    own = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor")
-    asking = spent("infer_s", "actor") if remote else 0.0
-    meanwhile = spent("wait_s", "actor") if roles.ranks else 0.0
-    meaning = MEANING | (OF_RANKS if roles.ranks else {})
-    found: list[tuple[str, Role, float]] = [
-        ("emulate", "actor", spent("env_s", "actor")),
+    rest = spent("step_s", "actor") - spent("env_s", "actor") - spent("infer_s", "actor")
+    requests = spent("infer_s", "actor") if remote else 0.0
+    waits_in_learning = spent("wait_s", "actor") if roles.ranks else 0.0
+    meaning = MEANING | (RANK_MEANING if roles.ranks else {})
+    seconds_of: list[tuple[str, Role, float]] = [
+        ("env step", "actor", spent("env_s", "actor")),
         ("gather", inferring, everywhere("gather_s")),
         ("forward", inferring, spent("infer_s", inferring) - everywhere("gather_s")),
-        ("hand-over", "actor", spent("wait_s", "actor") + asking),
-        ("bookkeeping", "actor", max(0.0, own)),
+        ("hand-over", "actor", spent("wait_s", "actor") + requests),
+        ("bookkeeping", "actor", max(0.0, rest)),
         ("policy idle", "policy", spent("wait_s", "policy")),
         ("batch", learning, everywhere("batch_s")),
-        ("learn", learning, max(0.0, everywhere("learn_s") - meanwhile)),
+        ("learn", learning, max(0.0, everywhere("learn_s") - waits_in_learning)),
         ("publish", learning, everywhere("publish_s")),
         ("learner idle", "learner", spent("wait_s", "learner")),
     ]
     return [
         Stage(name, role, s / steps * 1e6, s / (len(rows[role]) * seconds), meaning[name])
-        for name, role, s in found
+        for name, role, s in seconds_of
         if rows[role]
     ]

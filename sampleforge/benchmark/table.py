@@ -1,4 +1,4 @@
-"""A benchmark's result as people read it."""
+"""The result of a benchmark as text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sampleforge.reporting.progress import number
 
 WIDTH = 100
 OTHERS = 0.15
-"""Share of the cores from which on other programs make the figures doubtful."""
-OTHERS_WARNING = "other programs are running here: measure again on an idle machine"
+"""Share of the cores used by other programs from which on the figures are doubtful."""
+OTHERS_WARNING = "other programs use this machine: measure again when it is idle"
 
 
 def render(result: dict[str, Any]) -> str:
-    """Rates, stage table, queues, processes and verdict, `WIDTH` columns wide."""
+    """Return rates, stage table, queues, processes and verdict as text, `WIDTH` columns wide."""
     out = Console(file=io.StringIO(), width=WIDTH, color_system=None)
     out.print(_rates(result))
     out.print(_stages(result))
@@ -32,7 +32,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def sentence(result: dict[str, Any]) -> str:
-    """One line: what was reached, and what to do about it."""
+    """Return the result in one line: rates, bottleneck and the flag to try first."""
     trained, fraction = result["trained_per_s"], result["fraction_of_peak"]
     parts = [f"{number(result['sampled_per_s'])} env steps/s sampled"]
     if trained is not None:
@@ -40,10 +40,10 @@ def sentence(result: dict[str, Any]) -> str:
     parts.append(f"{number(result['frames_per_s'])} frames/s")
     if fraction is not None:
         parts.append(f"{fraction:.0%} of the simulator's own rate")
-    found = result["verdict"]
-    hint = f"; try {found['flags'][0]}" if found["flags"] else ""
-    warned = "".join(f". Warning: {text}" for text in found["warnings"])
-    return f"{', '.join(parts)}. Bottleneck: {found['bottleneck']}{hint}{warned}"
+    verdict = result["verdict"]
+    hint = f"; try {verdict['flags'][0]}" if verdict["flags"] else ""
+    warned = "".join(f". Warning: {text}" for text in verdict["warnings"])
+    return f"{', '.join(parts)}. Bottleneck: {verdict['bottleneck']}{hint}{warned}"
 
 
 def _rates(result: dict[str, Any]) -> Table:
@@ -73,8 +73,8 @@ def _stages(result: dict[str, Any]) -> Table:
     table.add_column("")
     for stage in result["stages"]:
         means = stage["means"]
-        if stage["name"] == "emulate" and result["peak_emulate_us"] is not None:
-            means += f" (alone: {result['peak_emulate_us']:.2f} us)"
+        if stage["name"] == "env step" and result["peak_env_step_us"] is not None:
+            means += f" (alone: {result['peak_env_step_us']:.2f} us)"
         mark = " <--" if stage["name"] == result["verdict"]["bottleneck"] else ""
         table.add_row(
             stage["name"],
@@ -86,15 +86,15 @@ def _stages(result: dict[str, Any]) -> Table:
 
 
 def _lines(result: dict[str, Any]) -> Iterable[str]:
-    """What is no table."""
+    """Yield the lines below the tables."""
     fill, lag, setting = result["queue_fill"], result["policy_lag"], result["setting"]
-    apart = not setting["ranks"]  # nothing is queued between a rank's actor and its learner
-    if apart:
+    has_queue = not setting["ranks"]  # a rank learns from its own rollouts
+    if has_queue:
         yield (
-            f"slots      {fill['free']:.0%} free, {fill['ready']:.0%} waiting for the learner "
-            "(means over time)"
+            f"queue      {fill['ready']:.0%} of the rollout slots wait for the learner, "
+            f"{fill['free']:.0%} are free for actors (means over time)"
         )
-    if apart and lag["mean"] is not None:
+    if has_queue and lag["mean"] is not None:
         yield (
             f"policy lag mean {lag['mean']:.1f}, max {lag['max']:.0f} versions; mean "
             f"{lag['batches_mean']:.1f}, max {lag['batches_max']:.1f} updates of a batch"
@@ -102,14 +102,14 @@ def _lines(result: dict[str, Any]) -> Iterable[str]:
     busy = ", ".join(f"{name} {cores:.2f}" for name, cores in result["busy_cores"].items())
     total, others = sum(result["busy_cores"].values()), result["others_cores"]
     yield f"cores used {total:.2f} of {setting['cores']}: {busy}"
-    yield f"           {result['idle_cores']:.2f} idle, {others:.2f} used by others"
+    yield f"           {result['idle_cores']:.2f} idle, {others:.2f} used by other programs"
     if others > OTHERS * setting["cores"]:
         yield f"           {OTHERS_WARNING}"
-    found = result["verdict"]
-    for warning in found["warnings"]:
+    verdict = result["verdict"]
+    for warning in verdict["warnings"]:
         yield f"warning    {warning}"
-    yield f"bottleneck {found['bottleneck']}: {found['reason']}"
-    advice = ", or ".join(map(_advice, found["flags"]))
+    yield f"bottleneck {verdict['bottleneck']}: {verdict['reason']}"
+    advice = ", or ".join(map(_advice, verdict["flags"]))
     yield f"try        {advice or 'nothing: more cores or a faster simulator would help'}"
 
 

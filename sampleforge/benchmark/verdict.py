@@ -1,4 +1,4 @@
-"""What limits a run, and which flag to try: by rules, from the stage table and the queues."""
+"""The verdict on a run: its bottleneck and the flags to try, by rules on stage table and queues."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
 
 WAITS = 0.15
-"""Share of its time from which on a process counts as waiting for another."""
+"""Fraction of its time from which on a process counts as waiting for another process."""
 EMPTY = 0.1
-"""Mean share of free slots below which actors are waiting for slots."""
+"""Mean fraction of free slots below which actors count as waiting for slots."""
 BUSY = 0.7
-"""Share of its time from which on a policy worker counts as busy."""
+"""Fraction of its time from which on a policy worker counts as busy."""
 IDLE_CORES = 0.25
-"""Share of all cores' time that must be unused for more processes to pay."""
+"""Fraction of the cores' time that must be unused before more processes are advised."""
 
 CHANGES_LEARNING = (
     *("--precision", "--batch-size", "--minibatch-size", "--num-epochs", "--async-rl"),
     *("--num-envs-per-worker", "--num-ranks", "--sync-fraction"),
 )
-"""Flags that may change what is learned as well."""
-SAMPLER = ("emulate", "gather", "forward", "bookkeeping")
+"""Flags that may change not only the speed but also what is learned."""
+SAMPLER = ("env step", "gather", "forward", "bookkeeping")
 LEARNER = ("batch", "learn", "publish")
 
 
 @dataclass(frozen=True)
 class BenchmarkContext:
-    """How the run was set up: the resolved flags, and the machine. ``num_envs_per_worker`` is over
-    all splits; ``cores`` are those that the run may use; ``ranks``: each worker learns as well,
-    from the rollouts of its own envs, together with the others, for which it waits as
-    ``sync_fraction`` says. ``max_policy_lag``: None where no version is asked for."""
+    """The resolved flags of a run, and the machine. ``num_envs_per_worker`` is over all splits;
+    ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
+    also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
+    ``max_policy_lag``: None if experience of any age is learned from."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -60,7 +60,7 @@ class BenchmarkContext:
 
     @property
     def waits_for_more(self) -> bool:
-        """Whether ranks would wait for fewer others with half the ``sync_fraction``."""
+        """Whether ranks would wait for fewer ranks with half the ``sync_fraction``."""
         wait_for = [
             ceil(f * self.num_workers) for f in (self.sync_fraction, self.sync_fraction / 2)
         ]
@@ -70,8 +70,8 @@ class BenchmarkContext:
     def of(
         cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec, graph: Graph
     ) -> BenchmarkContext:
-        """What the topology made of a config: its ``plan`` and its ``graph``. Flags that the config
-        does not have are not to be tried: they count as set to 1, or as left open."""
+        """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
+        Flags that the config does not have count as 1 or unset, so that they are not advised."""
         has, groups = vars(config), graph.groups
         return cls(
             num_workers=plan.num_workers,
@@ -97,8 +97,8 @@ class BenchmarkContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``bottleneck`` is a stage's name, ``reason`` says by which figures, ``flags`` what to try;
-    ``warnings``: why the figures may be worthless."""
+    """The limiting stage (``bottleneck``), the figures that show it (``reason``), the ``flags`` to
+    try, best first, and ``warnings``: reasons why the figures may be meaningless."""
 
     bottleneck: str
     reason: str
@@ -107,12 +107,12 @@ class Verdict:
 
     @property
     def in_words(self) -> str:
-        """The bottleneck for a line of the screen."""
+        """The bottleneck as the screen shows it."""
         return IN_WORDS[self.bottleneck]
 
 
 IN_WORDS = {
-    "emulate": "env steps",
+    "env step": "env steps",
     "gather": "collecting observations",
     "forward": "policy inference",
     "bookkeeping": "the actors' bookkeeping",
@@ -121,41 +121,41 @@ IN_WORDS = {
     "learn": "gradient steps",
     "publish": "publishing weights",
 }
-"""Stages as they are called on the screen."""
+"""Stage -> its name on the screen."""
 
 
 def verdict(
     stages: Sequence[Stage],
     free: float,
     idle_cores: float,
-    setting: BenchmarkContext,
+    context: BenchmarkContext,
     warnings: tuple[str, ...] = (),
 ) -> Verdict:
-    """The stage that limits the run. ``free`` is the mean share of free slots, ``idle_cores`` how
-    many cores' time was unused; ``warnings`` are passed on."""
+    """Return the verdict on a stage table. ``free``: mean fraction of free slots; ``idle_cores``:
+    mean number of idle cores; ``warnings`` are part of the result."""
     share = {stage.name: stage.share for stage in stages}
     us = {stage.name: stage.us for stage in stages}
-    found, reason = _limit(share, us, free, setting)
-    return Verdict(found, reason, _flags(found, idle_cores, setting), warnings)
+    stage, reason = _limit(share, us, free, context)
+    return Verdict(stage, reason, _flags(stage, idle_cores, context), warnings)
 
 
 def _limit(
-    share: dict[str, float], us: dict[str, float], free: float, setting: BenchmarkContext
+    share: dict[str, float], us: dict[str, float], free: float, context: BenchmarkContext
 ) -> tuple[str, str]:
-    """The limiting stage, and why."""
+    """Return the limiting stage and the reason."""
     actors_wait, learner_waits = share["hand-over"], share.get("learner idle", 0.0)
-    if setting.sampler_only:
+    if context.sampler_only:
         stage, why = _sampler_limit(share, us)
         return stage, f"no learner: {why}"
-    if setting.ranks:
+    if context.ranks:
         stage = _largest(us, (*SAMPLER, "hand-over", *LEARNER))
         return stage, f"ranks sample, then learn: {stage} takes {share[stage]:.0%} of their time"
-    if setting.synchronous:
+    if context.synchronous:
         stage, why = _sampler_limit(share, us)
         if actors_wait > learner_waits:
             stage, why = _largest(us, LEARNER), f"the actors wait {actors_wait:.0%} of their time"
         return stage, f"sampling and learning take turns: {why}"
-    for_slots = setting.inference == "inline" or free < EMPTY
+    for_slots = context.inference == "inline" or free < EMPTY
     if actors_wait > WAITS and for_slots and actors_wait > learner_waits:
         stage = _largest(us, LEARNER)
         return stage, (
@@ -170,13 +170,13 @@ def _limit(
 
 
 def _sampler_limit(share: dict[str, float], us: dict[str, float]) -> tuple[str, str]:
-    """The stage that limits the sampler, and why."""
+    """Return the stage that limits the sampler, and the reason."""
     if "policy idle" in share:
         busy = share["gather"] + share["forward"]
         if busy > BUSY:
             stage = _largest(us, ("gather", "forward"))
             return stage, f"the policy workers are busy {busy:.0%} of their time"
-        stage = _largest(share, ("emulate", "bookkeeping", "hand-over"))
+        stage = _largest(share, ("env step", "bookkeeping", "hand-over"))
     else:
         stage = _largest(share, SAMPLER)
     return stage, f"{stage} takes {share[stage]:.0%} of the actors' time"
@@ -186,48 +186,49 @@ def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
     return max((name for name in names if name in figures), key=lambda name: figures[name])
 
 
-def _flags(stage: str, idle_cores: float, setting: BenchmarkContext) -> tuple[str, ...]:
-    """What to try against a stage, best first; none where only a faster simulator would help."""
-    spare = idle_cores > IDLE_CORES * setting.cores
-    cpu = setting.device == "cpu"
-    more_envs = f"--num-envs-per-worker {2 * setting.num_envs_per_worker}"
-    workers = setting.num_workers + max(1, int(idle_cores))
-    more_workers = f"--num-ranks {workers}" if setting.ranks else f"--num-workers {workers}"
-    more_rows = more_envs if setting.ranks else f"--batch-size {2 * setting.batch_size}"
-    bf16 = setting.images and setting.precision == "fp32"
-    half_epochs = f"--num-epochs {setting.num_epochs // 2}"
-    minibatch = 2 * (setting.minibatch_size or setting.batch_size)
-    larger = setting.batch_size % minibatch == 0
-    inline = setting.inference == "inline"
-    to_inline = cpu and not setting.ranks
+def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[str, ...]:
+    """Return the flags to try against a bottleneck, best first; empty if only more cores or a
+    faster simulator would help."""
+    spare = idle_cores > IDLE_CORES * context.cores
+    cpu = context.device == "cpu"
+    more_envs = f"--num-envs-per-worker {2 * context.num_envs_per_worker}"
+    workers = context.num_workers + max(1, int(idle_cores))
+    more_workers = f"--num-ranks {workers}" if context.ranks else f"--num-workers {workers}"
+    more_rows = more_envs if context.ranks else f"--batch-size {2 * context.batch_size}"
+    bf16 = context.images and context.precision == "fp32"
+    half_epochs = f"--num-epochs {context.num_epochs // 2}"
+    minibatch = 2 * (context.minibatch_size or context.batch_size)
+    larger = context.batch_size % minibatch == 0
+    inline = context.inference == "inline"
+    to_inline = cpu and not context.ranks
     rules = {
-        "emulate": [(spare, more_workers)],
+        "env step": [(spare, more_workers)],
         "gather": [(to_inline, "--inference inline"), (True, more_envs)],
         "forward": [
             (bf16, "--precision bf16"),
-            (not inline and not cpu, f"--num-policy-workers {setting.num_policy_workers + 1}"),
+            (not inline and not cpu, f"--num-policy-workers {context.num_policy_workers + 1}"),
             (not inline and cpu, "--inference inline"),
             (inline and spare, more_workers),
             (True, more_envs),
         ],
-        "bookkeeping": [(True, more_envs), (inline and setting.num_splits > 1, "--num-splits 1")],
+        "bookkeeping": [(True, more_envs), (inline and context.num_splits > 1, "--num-splits 1")],
         "hand-over": [
-            (setting.waits_for_more, f"--sync-fraction {setting.sync_fraction / 2:g}"),
-            (setting.num_splits == 1 and not setting.ranks, "--num-splits 2"),
+            (context.waits_for_more, f"--sync-fraction {context.sync_fraction / 2:g}"),
+            (context.num_splits == 1 and not context.ranks, "--num-splits 2"),
             (to_inline, "--inference inline"),
             (True, more_envs),
         ],
         "batch": [(True, more_envs)],
         "learn": [
-            (setting.num_epochs > 1, half_epochs),
+            (context.num_epochs > 1, half_epochs),
             (larger, f"--minibatch-size {minibatch}"),
-            (cpu and spare, f"--learner-threads {setting.learner_threads + 1}"),
+            (cpu and spare, f"--learner-threads {context.learner_threads + 1}"),
             (bf16, "--precision bf16"),
             (True, more_rows),
         ],
         "publish": [(True, more_rows)],
     }
     flags = [flag for applies, flag in rules[stage] if applies]
-    if setting.synchronous and not setting.sampler_only and not setting.ranks:
+    if context.synchronous and not context.sampler_only and not context.ranks:
         flags.append("--async-rl")
     return tuple(flags)

@@ -1,4 +1,4 @@
-"""One measurement: what all workers counted, used and waited with between two moments."""
+"""One measurement: counters, processor time and queues of all workers between two moments."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.graph import COUNTERS, Graph
 
 TICK = 0.1
-"""Seconds between two looks at the queues."""
+"""Seconds between two samples of the queues."""
 ANSWER_TIMEOUT = 60.0
+"""Seconds within which a learner must return its metrics."""
 SHORT_TICK = 0.01
-"""The same, while a measurement waits for the end of a batch to begin or end at."""
+"""Seconds between two checks for the end of a batch, at which a measurement begins or ends."""
 LEARNERS_METRICS = (
     *("policy_lag_mean", "policy_lag_max", "policy_lag_batches_mean", "policy_lag_batches_max"),
     *("valid_steps", "stale_steps"),
 )
+"""The learners' metrics that a measurement reads."""
 BATCH_LIMIT = 120.0
-"""Seconds after which it begins or ends all the same."""
+"""Seconds after which the measurement does not wait for the end of a batch any longer."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """``counted``: counter name -> [workers]; ``free`` and ``ready``: mean shares of the slots;
-    ``busy``: processor seconds per second of each process; ``idle_cores``: of the cores that we may
-    use, how many were idle; ``lag``: policy lag, mean and max, in versions and in updates of a
-    batch, if there was a learner; ``stale``: the share of rows that were too old to learn from."""
+    """The result of a measurement of ``seconds``.
+
+    ``counted``: counter name -> [workers]; ``free`` and ``ready``: mean fractions of the slots;
+    ``busy``: processor seconds per second of each process; ``idle_cores``: mean number of idle
+    cores among those that the run may use; ``lag``: mean and maximum of the policy lag, in versions
+    and in updates of a batch, None without a learner; ``stale``: fraction of the rows that were too
+    old to learn from."""
 
     seconds: float
     counted: dict[str, npt.NDArray[np.float64]]
@@ -46,11 +51,11 @@ class Window:
     stale: float = 0.0
 
     def rate(self, name: str) -> float:
-        """Per second, over all workers."""
+        """Return a counter's increase per second, over all workers."""
         return float(self.counted[name].sum()) / self.seconds
 
     def per_step(self, name: str) -> float:
-        """Microseconds per env step, of a counter of seconds."""
+        """Return a counter of seconds as microseconds per env step."""
         steps = max(1.0, float(self.counted["env_steps"].sum()))
         return float(self.counted[name].sum()) / steps * 1e6
 
@@ -59,36 +64,36 @@ def measure(
     graph: Graph,
     runner: Runner,
     seconds: float,
-    go_on: Callable[[], None],
+    check: Callable[[], None],
     *,
     whole_batches: bool = False,
 ) -> Window:
-    """Watch the running ``graph`` for so many seconds; ``go_on`` is called at every look and may
-    raise. Raises what the runner raises when a worker dies.
+    """Measure the running ``graph`` for ``seconds``. ``check`` is called at every sample and may
+    raise. Raises WorkerDied if a worker dies.
 
-    ``whole_batches``: begin when a batch has been learned from and go on until the next one that
-    ends after ``seconds``. Where sampling and learning take turns, any other span would have too
-    much of one of them.
+    ``whole_batches``: begin at the end of a batch and continue until the first end of a batch after
+    ``seconds``. If sampling and learning take turns, any other span would hold too much of one of
+    them.
     """
     if whole_batches:
-        _until_a_batch_ends(graph, runner, go_on)
-    _learners_metrics(graph, runner)  # their means start anew
+        _wait_for_batch_end(graph, runner, check)
+    _take_metrics(graph, runner)  # their means start anew
     processes = {"driver": psutil.Process(os.getpid())}
     processes |= {name: psutil.Process(pid) for name, pid in runner.pids().items()}
     before, used = _counted(graph), {name: _cpu_s(p) for name, p in processes.items()}
     idle = idle_s()
-    begun, looked, fills = monotonic(), 0.0, []
+    begun, sampled_at, fills = monotonic(), 0.0, []
     while monotonic() < begun + seconds:
         runner.poll(min(TICK, max(0.0, begun + seconds - monotonic())))
-        if monotonic() >= looked + TICK:
-            looked = monotonic()
+        if monotonic() >= sampled_at + TICK:
+            sampled_at = monotonic()
             fills.append(mean_fill(graph))
-            go_on()
+            check()
     if whole_batches:
-        _until_a_batch_ends(graph, runner, go_on)
+        _wait_for_batch_end(graph, runner, check)
     after, elapsed = _counted(graph), monotonic() - begun
     busy = {name: (_cpu_s(p) - used[name]) / elapsed for name, p in processes.items()}
-    learned = _learners_metrics(graph, runner)
+    learned = _take_metrics(graph, runner)
     free, ready = np.mean(fills, axis=0) if fills else mean_fill(graph)
     return Window(
         seconds=elapsed,
@@ -107,51 +112,51 @@ def measure(
     )
 
 
-def _until_a_batch_ends(graph: Graph, runner: Runner, go_on: Callable[[], None]) -> None:
+def _wait_for_batch_end(graph: Graph, runner: Runner, check: Callable[[], None]) -> None:
     trained, give_up_at = graph.counters.total("trained_steps"), monotonic() + BATCH_LIMIT
     while graph.counters.total("trained_steps") == trained and monotonic() < give_up_at:
         runner.poll(SHORT_TICK)
-        go_on()
+        check()
 
 
-def _learners_metrics(graph: Graph, runner: Runner) -> dict[str, float]:
-    """Return the lag and the counts of rows since the last call, of all policy groups together:
+def _take_metrics(graph: Graph, runner: Runner) -> dict[str, float]:
+    """Return the policy lag and the counts of rows since the last call, over all policy groups:
     sums of counts, means of means, the largest of the maxima."""
-    found = [runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT) for group in graph.groups]
+    answers = [runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT) for group in graph.groups]
     metrics = {}
     for name in LEARNERS_METRICS:
-        values = [each[name] for each in found if name in each]
+        values = [answer[name] for answer in answers if name in answer]
         if values:
-            metrics[name] = float(_together(name)(values))
+            metrics[name] = float(_combination(name)(values))
     return metrics
 
 
-def _together(name: str) -> Callable[[list[float]], Any]:
-    """Return the function that makes one value of all policy groups' values of a metric."""
+def _combination(name: str) -> Callable[[list[float]], Any]:
+    """Return the function that combines the values of a metric of all policy groups."""
     if name.endswith("_mean"):
         return np.mean
     return np.max if name.endswith("_max") else np.sum
 
 
 def mean_fill(graph: Graph) -> tuple[float, float]:
-    """Return the mean shares of free and of ready slots of all groups; 0 without any."""
+    """Return the mean fractions of free and of ready slots over all groups; 0 without groups."""
     fills = [group.exchange.fill() for group in graph.groups] or [(0.0, 0.0)]
     free, ready = np.mean(fills, axis=0)
     return float(free), float(ready)
 
 
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
-    # A heartbeat is a time, and infinite where nobody is to wait for one.
+    # A heartbeat is a time, and infinite for a worker without a step timeout.
     return {name: graph.counters.column(name) for name in COUNTERS if name != "heartbeat"}
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Processor seconds that all threads of a process have used."""
+    """Return the processor seconds that all threads of a process have used."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def idle_s() -> float:
-    """Seconds for which the cores that we may use were idle, together."""
+    """Return the seconds that the available cores were idle since boot, summed over the cores."""
     cores = psutil.cpu_times(percpu=True)
     return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))

@@ -30,7 +30,7 @@ examples:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line ``argv`` (that of this process if None). Returns the exit code: 0 done,
+    """Run the command line ``argv`` (None: that of this process). Return the exit code: 0 done,
     1 failed, 2 bad command line or config, 130 interrupted."""
     args = sys.argv[1:] if argv is None else argv
     try:
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 2
-    except SystemExit as end:  # tyro's way to end after --help or a bad flag
+    except SystemExit as end:  # raised by tyro after --help or a bad flag
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         return 130
@@ -58,7 +58,8 @@ def _run(args: list[str]) -> int:
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:
-    """What a verb runs. Raises ConfigError, with the nearest verb, if there is none."""
+    """Return the function that runs a verb. Raises ConfigError, which names the nearest verb, for
+    an unknown one."""
     if name not in VERBS:
         near = nearest(name, VERBS, 1)
         hint = (

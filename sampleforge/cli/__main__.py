@@ -1,4 +1,4 @@
-"""`python -m sampleforge.cli` is the `sampleforge` command."""
+"""The `sampleforge` command as a module: `python -m sampleforge.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`sampleforge describe ALGO [flags]`: the wiring of a run, without training."""
+"""The command `sampleforge describe ALGO [flags]`: print the wiring of a run without training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Print the workers, channels and sizes that a run with these flags would have, wi
 
 
 def run(args: Sequence[str]) -> int:
-    """Print the plan, its reasons and the wiring. Raises ConfigError for what cannot run."""
+    """Print the plan, its reasons and the wiring. Raises ConfigError for a config that cannot
+    run."""
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if args else 2

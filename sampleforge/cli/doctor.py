@@ -1,4 +1,4 @@
-"""`sampleforge doctor`: what this machine and this installation have and lack."""
+"""The command `sampleforge doctor`: check the machine and the installation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """``state``: "ok"; "lacks" for what only some runs need; "bad" for what none can do without."""
+    """The result of one check. ``state``: "ok"; "lacks": only some runs need it; "bad": every run
+    needs it."""
 
     state: Literal["ok", "lacks", "bad"]
     name: str
@@ -36,11 +37,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorFlags:
-    """No flags."""
+    """The command has no flags."""
 
 
 def run(args: Sequence[str]) -> int:
-    """Print the findings. Returns 1 if one of them keeps every run from working."""
+    """Print the findings. Return 1 if one of them prevents every run, else 0."""
     parse(DoctorFlags, args, "sampleforge doctor", "Check this machine and installation.")
     failed = False
     for finding in findings():
@@ -50,7 +51,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """All checks, those first that take no time."""
+    """Yield the results of all checks, the fast ones first."""
     commit = git_commit()
     yield Finding("ok", "SampleForge", __version__ + (f", commit {commit}" if commit else ""))
     yield _python()
@@ -59,7 +60,7 @@ def findings() -> Iterator[Finding]:
     yield _cores()
     yield _shared_memory()
     if any(finding.state == "bad" for finding in packages):
-        return  # what follows needs them
+        return  # the following checks need these packages
     yield _memory()
     yield from _families()
     yield _compiler()
@@ -84,7 +85,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -92,7 +93,7 @@ def _usable_cores() -> int:
 
 def _cores() -> Finding:
     count, usable = os.cpu_count() or 1, _usable_cores()
-    note = "" if usable == count else " (the others are not this process's: affinity or container)"
+    note = "" if usable == count else " (limited by the affinity or the container)"
     quota = cgroup_cpu_quota()
     if quota is not None:
         note += f"; this container's CPU quota is worth {quota:g}"
@@ -144,7 +145,7 @@ def _families() -> Iterator[Finding]:
 
 
 def _optional(name: str, module: str, extra: str | None) -> Finding:
-    """A library that only some runs need."""
+    """Check a library that only some runs need."""
     if importlib.util.find_spec(module) is None:
         return Finding("lacks", name, f'{module} is missing: pip install "sampleforge[{extra}]"')
     version = installed_version(module)
@@ -161,6 +162,6 @@ def _torch() -> Iterator[Finding]:
         built = torch.version.cuda is not None
         why = "no usable GPU or driver" if built else "this build of torch has no CUDA"
         yield Finding("ok", "CUDA", f"{why}; training runs on the CPU")
-    found = bf16_instructions()
-    text = f"CPU has {', '.join(found)}" if found else "not seen on this CPU; fp32 is faster"
+    names = bf16_instructions()
+    text = f"CPU has {', '.join(names)}" if names else "no instructions on this CPU; fp32 is faster"
     yield Finding("ok", "bf16", text)

@@ -1,4 +1,4 @@
-"""`sampleforge envs [PART]`: the environments that --env knows by name."""
+"""The command `sampleforge envs [PART ...]`: list the ids that --env accepts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class EnvFlags:
     parts: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PART ...]")
     ] = ()
-    """List only ids with one of these in them, in any case."""
+    """List only ids that contain one of these, upper or lower case."""
 
 
 def run(args: Sequence[str]) -> int:
-    """List the ids by family. Raises ConfigError if none fits."""
+    """Print the ids by family. Raises ConfigError if no id contains any of the parts."""
     text = "List the environments, by the family of their simulator."
     flags = parse(EnvFlags, args, "sampleforge envs", text)
     from sampleforge.env.registry import families, known_ids, load_plugins
@@ -52,15 +52,15 @@ def run(args: Sequence[str]) -> int:
 
 
 def _title(family: Family) -> str:
-    """A family's name, and how to install its simulator where it is missing."""
+    """Return a family's name, and the command that installs its simulator if it is missing."""
     if family.installed:
         return family.name
     return f'{family.name} (not installed: pip install "sampleforge[{family.extra}]")'
 
 
 def _others(families: Sequence[Family]) -> list[str]:
-    """Ids that are registered with gymnasium and of no family. ALE's ids of old protocols, a
-    thousand, are left out of the list (they work)."""
+    """Return the ids that are registered with gymnasium and belong to no family. About a thousand
+    ids of ALE's old protocols are left out, although they work."""
     import gymnasium as gym
 
     return sorted(
@@ -76,7 +76,7 @@ def _matching(ids: Sequence[str], parts: Sequence[str]) -> list[str]:
 
 
 def _columns(ids: Sequence[str]) -> str:
-    """Ids in indented lines of up to 100 columns, none broken at its dashes."""
+    """Return the ids as indented lines of up to 100 columns, without breaks at hyphens."""
     text = " ".join(ids) or "-"
     indent = "    "
     return textwrap.fill(

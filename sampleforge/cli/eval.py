@@ -1,4 +1,4 @@
-"""`sampleforge eval RUN_DIR`: play episodes with a trained policy."""
+"""The command `sampleforge eval RUN_DIR`: play episodes with a trained policy."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class EvalFlags(Checked):
     """Repeat the run's package.module:EncoderClass, instead of --trust."""
 
     @property
-    def said(self) -> Trust:
-        """What the flags say of the folder's values that name code."""
+    def trusted(self) -> Trust:
+        """The trust that the flags express in values of the run folder that name code."""
         given = {
             "env": self.env,
             "env_kwargs": self.env_kwargs or None,
@@ -59,7 +59,7 @@ class EvalFlags(Checked):
 
 
 def run(args: Sequence[str]) -> int:
-    """Evaluate; the last line printed is one JSON object. Raises ConfigError."""
+    """Evaluate, and print the result as one JSON object in the last line. Raises ConfigError."""
     text = "Play episodes with a trained policy and print their returns as one line of JSON."
     flags = parse(EvalFlags, args, "sampleforge eval", text)
     check_range(flags, "episodes max_episode_steps", low=1)
@@ -77,7 +77,7 @@ def run(args: Sequence[str]) -> int:
                 stochastic=flags.stochastic,
                 seed=flags.seed,
                 which=flags.checkpoint,
-                trust=flags.said,
+                trust=flags.trusted,
                 display=display,
             )
     except CheckpointError as error:

@@ -1,8 +1,9 @@
-"""Command-line flags from dataclasses, through tyro.
+"""Command-line flags from dataclasses, parsed by tyro.
 
-A config is flat, but its help shows the parts that it is made of: each part becomes a group of
-flags without a prefix, and a nested dataclass (``model``) a group with one. tyro only parses; the
-config itself is made from what it finds, so that the checks see flags and files together.
+A config is flat, but its help shows the parts that it consists of: each part becomes a group of
+flags without a prefix, and a nested dataclass (``model``) becomes a group with a prefix. tyro
+parses into classes without checks; the config is made from the result together with preset and
+file, so that its checks see all values.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _MARKERS = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 
 
 def parse(cls: type[C], args: Sequence[str], prog: str, description: str) -> C:
-    """The flags ``cls``, a dataclass, from a command line.
+    """Return the flags ``cls``, a dataclass, parsed from a command line.
 
-    Exits (SystemExit) with 0 after --help, with 2 and the nearest flag after one that is not known.
+    Raises SystemExit with 0 after --help, and with 2 for an unknown flag, after printing the
+    nearest one.
     """
     return tyro.cli(cls, args=list(args), prog=prog, description=description, config=_MARKERS)
 
@@ -53,12 +55,12 @@ OTHER_NAMES = {
     "workers": "num-workers",
     "env-id": "env",
 }
-"""Names of flags in other libraries -> ours."""
+"""Name of a flag in other libraries -> name of the same flag here."""
 
 
 def check_known(cls: type[Any], args: Sequence[str]) -> None:
-    """Raise ConfigError for a flag that other libraries have under another name than ``cls``. Other
-    unknown flags are refused by `parse`."""
+    """Raise ConfigError for a flag whose name is that of another library, with the name it has in
+    ``cls``. Other unknown flags are refused by `parse`."""
     names = {field.name.replace("_", "-") for field in dataclasses.fields(cls)}
     for arg in args:
         name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
@@ -68,11 +70,12 @@ def check_known(cls: type[Any], args: Sequence[str]) -> None:
 
 
 def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
-    """Return ``args`` as the parser of ``cls`` takes them: with a value after each flag of a field
-    that is yes, no or left open (``bool | None``), so that these are typed as all other switches:
-    --async-rl, --no-async-rl; and with whole numbers in digits, which may be typed as 1e6."""
-    switches, numbers = _open_switches(cls), _whole_numbers(cls)
-    found: list[str] = []
+    """Return ``args`` in the form that the parser of ``cls`` takes.
+
+    The flags of a ``bool | None`` field get a value, so that they are typed like all other switches
+    (--async-rl, --no-async-rl). Whole numbers, which may be typed as 1e6, are written in digits."""
+    switches, numbers = _optional_switches(cls), _whole_numbers(cls)
+    words: list[str] = []
     is_number = False
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         flag, value = switches.get(arg.replace("_", "-"), (arg, None))
@@ -83,47 +86,48 @@ def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
         elif equals and name.replace("_", "-") in numbers:
             arg = f"{name}={_digits(given)}"
         is_number = arg.replace("_", "-") in numbers
-        found += [arg] if value is None or has_value else [flag, value]
-    return found
+        words += [arg] if value is None or has_value else [flag, value]
+    return words
 
 
 def _digits(text: str) -> str:
-    """A whole number in digits; any other text as it is."""
+    """Return a whole number written in digits, and any other text unchanged."""
     number = whole_number(text)
     return text if number is None else str(number)
 
 
 def _whole_numbers(cls: type[Any], prefix: str = "") -> set[str]:
-    """The flags of ``cls`` whose value is a whole number."""
-    found: set[str] = set()
+    """Return the flags of ``cls`` whose value is a whole number."""
+    flags: set[str] = set()
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            found |= _whole_numbers(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+            flags |= _whole_numbers(typing.cast("type[Any]", hint), f"{prefix}{name}.")
         elif hint is int or set(typing.get_args(hint)) == {int, type(None)}:
-            found.add(f"--{prefix}{name.replace('_', '-')}")
-    return found
+            flags.add(f"--{prefix}{name.replace('_', '-')}")
+    return flags
 
 
-def _open_switches(cls: type[Any], prefix: str = "") -> dict[str, tuple[str, str]]:
-    """What each switch of a ``bool | None`` field of ``cls`` stands for: flag and value."""
-    found: dict[str, tuple[str, str]] = {}
+def _optional_switches(cls: type[Any], prefix: str = "") -> dict[str, tuple[str, str]]:
+    """Return the switches of the ``bool | None`` fields of ``cls``, each with the flag and the
+    value that it stands for."""
+    switches: dict[str, tuple[str, str]] = {}
     for name, hint in typing.get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            found |= _open_switches(typing.cast("type[Any]", hint), f"{prefix}{name}.")
-        elif _is_open_switch(hint):
+            switches |= _optional_switches(typing.cast("type[Any]", hint), f"{prefix}{name}.")
+        elif _is_optional_switch(hint):
             flag = f"--{prefix}{name.replace('_', '-')}"
             off = f"--{prefix}no-{name.replace('_', '-')}"  # as tyro spells it for other switches
-            found |= {flag: (flag, "True"), off: (flag, "False")}
-    return found
+            switches |= {flag: (flag, "True"), off: (flag, "False")}
+    return switches
 
 
-def _is_open_switch(hint: Any) -> bool:
+def _is_optional_switch(hint: Any) -> bool:
     return set(typing.get_args(hint)) == {bool, type(None)}
 
 
 def unchecked(cls: type[Any]) -> type[Any]:
-    """A dataclass with the fields of ``cls`` and none of its checks, for values that are not the
-    whole config yet."""
+    """Return a dataclass with the fields of ``cls`` and without its checks, for values that are not
+    the complete config yet."""
     hints = typing.get_type_hints(cls)
     fields: list[Field] = []
     for field in dataclasses.fields(cls):
@@ -136,12 +140,12 @@ def unchecked(cls: type[Any]) -> type[Any]:
 
 
 def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[Any]:
-    """The flags of a config class: ``first``, then a group per part. ``defaults`` has the fields of
-    ``cls``."""
+    """Return the flags of a config class: ``first``, then a group per part. ``defaults`` has the
+    fields of ``cls``."""
     groups, parts = list(first), _parts(cls)
     covered = {name for part in parts for name in inspect.get_annotations(part)} | {*_nested(cls)}
-    lost = {field.name for field in dataclasses.fields(cls)} - covered
-    assert not lost, f"{cls.__name__} has fields in no part, which no flag would set: {lost}"
+    missing = {field.name for field in dataclasses.fields(cls)} - covered
+    assert not missing, f"{cls.__name__} has fields in no part, which no flag would set: {missing}"
     for part in parts:
         group = _group(part, defaults)
         without_prefix = Annotated[(group, tyro.conf.OmitArgPrefixes)]  # type: ignore[valid-type]
@@ -153,7 +157,7 @@ def config_flags(cls: type[Any], defaults: Any, first: Sequence[Field]) -> type[
 
 
 def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
-    """The fields of ``cls``, nested, from parsed flags of `config_flags`."""
+    """Return the fields of ``cls``, nested, from parsed flags of `config_flags`."""
     values: dict[str, Any] = {}
     for part in _parts(cls):
         values |= to_plain(getattr(flags, _title(part)))
@@ -161,28 +165,30 @@ def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
 
 
 def _parts(cls: type[Any]) -> list[type[Any]]:
-    """The dataclasses that ``cls`` inherits its fields from, in the order of its fields."""
+    """Return the dataclasses that ``cls`` inherits its fields from, in the order of its fields."""
     bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
     return bases[::-1]
 
 
 def _nested(cls: type[Any]) -> dict[str, type[Any]]:
-    """The fields of ``cls`` that are dataclasses themselves."""
-    found: dict[str, type[Any]] = {}
+    """Return the fields of ``cls`` that are dataclasses, by name."""
+    nested: dict[str, type[Any]] = {}
     for name, hint in typing.get_type_hints(cls).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            found[name] = hint
-    return found
+            nested[name] = hint
+    return nested
 
 
 def _title(part: type[Any]) -> str:
-    """Name of the group: the last word of the class's, as in AppoLossConfig."""
+    """Return the name of a part's group: the last word of the class's name (AppoLossConfig:
+    loss)."""
     words: list[str] = re.findall("[A-Z][a-z]+", part.__name__.removesuffix("Config"))
     return words[-1].lower()
 
 
 def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
-    """The flags of one part: its own fields, their docstrings as help. ``prefix``: of the flags."""
+    """Return the flags of one part: its own fields, with their docstrings as help. ``prefix``: the
+    beginning of the flags' names."""
     hints, docs = typing.get_type_hints(part), _docs(part)
     fields: list[Field] = []
     for name in inspect.get_annotations(part):
@@ -191,8 +197,8 @@ def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
         default = getattr(defaults, name)
         shown = _shown(docs.get(name, ""), default)
         marks: list[Any] = [tyro.conf.arg(metavar=_metavar(hints[name]), **shown)]
-        if _is_open_switch(hints[name]):
-            # Both flags take the value that `with_values` gives to them; help shows an alias first.
+        if _is_optional_switch(hints[name]):
+            # `with_values` gives both flags their value; the help shows an alias first.
             on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
             marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
         if typing.get_origin(hints[name]) is dict:
@@ -203,7 +209,8 @@ def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
 
 
 def _shown(text: str, default: Any) -> dict[str, Any]:
-    """The help of a flag: its text and, unless the text says it or there is none, its default."""
+    """Return the help of a flag as arguments of `tyro.conf.arg`: its text, and its default unless
+    the text has it or there is none."""
     if default in (None, "", {}) or ("(default:" in text and default is None):
         return {"help": text, "help_behavior_hint": ""}
     if isinstance(default, bool):
@@ -212,7 +219,7 @@ def _shown(text: str, default: Any) -> dict[str, Any]:
 
 
 def _metavar(hint: Any) -> str | None:
-    """What stands for the value of a flag that may be left open, None for the parser's own."""
+    """Return the placeholder for the value of an optional flag; None for tyro's own placeholder."""
     options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if type(None) not in typing.get_args(hint) or len(options) != 1:
         return None
@@ -222,7 +229,7 @@ def _metavar(hint: Any) -> str | None:
 
 
 def _docs(cls: type[Any]) -> dict[str, str]:
-    """The docstrings under the fields of a class, each as one line."""
+    """Return the docstrings under the fields of a class, each as one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     found = {}
@@ -240,5 +247,5 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _field(default: Any) -> Any:
-    """A dataclass field with that default, which may be mutable."""
+    """Return a dataclass field with this default, which may be mutable."""
     return dataclasses.field(default_factory=lambda: default)

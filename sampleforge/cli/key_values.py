@@ -13,8 +13,9 @@ Scalar = str | int | float | bool
 
 
 def key_values(words: Sequence[str]) -> dict[str, Scalar]:
-    """``a=1 b=true``, or ``a 1 b true``, as a dict. Raises ValueError for a key without a value."""
-    found: dict[str, Scalar] = {}
+    """Return ``a=1 b=true``, or ``a 1 b true``, as a dict. Raises ValueError for a key without a
+    value."""
+    values: dict[str, Scalar] = {}
     left = list(words)
     while left:
         key, equals, value = left.pop(0).partition("=")
@@ -22,13 +23,13 @@ def key_values(words: Sequence[str]) -> dict[str, Scalar]:
             if not left:
                 raise ValueError(f"{key!r} has no value; write {key}=VALUE")
             value = left.pop(0)
-        found[key] = scalar(value)
-    return found
+        values[key] = scalar(value)
+    return values
 
 
 def scalar(word: str) -> Scalar:
-    """A number or a truth value as YAML writes them (and 1e-4, which YAML does not know); anything
-    else is a string."""
+    """Return the number or the truth value that a word is in YAML (or 1e-4, which YAML reads as a
+    string); otherwise the word itself."""
     with contextlib.suppress(yaml.YAMLError):
         value = yaml.safe_load(word)
         if isinstance(value, bool | int | float):

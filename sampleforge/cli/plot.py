@@ -1,4 +1,4 @@
-"""`sampleforge plot RUN...`: the learning curves of runs as one figure."""
+"""The command `sampleforge plot RUN_DIR ...`: draw the learning curves of runs as one figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PlotFlags:
     runs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR ...")
     ] = ()
-    """Folders of runs; all are drawn into the same axes."""
+    """Run folders; all runs are drawn into the same axes."""
     out: str = "runs.png"
     """File to write: .png, .pdf or .svg."""
 
@@ -31,7 +31,7 @@ def run(args: Sequence[str]) -> int:
     flags = parse(PlotFlags, args, "sampleforge plot", text)
     out = Path(flags.out)
     if not flags.runs:
-        raise ConfigError("There is no run to draw; give a folder, as in sampleforge plot runs/a")
+        raise ConfigError("There is no run to draw; give a run folder: sampleforge plot runs/a")
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {flags.out}: must end in one of {', '.join(FORMATS)}")
     if not out.parent.is_dir():

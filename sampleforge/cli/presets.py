@@ -1,4 +1,4 @@
-"""`sampleforge presets [NAME]`: list the presets, or print one."""
+"""The command `sampleforge presets [NAME ...]`: list the presets, or print some."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class PresetFlags:
 
 
 def run(args: Sequence[str]) -> int:
-    """List or print. Raises ConfigError for an unknown name."""
+    """List the presets or print those that are named. Raises ConfigError for an unknown name."""
     text = "List the presets, or print some: sampleforge train ALGO --preset NAME uses one."
     flags = parse(PresetFlags, args, "sampleforge presets", text)
-    there_are = {
+    presets = {
         (algo, name): preset_file(algo, name) for algo in ALGOS for name in preset_names(algo)
     }
     if not flags.names:
-        width = max((len(name) for _, name in there_are), default=0)
-        for (algo, name), path in there_are.items():
+        width = max((len(name) for _, name in presets), default=0)
+        for (algo, name), path in presets.items():
             print(f"{algo:<6} {name:<{width}}  {description(path)}")
     for wanted in flags.names:
-        found = [path for (_, name), path in there_are.items() if name == wanted]
-        if not found:
-            near = nearest(wanted, [name for _, name in there_are])
+        paths = [path for (_, name), path in presets.items() if name == wanted]
+        if not paths:
+            near = nearest(wanted, [name for _, name in presets])
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(f"Unknown preset {wanted}.{hint} `sampleforge presets` lists them")
-        for path in found:
+        for path in paths:
             print(path.read_text(encoding="utf-8"), end="")
     return 0

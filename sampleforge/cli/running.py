@@ -1,4 +1,4 @@
-"""The shell around a session: signals, the screen, the exit code."""
+"""The command around a session: signals, the screen and the exit code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from sampleforge.topologies.config import AnyConfig
 
 
 def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
-    """Train, or measure with --benchmark, and return the command's exit code. Raises ConfigError.
+    """Train, or measure with --benchmark; return the exit code of the command. Raises ConfigError.
 
-    Ctrl-C, SIGTERM and SIGHUP end the session in order, with a checkpoint; a second one at once.
+    The first Ctrl-C, SIGTERM or SIGHUP ends the session in order, with a checkpoint; a second one
+    ends it at once.
     """
     screen = Screen()
     session = Session(config, [screen], deployment=deployment)
@@ -36,7 +37,7 @@ def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
 
 
 def work(session: Session) -> None:
-    """Do what the config of an open session asks for, from its start to its end."""
+    """Run an open session from its start to its end: train, or measure with --benchmark."""
     if session.config.benchmark:
         from sampleforge.benchmark import run_benchmark
 

@@ -14,8 +14,8 @@ from sampleforge.session.session import Session
 
 
 class Screen(Callback):
-    """Shows a live panel on a terminal, one line per report elsewhere; with --quiet only alerts and
-    results. The traceback of what ends a run is shown by the command, last of all."""
+    """Shows a live panel on a terminal and one line per report elsewhere; with --quiet only alerts
+    and results. The command itself prints the traceback of an error that ends a run."""
 
     def __init__(self) -> None:
         self._display: QuietDisplay | None = None
@@ -47,7 +47,7 @@ class Screen(Callback):
         self.close()
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Restore the terminal."""
         if self._display is not None:
             self._display.close()
 

@@ -1,4 +1,7 @@
-"""`sampleforge train ALGO`: a config from a preset, a file and flags, each over the one before."""
+"""The command `sampleforge train ALGO`: make a config from preset, file and flags, and train.
+
+Flags override the file, and the file overrides the preset.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from sampleforge.topologies.config import ALGOS
 
 
 def run(args: Sequence[str]) -> int:
-    """Train. Returns the exit code; raises ConfigError."""
+    """Train; return the exit code. Raises ConfigError."""
     if not args or args[0] in ("-h", "--help"):
         print(_usage())
         return 0 if args else 2
     config = parse_config(args[0], args[1:])
-    # Others than torchrun set such variables too, for programs of which ddppo alone is one.
-    concerned = config.algo == "ddppo" or "TORCHELASTIC_RUN_ID" in os.environ
-    world = World.of_environment() if concerned else None
+    # Other launchers set RANK and WORLD_SIZE too, which only ddppo reads.
+    reads_world = config.algo == "ddppo" or "TORCHELASTIC_RUN_ID" in os.environ
+    world = World.of_environment() if reads_world else None
     if world is not None and (world.size > 1 or config.algo == "ddppo"):
         from sampleforge.cli.running import run as run_session
         from sampleforge.torchrun import run_rank
@@ -47,8 +50,8 @@ def run(args: Sequence[str]) -> int:
 
 
 def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
-    """Return the config of a command line of ``verb``. Raises ConfigError; exits as `flags.parse`
-    does."""
+    """Return the config of a command line of ``verb``. Raises ConfigError, and SystemExit like
+    `flags.parse`."""
     cls = config_class(algo)
     flags.check_known(cls, args)
     args = flags.with_values(cls, args)
@@ -68,25 +71,27 @@ def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
 
 
 def config_class(algo: str) -> type[Any]:
-    """The config class of an algorithm's name. Raises ConfigError for one that there is not."""
+    """Return the config class of an algorithm. Raises ConfigError for an unknown name."""
     if algo in ALGOS:
         return ALGOS[algo]
-    there_is = f"There are {', '.join(ALGOS)}."
+    known = f"There are {', '.join(ALGOS)}."
     if algo.startswith("-"):
         raise ConfigError(
-            f"The algorithm comes before the flags, as in `sampleforge train appo {algo} ...`. "
-            f"{there_is}"
+            "The algorithm comes before the flags, as in "
+            f"`sampleforge train appo {algo} ...`. {known}"
         )
     near = nearest(algo, ALGOS)
-    hint = f"Did you mean {near[0]}?" if near else there_is
+    hint = f"Did you mean {near[0]}?" if near else known
     raise ConfigError(f"Unknown algorithm {algo}. {hint}")
 
 
 def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str], verb: str) -> Any:
     presets = ", ".join(preset_names(algo))
     first = [
-        _file_flag("preset", f"Start from these settings; one of: {presets}."),
-        _file_flag("config", "YAML file of settings: over those of the preset, under flags."),
+        _file_flag("preset", f"Start from the settings of a preset; one of: {presets}."),
+        _file_flag(
+            "config", "YAML file of settings; it overrides the preset, and flags override it."
+        ),
     ]
     description = (
         f"{cls.__doc__}\n\nFor example: sampleforge train {algo} --env CartPole-v1 "
@@ -107,8 +112,8 @@ def _file_flag(name: str, text: str) -> flags.Field:
 
 
 def _layers(algo: str, values: type[Any], preset: str | None, file: str | None) -> dict[str, Any]:
-    """The fields that the preset sets, and over them those of the file. Each is checked under its
-    own name, so that an error says where it is."""
+    """Return the fields that the preset sets, overridden by those of the file. Each source is
+    checked under its own name, so that an error names it."""
     merged: dict[str, Any] = {}
     sources = {f"preset {preset}": preset_values(algo, preset)} if preset else {}
     sources |= {file: config_values(Path(file), algo)} if file else {}
@@ -119,13 +124,13 @@ def _layers(algo: str, values: type[Any], preset: str | None, file: str | None) 
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``. Groups of fields (model) are merged; all else is replaced."""
-    found = dict(below)
+    """Return ``below`` overridden by ``above``. Groups of fields (model) are merged."""
+    merged = dict(below)
     for raw_key, value in above.items():
         key = raw_key.replace("-", "_")
-        group = key == "model" and isinstance(found.get(key), Mapping)
-        found[key] = _over(found[key], value) if group else value
-    return found
+        group = key == "model" and isinstance(merged.get(key), Mapping)
+        merged[key] = _over(merged[key], value) if group else value
+    return merged
 
 
 def _usage() -> str:

@@ -1,4 +1,4 @@
-"""`sampleforge tune ID ALGO`: the fastest flags for an environment on this machine."""
+"""The command `sampleforge tune ID ALGO`: search the fastest flags for an environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sampleforge.cli.tuning import Flags, Search, Trial
 
 STOP_GRACE = 5.0
-"""Seconds that a trial has to end after Ctrl-C."""
+"""Seconds within which a trial must end after Ctrl-C."""
 LEARNING = (
     "precision, batch_size, num_workers and num_envs_per_worker may change what is learned, not "
     "only how fast: compare the returns before you rely on them."
@@ -37,11 +37,11 @@ class TuneFlags(Checked):
     algo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGO")]
     """Algorithm, as for train."""
     seconds_per_trial: float = 5.0
-    """Seconds of each measurement, without start and warm-up."""
+    """Seconds of each measurement, not counting start and warm-up."""
     preset: str | None = None
     """Preset to tune (default: none)."""
     out: str | None = None
-    """File to write, for --config (default: <env>-<algo>-tuned.yaml in the current folder)."""
+    """File to write, for --config (default: <env>-<algo>-tuned.yaml in the working directory)."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def run(args: Sequence[str]) -> int:
     text = "Find the fastest flags for an environment on this machine by short benchmarks."
     flags = parse(TuneFlags, args, "sampleforge tune", text)
     check_range(flags, "seconds_per_trial", low=0, above=True)
-    config_class(flags.algo)  # refuses an unknown one
+    config_class(flags.algo)  # raises ConfigError for an unknown name
     env = re.sub(r"[^A-Za-z0-9._]+", "-", flags.env)
     out = Path(flags.out or f"{env}-{flags.algo}-tuned.yaml")
     if out.exists() or not out.absolute().parent.is_dir():
@@ -75,7 +75,8 @@ class Tuner:
         self._interrupts = Interrupts(self._kill)
 
     def run(self, out: Path) -> int:
-        """The exit code: after Ctrl-C, with the best so far written, 130."""
+        """Run the search and write ``out``; return the exit code. After Ctrl-C the best flags so
+        far are written, and the exit code is 130."""
         from sampleforge.cli.tuning import Search
 
         search = Search(self._run_trial)
@@ -112,7 +113,7 @@ class Tuner:
                 bar.update(task, completed=done, description=f"after {trial.tuned}")
 
     def _run_trial(self, tuned: str, flags: Flags) -> Trial:
-        """One benchmark. Interrupted: a trial without a result."""
+        """Run one benchmark. An interrupted trial has no result."""
         from sampleforge.cli.tuning import Trial
 
         folder = self._scratch / str(len(list(self._scratch.iterdir())))
@@ -131,7 +132,7 @@ class Tuner:
         return Trial(tuned, flags, error=last[0])
 
     def _wait(self, process: subprocess.Popen[str]) -> str:
-        """What the trial wrote to stderr, once it has ended; interrupted, it is ended."""
+        """Wait for the end of a trial and return its stderr; end the trial on an interrupt."""
         left: float | None = None
         while True:
             try:
@@ -162,7 +163,7 @@ class Tuner:
         return words
 
     def _print_results(self, search: Search) -> None:
-        """All trials, the fastest first, and the flags of the best."""
+        """Print all trials, the fastest first, and the flags of the best."""
         from rich import box
         from rich.table import Table
 
@@ -188,12 +189,15 @@ class Tuner:
         best = _words(flags_of(search.best))
         self._console.print(f"best{gain}: {best}", soft_wrap=True)
         self._console.print(LEARNING, soft_wrap=True)
-        found = [trial.result for trial in search.done if trial.result is not None]
-        if max(result["others_cores"] for result in found) > OTHERS * search.best.setting["cores"]:
+        results = [trial.result for trial in search.done if trial.result is not None]
+        if (
+            max(result["others_cores"] for result in results)
+            > OTHERS * search.best.setting["cores"]
+        ):
             self._console.print(OTHERS_WARNING, soft_wrap=True)
 
     def _write(self, out: Path, best: Trial) -> None:
-        """The best flags as a YAML file for --config."""
+        """Write the best flags as a YAML file for --config."""
         import yaml
 
         from sampleforge.cli.tuning import flags_of
@@ -208,13 +212,13 @@ class Tuner:
         write_atomically(out, (head + text).encode())
         preset = f" --preset {self._flags.preset}" if self._flags.preset else ""
         self._console.print(
-            f"written; use it: sampleforge train {self._flags.algo}{preset} --config {out}",
+            f"Written. To use it: sampleforge train {self._flags.algo}{preset} --config {out}",
             soft_wrap=True,
         )
 
 
 def _line(trial: Trial, search: Search) -> str:
-    """A trial as it ends."""
+    """Return the line that is printed when a trial ends."""
     if trial.result is None:
         return f"{'failed':>12}  {_words(trial.flags)}: {trial.error}"
     mark = " *" if trial is search.best else "  "
@@ -222,6 +226,6 @@ def _line(trial: Trial, search: Search) -> str:
 
 
 def _words(flags: Flags) -> str:
-    """Flags as they are typed."""
+    """Return flags as they are typed on the command line."""
     given = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
     return given or "(the defaults)"

@@ -1,4 +1,4 @@
-"""The fastest flags for this machine: short benchmarks, one flag at a time, keeping the best."""
+"""The search of `sampleforge tune`: short benchmarks that vary one flag at a time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ Flags = dict[str, Any]
 """Config field -> value."""
 
 GAIN = 1.03
-"""So much faster a trial must be than the best one to replace it: less is noise."""
+"""Factor by which a trial must be faster than the best one to replace it; less is noise."""
 ORDER = (
     *("num_workers", "num_envs_per_worker", "num_splits", "inference", "precision"),
     "batch_size",
 )
-"""What is tuned, one after the other. The batch comes last: its unit follows from the others."""
+"""The flags to tune, in order. The batch size is last, because its unit depends on the others."""
 MAX_STEPS = 3
-"""A number is doubled, or halved, so many times at most."""
+"""Largest number of times that a value is doubled or halved."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One benchmark: the ``flags`` that differ from the fitted defaults, and what benchmark.json
-    said, or the ``error`` that it ended with. ``tuned`` is the flag that it tried."""
+    """One benchmark: the ``flags`` that differ from the resolved defaults, and the contents of
+    benchmark.json as ``result``, or the ``error`` that ended it. ``tuned``: the flag that it
+    varies."""
 
     tuned: str
     flags: Flags
@@ -32,7 +33,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """What is compared: env steps per second, trained ones (sampled ones without a learner)."""
+        """Env steps per second to compare: trained ones, or sampled ones without a learner."""
         if self.result is None:
             return 0.0
         trained = self.result["trained_per_s"]
@@ -40,7 +41,7 @@ class Trial:
 
     @property
     def setting(self) -> Mapping[str, Any]:
-        """Every flag as it was resolved."""
+        """The resolved values of all flags."""
         assert self.result is not None
         setting: Mapping[str, Any] = self.result["setting"]
         return setting
@@ -48,16 +49,16 @@ class Trial:
 
 @dataclass
 class Search:
-    """A coordinate search. ``run`` makes a trial of a flag and the flags so far; iterate over
-    `trials` and stop when you like: ``best`` is the fastest so far, None before the first."""
+    """A coordinate search. ``run(tuned, flags)`` makes a trial. The caller iterates over `trials`
+    and may stop at any time; ``best`` is the fastest trial so far, None before the first."""
 
     run: Callable[[str, Flags], Trial]
     best: Trial | None = None
     done: list[Trial] = field(default_factory=list)
 
     def trials(self) -> Iterator[Trial]:
-        """Each trial as it ends; the first one has the fitted defaults, and if it fails there are
-        no others."""
+        """Yield each trial when it ends. The first one has the resolved defaults; if it fails,
+        there are no others."""
         first = self._try("defaults", {})
         yield first
         if first.result is None:
@@ -66,12 +67,12 @@ class Search:
             yield from self._tune(name)
 
     def _tune(self, name: str) -> Iterator[Trial]:
-        """Walk along one flag as long as it gets faster; the other way only if the first was no
-        gain."""
+        """Change one flag in one direction as long as trials get faster, and in the other direction
+        if the first gave no gain."""
         assert self.best is not None
-        for way in directions(name, self.best.setting):
+        for direction in directions(name, self.best.setting):
             before = self.best
-            for value in way:
+            for value in direction:
                 tried = self._try(name, {**self.best.flags, name: value})
                 yield tried
                 if self.best is not tried:
@@ -89,7 +90,8 @@ class Search:
 
 
 def directions(name: str, setting: Mapping[str, Any]) -> list[list[Any]]:
-    """The values to try, as ways to walk that begin next to the current one."""
+    """Return the values of a flag to try, one list per direction, nearest to the current value
+    first."""
     now = setting[name]
     if name in ("num_envs_per_worker", "batch_size"):
         down = [now // 2**k for k in range(1, MAX_STEPS + 1) if now % 2**k == 0]
@@ -109,5 +111,5 @@ def directions(name: str, setting: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def flags_of(trial: Trial) -> Flags:
-    """All tuned flags of a trial, resolved, so that they mean the same tomorrow."""
+    """Return the resolved values of all tuned flags of a trial."""
     return {name: trial.setting[name] for name in ORDER}

@@ -1,0 +1,1 @@
+"""Collective operations between ranks: groups, rendezvous, progress boards."""

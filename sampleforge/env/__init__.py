@@ -1,0 +1,1 @@
+"""Environments as vectors of rows: registry, probe, adapters, backends, seeding."""

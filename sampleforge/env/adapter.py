@@ -1,8 +1,8 @@
-"""What passes between an environment and the slots: actions out, observations in, checked and cast.
+"""The adapters between an environment and the slots, for actions and for observations.
 
-Observations are checked against the declared space on their way in, so that an array of the wrong
-shape or dtype is refused with its env and row, not cast in silence. Slots hold float64 observations
-as float32, offsets of Discrete and MultiDiscrete spaces removed.
+Observations are checked against the declared space, so that an array of a wrong shape or dtype is
+an error that names env and row, and is not cast silently. Slots hold float64 observations as
+float32, and values of Discrete and MultiDiscrete spaces without their offsets.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def env_spec(
 
 
 def storage_specs(declared: EnvSpaces) -> dict[str, ArraySpec]:
-    """Specs of the observation leaves as the slots hold them: float64 as float32; an action mask,
-    in the observations or in the info, as bool [sum of categories].
+    """Return the specs of the observation leaves as the slots hold them: float64 as float32, and an
+    action mask, in the observations or in the info, as bool [sum of categories].
 
     Raises ConfigError for a space, of observations or actions, that slots cannot hold.
     """
@@ -72,15 +72,15 @@ def storage_specs(declared: EnvSpaces) -> dict[str, ArraySpec]:
 
 
 def mask_groups(action_space: gym.Space[Any]) -> list[int]:
-    """Logits per categorical choice, in the order of an action mask."""
+    """Return the number of logits of each categorical choice, in the order of an action mask."""
     specs = action_specs(action_space).values()
     return [n for spec in specs if spec.kind != "box" for n in spec.categories]
 
 
 class ActionAdapter:
-    """Actions as the slots hold them, leaf -> [rows, ...], to what the environments take.
+    """Converts actions from the form of the slots, leaf -> [rows, ...], to that of the environment.
 
-    ``specs``: of the leaves of ``space``, with the bounds that the slots' actions have.
+    ``specs``: the specs of the leaves of ``space``, with the bounds that actions in the slots have.
     """
 
     def __init__(self, space: gym.Space[Any], specs: Mapping[str, ActionSpec]) -> None:
@@ -91,8 +91,8 @@ class ActionAdapter:
         self._specs = specs
 
     def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
-        """Scales, bounds and offsets applied; leaf -> [rows, ...] in the dtype of its space, new
-        arrays where they change."""
+        """Return the actions with scales, bounds and offsets applied: leaf -> [rows, ...] in the
+        dtype of its space. Leaves that change are new arrays."""
         return {name: convert(actions[name]) for name, convert in self._leaves}
 
     def per_row(self, actions: Mapping[str, Array], rows: int) -> list[Any]:
@@ -107,7 +107,7 @@ class ActionAdapter:
         ]
 
     def _values(self, name: str, array: Array) -> list[Any]:
-        """One leaf's value of each row."""
+        """Return one leaf's value of each row."""
         spec = self._specs[name]
         if spec.kind == "discrete":
             return list(array.tolist())
@@ -121,7 +121,8 @@ def _to_env(spec: ActionSpec, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
     what the environment takes, of its space's ``dtype``. All actions for an environment pass
     through it.
 
-    Box: rescaled from the policy's bounds to the environment's where they differ, then clipped.
+    Box actions are rescaled from the policy's bounds to the environment's, if they differ, and then
+    clipped.
     """
     if spec.kind == "box":
         return _box_to_env(spec)
@@ -147,7 +148,7 @@ def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
     centre, half = least / 2 + most / 2, most / 2 - least / 2
 
     def to_bounds(a: Array) -> Array:
-        # In float64: rounded once, to the space's dtype, however small the range beside its centre.
+        # In float64, so that only one rounding to the space's dtype takes place.
         values = np.multiply(a, half, dtype=np.float64) + centre
         return np.minimum(np.maximum(values, low), high).astype(dtype)
 
@@ -155,7 +156,8 @@ def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
 
 
 class ObservationAdapter:
-    """One row's observations into the slots' arrays, checked. ``spec``: of an environment."""
+    """Checks observations of single rows and writes them into the slots' arrays. ``spec``: the spec
+    of the environment, with its spaces."""
 
     def __init__(self, spec: EnvSpec) -> None:
         assert spec.spaces is not None
@@ -182,10 +184,10 @@ class ObservationAdapter:
         Raises ConfigError for a missing leaf or a wrong shape or dtype.
         """
         try:
-            found = flatten(self.space, value, OBSERVATION)
+            given = flatten(self.space, value, OBSERVATION)
         except (KeyError, IndexError, TypeError):
             self.refuse(row, OBSERVATION, value)
-        for name, leaf in found.items():
+        for name, leaf in given.items():
             dtype, shape, start = self._expected[name]
             if not _fits(leaf, shape, dtype):
                 self.refuse(row, name, leaf)
@@ -194,7 +196,7 @@ class ObservationAdapter:
             obs[ACTION_MASK][row] = self._mask(row, info)
 
     def refuse(self, row: int, name: str, value: Any) -> NoReturn:
-        """Raise the error for an observation leaf that is not what its space says."""
+        """Raise ConfigError for an observation leaf that does not fit its space."""
         space = self._leaves.get(name, self.space)
         got = (
             f"{value.dtype} of shape {value.shape}"
@@ -208,7 +210,8 @@ class ObservationAdapter:
         )
 
     def _mask(self, row: int, info: Mapping[str, Any]) -> Array:
-        """The mask in the info, flat; a Tuple's masks in the order of the actions."""
+        """Return the mask in the info as a flat array; the masks of a Tuple in the order of its
+        actions."""
         mask: Any = info.get(ACTION_MASK)
         parts = mask if isinstance(mask, tuple | list) else [mask]
         size = self._mask_size
@@ -235,13 +238,15 @@ class ObservationAdapter:
 
 
 def offset(space: gym.Space[Any]) -> Any:
-    """What is subtracted from a categorical observation, so that its values begin at 0."""
+    """Return the number to subtract from a categorical observation so that its values begin at 0;
+    None if they do."""
     start = getattr(space, "start", 0)
     return start if np.any(start) else None
 
 
 def _fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether an observation leaf is what its space says. A categorical may be any integer."""
+    """Return whether an observation leaf fits its space. A categorical leaf may have any integer
+    type."""
     if not shape and isinstance(value, int) and not isinstance(value, bool):
         return dtype.kind in "iu"
     if not isinstance(value, np.ndarray | np.generic) or value.shape != shape:

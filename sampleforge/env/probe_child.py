@@ -18,11 +18,12 @@ from gymnasium import spaces
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.not_finite import NotFiniteError
+from sampleforge.env.random_actions import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.spec_json import spec_to_plain
-from sampleforge.env.vector import Array, EnvVector, StepOut
-from sampleforge.spec import ACTION_MASK, OBSERVATION, ActionSpec, EnvSpec, leaves
+from sampleforge.env.vector import Array, EnvVector, own_outputs
+from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, leaves
 
 ROWS = 2
 STEPS = 4
@@ -77,7 +78,7 @@ def try_out(config: EnvConfig) -> EnvSpec:
     Raises the environment's exceptions, and ConfigError for a bad observation.
     """
     vector = make_vector(config, ROWS, row_seeds(0, 0, 0, ROWS))
-    out = _buffers(vector.spec)
+    out = own_outputs(vector.spec, ROWS)
     rng = np.random.default_rng(0)
     vector.reset(out.obs)
     check(vector, out.obs)
@@ -88,19 +89,6 @@ def try_out(config: EnvConfig) -> EnvSpec:
         check(vector, out.obs)
     vector.close()
     return vector.spec
-
-
-def _buffers(spec: EnvSpec) -> StepOut:
-    def zeros() -> dict[str, Array]:
-        return {
-            name: np.zeros((ROWS, *leaf.shape), leaf.dtype)
-            for name, leaf in spec.observations.items()
-        }
-
-    flags = [np.zeros(ROWS, np.bool_) for _ in range(4)]
-    terminated, truncated, valid, first = flags
-    reward = np.zeros(ROWS, np.float32)
-    return StepOut(reward, terminated, truncated, valid, zeros(), first, zeros())
 
 
 def check(vector: EnvVector, obs: dict[str, Array] | Any) -> None:
@@ -124,30 +112,3 @@ def check(vector: EnvVector, obs: dict[str, Array] | Any) -> None:
                     f"{where} must be in [{low[at]:g}, {high[at]:g}] at {list(at)}, as its "
                     f"observation_space says, but is {value[at]:g}; correct the space"
                 )
-
-
-def random_actions(
-    spec: EnvSpec, rows: int, rng: np.random.Generator, masks: Array | None = None
-) -> dict[str, Array]:
-    """Return uniformly random actions, leaf -> [rows, ...] as in the slots; boxes within their
-    bounds, or in +-1 without bounds. ``masks``: bool [rows, sum of categories], True where a
-    category is allowed."""
-    at, actions = 0, {}
-    for name, leaf in spec.actions.items():
-        if leaf.kind == "box":
-            actions[name] = _random_box(leaf, rows, rng)
-            continue
-        columns = []
-        for n in leaf.categories:
-            allowed = np.ones((rows, n)) if masks is None else masks[:, at : at + n]
-            columns.append(np.argmax(rng.random((rows, n)) * allowed, axis=1))
-            at += n
-        actions[name] = np.stack(columns, axis=1).reshape(rows, *leaf.shape).astype(leaf.dtype)
-    return actions
-
-
-def _random_box(leaf: ActionSpec, rows: int, rng: np.random.Generator) -> Array:
-    low = np.nan_to_num(np.array(leaf.low), neginf=-1.0)
-    high = np.nan_to_num(np.array(leaf.high), posinf=1.0)
-    values = rng.uniform(low, np.maximum(low, high), (rows, len(leaf.low)))
-    return values.reshape(rows, *leaf.shape).astype(leaf.dtype)

@@ -1,7 +1,7 @@
-"""An EnvSpec as plain JSON, and back: what a run folder, the probe and torchrun's ranks exchange.
+"""The conversion of an EnvSpec to plain JSON and back, for run folder, probe and torchrun's ranks.
 
-What is written are the spaces, and what does not follow from them; `env_spec` makes the rest. It
-may come from elsewhere, so that every value is checked, and nothing in it names code.
+The JSON holds the spaces and the fields that do not follow from them; `env_spec` derives the rest.
+It may come from an unknown source, so every value is checked, and no value names code.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from sampleforge.env.stacks import KEY as FRAME_STACK
 from sampleforge.spec import Autoreset, EnvSpaces, EnvSpec, action_specs, with_action_units
 
 FORMAT = 1
-"""Raised when the meaning of what is written changes."""
+"""Version of the JSON format; it is increased when the meaning of a value changes."""
 MAX_ELEMENTS = 1 << 28
-"""A space of more numbers than this is refused: 256 MiB of bytes."""
+"""Largest number of elements of a space that is accepted (256 MiB of bytes)."""
 INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-"""JSON has no word for them."""
+"""The names of infinite numbers, which JSON does not have."""
 Array = np.ndarray[Any, Any]
 Plain = dict[str, Any]
 
 
 def spec_to_plain(spec: EnvSpec) -> Plain:
-    """Return ``spec`` as JSON's plain values. Raises ConfigError if it does not follow from its
+    """Return ``spec`` as plain JSON values. Raises ConfigError if it does not follow from its
     spaces, or if a space has no JSON form."""
     declared = spec.spaces
     if declared is None:
         raise ConfigError(f"{spec.env_id}: its spec has no spaces; make it with env_spec")
-    found = {
+    plain = {
         "format": FORMAT,
         "env_id": spec.env_id,
         "observation_space": _space_to_plain(declared.observation),
@@ -50,22 +50,22 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         "protocol": spec.protocol,
         "asynchronous": spec.asynchronous,
     }
-    if replace(spec_from_plain(found), spaces=declared) != spec:
+    if replace(spec_from_plain(plain), spaces=declared) != spec:
         raise ConfigError(
             f"{spec.env_id}: its spec does not follow from its spaces, so that it cannot be "
             "stored; make it with sampleforge.env.adapter.env_spec"
         )
-    return found
+    return plain
 
 
 def spec_from_plain(plain: Any) -> EnvSpec:
-    """Return the inverse of `spec_to_plain`. Raises ConfigError, which names the value, where it
-    stands and what it must be."""
+    """Return the spec that `spec_to_plain` has converted. Raises ConfigError for a wrong value,
+    with its place and what it must be."""
     reader = _Reader(plain, "")
-    found = reader.value("format", int)
-    if found != FORMAT:
+    version = reader.value("format", int)
+    if version != FORMAT:
         raise ConfigError(
-            f"format is {found}, but this version of SampleForge reads format {FORMAT}; use the "
+            f"format is {version}, but this version of SampleForge reads format {FORMAT}; use the "
             "version that wrote it (config.yaml names it)"
         )
     stacks = reader.value("frame_stack", dict)
@@ -99,13 +99,13 @@ def _space_to_plain(space: gym.Space[Any]) -> Plain:
         dtype = np.dtype(space.dtype).name
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
     if isinstance(space, spaces.MultiDiscrete):
-        found = {"nvec": _elements(space.nvec), "start": _elements(space.start)}
-        return {"type": "MultiDiscrete", **_shape_and_dtype(space), **found}
+        elements = {"nvec": _elements(space.nvec), "start": _elements(space.start)}
+        return {"type": "MultiDiscrete", **_shape_and_dtype(space), **elements}
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "shape": list(space.shape)}
     if isinstance(space, spaces.Box):
-        found = {"low": _elements(space.low), "high": _elements(space.high)}
-        return {"type": "Box", **_shape_and_dtype(space), **found}
+        elements = {"low": _elements(space.low), "high": _elements(space.high)}
+        return {"type": "Box", **_shape_and_dtype(space), **elements}
     raise ConfigError(f"{space} has no fixed-size array")
 
 
@@ -114,7 +114,7 @@ def _shape_and_dtype(space: gym.Space[Any]) -> Plain:
 
 
 def _key(key: Any) -> str | int:
-    """A Dict space's key. Raises ConfigError for one that JSON does not have."""
+    """Return a Dict space's key. Raises ConfigError for a key that JSON does not have."""
     if isinstance(key, str | int) and not isinstance(key, bool):
         return key
     raise ConfigError(
@@ -124,12 +124,12 @@ def _key(key: Any) -> str | int:
 
 
 def _elements(array: Any) -> Any:
-    """The numbers of an array in their order; a single one if all are equal."""
+    """Return the numbers of an array in order, or a single number if all are equal."""
     flat = array.ravel()
     if flat.size and (flat == flat[0]).all():
         flat = flat[:1]
-    found = [str(x) if isinstance(x, float) and math.isinf(x) else x for x in flat.tolist()]
-    return found[0] if len(found) == 1 else found
+    numbers = [str(x) if isinstance(x, float) and math.isinf(x) else x for x in flat.tolist()]
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _space_from_plain(plain: Any, where: str) -> gym.Space[Any]:
@@ -140,21 +140,21 @@ def _space_from_plain(plain: Any, where: str) -> gym.Space[Any]:
     except (ValueError, TypeError, OverflowError, AssertionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where} is no {kind} space: {error}") from error
+        raise ConfigError(f"{where} is not a valid {kind} space: {error}") from error
     reader.finish()
     return space
 
 
 def _make_dict(reader: _Reader) -> gym.Space[Any]:
-    found: dict[Any, gym.Space[Any]] = {}
+    children: dict[Any, gym.Space[Any]] = {}
     for i, pair in enumerate(reader.value("spaces", list)):
         where = f"{reader.where}.spaces[{i}]"
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
             raise ConfigError(f"{where} is {pair!r:.80}, but must be [key, space]")
-        if pair[0] in found:
-            raise ConfigError(f"{where} has the key {pair[0]!r}, which another one has")
-        found[pair[0]] = _space_from_plain(pair[1], where)
-    return spaces.Dict(list(found.items()))
+        if pair[0] in children:
+            raise ConfigError(f"{where} has the key {pair[0]!r}, which another space has")
+        children[pair[0]] = _space_from_plain(pair[1], where)
+    return spaces.Dict(list(children.items()))
 
 
 def _make_tuple(reader: _Reader) -> gym.Space[Any]:
@@ -212,7 +212,8 @@ _WORDS = {
 
 
 class _Reader:
-    """The values of one JSON object, each checked as it is taken. ``where``: its place, as text."""
+    """Reads the values of one JSON object and checks each. ``where``: the place of the object, for
+    error messages."""
 
     def __init__(self, plain: Any, where: str) -> None:
         self.where = where
@@ -222,54 +223,56 @@ class _Reader:
         self._known: list[str] = []
 
     def value(self, name: str, kind: type) -> Any:
-        """Return the value of exactly this type, and have done with it."""
-        found = self._take(name)
-        if type(found) is not kind:
-            self.refuse(name, found, _WORDS[kind])
-        return found
+        """Return the value, which must have exactly the type ``kind``."""
+        value = self._take(name)
+        if type(value) is not kind:
+            self.refuse(name, value, _WORDS[kind])
+        return value
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        found = self._take(name)
-        if found not in known:
-            self.refuse(name, found, f"one of {', '.join(known)}")
-        return str(found)
+        """Return a string, which must be one of ``known``."""
+        value = self._take(name)
+        if value not in known:
+            self.refuse(name, value, f"one of {', '.join(known)}")
+        return str(value)
 
     def count(self, name: str, *, optional: bool = False) -> Any:
-        """A positive integer of at most 63 bits; None too if ``optional``."""
-        found = self._take(name)
-        if optional and found is None:
+        """Return a positive integer of at most 63 bits; also None if ``optional``."""
+        value = self._take(name)
+        if optional and value is None:
             return None
-        if type(found) is not int or not 1 <= found < 1 << 63:
-            self.refuse(name, found, "a positive integer" + (" or null" if optional else ""))
-        return found
+        if type(value) is not int or not 1 <= value < 1 << 63:
+            self.refuse(name, value, "a positive integer" + (" or null" if optional else ""))
+        return value
 
     def dtype(self, kinds: str) -> np.dtype[Any]:
-        """A numpy dtype by its name; ``kinds``: numpy's letters for those that there may be."""
-        found = self._take("dtype")
-        if found not in _DTYPES or np.dtype(found).kind not in kinds:
-            known = [name for name in _DTYPES if np.dtype(name).kind in kinds]
-            self.refuse("dtype", found, f"one of {', '.join(known)}")
-        dtype: np.dtype[Any] = np.dtype(found)
+        """Return a numpy dtype by its name; ``kinds``: numpy's letters of the allowed kinds."""
+        name = self._take("dtype")
+        if name not in _DTYPES or np.dtype(name).kind not in kinds:
+            known = [known for known in _DTYPES if np.dtype(known).kind in kinds]
+            self.refuse("dtype", name, f"one of {', '.join(known)}")
+        dtype: np.dtype[Any] = np.dtype(name)
         return dtype
 
     def shape(self) -> tuple[int, ...]:
-        found = self._take("shape")
-        good = isinstance(found, list) and len(found) <= 32
-        if not good or any(type(n) is not int or n < 0 for n in found):
-            self.refuse("shape", found, "a list of integers from 0 on")
-        if math.prod(found) > MAX_ELEMENTS:
-            self.refuse("shape", found, f"of at most {MAX_ELEMENTS:,} elements")
-        return tuple(found)
+        """Return the shape of a space."""
+        shape = self._take("shape")
+        good = isinstance(shape, list) and len(shape) <= 32
+        if not good or any(type(n) is not int or n < 0 for n in shape):
+            self.refuse("shape", shape, "a list of integers from 0 on")
+        if math.prod(shape) > MAX_ELEMENTS:
+            self.refuse("shape", shape, f"of at most {MAX_ELEMENTS:,} elements")
+        return tuple(shape)
 
     def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array of ``shape``: a list of its numbers, or one number for all."""
-        found = self._take(name)
+        """Return an array of ``shape``, given as a list of its numbers or as one number for all."""
+        numbers = self._take(name)
         size = math.prod(shape)
-        if not isinstance(found, list):
-            return np.full(shape, self._number(name, found, dtype), dtype)
-        if len(found) != size:
-            self.refuse(name, found, f"{size} numbers, as the shape {list(shape)} says")
-        values = [self._number(name, number, dtype) for number in found]
+        if not isinstance(numbers, list):
+            return np.full(shape, self._number(name, numbers, dtype), dtype)
+        if len(numbers) != size:
+            self.refuse(name, numbers, f"{size} numbers, as the shape {list(shape)} requires")
+        values = [self._number(name, number, dtype) for number in numbers]
         return np.array(values, dtype).reshape(shape)
 
     def _number(self, name: str, number: Any, dtype: np.dtype[Any]) -> Any:
@@ -290,14 +293,15 @@ class _Reader:
         return number
 
     def finish(self) -> None:
-        """Refuse what nothing has asked for."""
+        """Raise ConfigError for a value that was not read, because it is unknown."""
         for name in self._plain:
             near = nearest(str(name), self._known)
             hint = f"; did you mean {near[0]}?" if near else "; remove it"
             raise ConfigError(f"{self._place(name)} is unknown{hint}")
 
-    def refuse(self, name: str, found: Any, must: str) -> NoReturn:
-        raise ConfigError(f"{self._place(name)} is {found!r:.80}, but must be {must}")
+    def refuse(self, name: str, value: Any, must: str) -> NoReturn:
+        """Raise ConfigError for a wrong value; ``must``: what it must be."""
+        raise ConfigError(f"{self._place(name)} is {value!r:.80}, but must be {must}")
 
     def _take(self, name: str) -> Any:
         self._known.append(name)

@@ -1,1 +1,1 @@
-"""What lies in a run folder: config, checkpoints, summary; and how it is written."""
+"""The run folder: config, checkpoints, saved replays and summary, and how they are written."""

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new one, whatever happens while they are written."""
+"""Atomic replacement of files, and JSON that every reader accepts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``: temporary file beside it, fsync, rename, fsync of the folder.
+    """Replace the contents of ``path`` by ``data``: write a temporary file beside it, sync it,
+    rename it, and sync the folder. At any moment ``path`` has either the old or the new contents.
 
-    Raises OSError (disk full, read-only, ...); ``path`` is then as before and nothing is left over.
-    A process killed here may leave a file of TEMPORARY_SUFFIX.
+    Raises OSError (disk full, read-only, ...); ``path`` is then unchanged and no temporary file is
+    left. A process that is killed meanwhile may leave a file with `TEMPORARY_SUFFIX`.
     """
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-    # mkstemp would make it private to its owner; this one follows the umask, as all files do.
+    # Not mkstemp, whose files are private to their owner: files of a run folder follow the umask.
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -35,7 +36,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
+    """Sync a folder to the disk, so that a rename in it survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -44,7 +45,8 @@ def fsync_folder(folder: Path) -> None:
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinities, for which JSON has no words, are null."""
+    """Return JSON that every reader accepts: NaN and infinities, which JSON does not have, become
+    null."""
     return json.dumps(_finite(values), indent=indent, allow_nan=False)
 
 

@@ -1,7 +1,7 @@
-"""The checkpoints of a run: written whole or not at all, refused when damaged, pruned.
+"""The store of a run's checkpoints, which writes, verifies, selects and prunes them.
 
-Every file is named after its own SHA-256, so that it can be verified without the manifest, and
-carries its entry of the manifest in its header: a lost manifest is rebuilt from the files.
+Every file is named after its own SHA-256, so that it can be verified without the manifest. Its
+header holds its entry of the manifest, so that a lost manifest can be rebuilt from the files.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ _FILE_NAME = re.compile(r"\d{12,}-([0-9a-f]{16})\.safetensors")
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """One line of the manifest. ``number`` counts the checkpoints of the run, ``sha256`` and
-    ``size`` (bytes) are of the whole file, ``return_mean`` is of training and None until it is a
-    mean over a full window of episodes, ``eval_return_mean`` is that of the last evaluation before,
-    of the weights at ``eval_env_steps``, ``kinds`` says why it is kept: latest, best, milestone."""
+    """The manifest's entry of one checkpoint.
+
+    ``sha256`` and ``size`` (bytes) are of the whole file; ``number`` counts the checkpoints of the
+    run. ``return_mean`` is the mean return of training, None until the window of episodes is full.
+    ``eval_return_mean`` is the result of the last evaluation before the checkpoint, with the
+    weights at ``eval_env_steps``. ``kinds``: the reasons to keep it (latest, best, milestone)."""
 
     file: str
     sha256: str
@@ -54,12 +56,12 @@ class CheckpointEntry:
 
     @property
     def is_rated(self) -> bool:
-        """Whether it can be the best one."""
+        """Whether the checkpoint can be the best one, because it has a mean return."""
         return self.return_mean is not None or self.eval_return_mean is not None
 
 
 class CheckpointStore:
-    """The checkpoints in ``folder``: the latest ``keep``, the best one, and milestones. Holds no
+    """The checkpoints in ``folder``: the latest ``keep``, the best one, and milestones. It has no
     open file and can be pickled; one process at a time may save."""
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -79,17 +81,16 @@ class CheckpointStore:
         eval_env_steps: int | None = None,
         milestone: bool = False,
     ) -> Path:
-        """Write a checkpoint, then remove those that are no longer wanted. Returns its file.
+        """Write a checkpoint, then remove checkpoints that are not to be kept. Return the new file.
 
-        Raises OSError if it cannot be written; those before it are then as they were. Raises
+        Raises OSError if the file cannot be written; earlier checkpoints are then unchanged. Raises
         TypeError for a state that is not plain, and CheckpointError for a tensor that is not finite
-        or weights that are older than a valid checkpoint: they would take the place of what was
-        learned later.
+        or weights that are older than a valid checkpoint, which they would replace.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
-        entries, _ = self._entries(_nothing)
+        entries, _ = self._entries(_ignore)
         self._check_not_older(version, entries)
         about = {
             "number": 1 + max((entry.number for entry in entries), default=0),
@@ -108,8 +109,8 @@ class CheckpointStore:
         return path
 
     def _check_not_older(self, version: int, entries: list[CheckpointEntry]) -> None:
-        """Raise CheckpointError if a valid checkpoint is of a later version. One that is damaged
-        does not count: the run has gone on from an earlier one then."""
+        """Raise CheckpointError if a valid checkpoint has a later version. A damaged checkpoint
+        does not count, because the run has then resumed from an earlier one."""
         for entry in entries:
             if entry.version <= version:
                 continue
@@ -119,13 +120,13 @@ class CheckpointStore:
                 continue
             raise CheckpointError(
                 f"the weights of update {version:,} are older than those of the checkpoint "
-                f"{entry.file}, update {entry.version:,}, and would replace it; start the same "
-                "command again: it goes on from that checkpoint"
+                f"{entry.file}, update {entry.version:,}, and would replace it; run the same "
+                "command again to resume from that checkpoint"
             )
 
     def _keep_wanted(self, entries: list[CheckpointEntry]) -> None:
-        """Announce the wanted ones of ``entries`` and remove the others, in this order: a kill in
-        between leaves files too many, never too few."""
+        """Write the manifest of the entries to keep, then remove the files of the others. In this
+        order a kill leaves too many files, never too few."""
         kinds = _kinds(entries, self.keep)
         wanted = [dataclasses.replace(e, kinds=kinds[e.file]) for e in entries if kinds[e.file]]
         manifest = {"entries": [dataclasses.asdict(entry) for entry in wanted]}
@@ -137,12 +138,12 @@ class CheckpointStore:
     def load(
         self, which: Literal["latest", "best"] = "latest", *, log: Log
     ) -> tuple[Checkpoint, CheckpointEntry] | None:
-        """The latest checkpoint, or the best one (see `_by_rating`), or the latest as long as none
-        can be called the best, which ``log`` is told; None if none was ever saved.
+        """Return the latest or the best (see `_by_rating`) checkpoint and its entry; None if no
+        checkpoint was ever saved. Without a rated checkpoint the latest stands in for the best.
 
-        One that is damaged is refused, which ``log`` is told, and the one before it is taken.
-        Raises CheckpointError if there are checkpoints but no valid one: a run never starts again
-        from zero in silence.
+        A damaged checkpoint is refused and the one before it is returned; ``log`` gets a message
+        about each of these cases. Raises CheckpointError if there are checkpoints but no valid one:
+        a run never starts again from zero without notice.
         """
         problems: list[str] = []
 
@@ -161,8 +162,8 @@ class CheckpointStore:
                 log(f"using checkpoint {entry.file} of {entry.env_steps} env steps")
             if which == "best" and not entry.is_rated:
                 log(
-                    f"no checkpoint in {self.folder} is the best one yet: that takes 100 finished "
-                    "episodes, or an evaluation (--evaluate-interval); using the latest"
+                    f"no checkpoint in {self.folder} has a mean return yet, which takes 100 "
+                    "finished episodes or an evaluation (--evaluate-interval); using the latest"
                 )
             return checkpoint, entry
         if not traces:
@@ -173,7 +174,8 @@ class CheckpointStore:
         )
 
     def _verified(self, entry: CheckpointEntry) -> bytes:
-        """An entry's bytes. Raises CheckpointError if they are not those that were written."""
+        """Return the bytes of an entry's file. Raises CheckpointError if they differ from what was
+        written."""
         data = (self.folder / entry.file).read_bytes()
         if len(data) != entry.size:
             raise CheckpointError(f"it has {len(data)} bytes of {entry.size}")
@@ -182,10 +184,10 @@ class CheckpointStore:
         return data
 
     def _entries(self, note: Log) -> tuple[list[CheckpointEntry], bool]:
-        """All entries, oldest first, and whether anything was ever saved here.
+        """Return all entries, oldest first, and whether anything was ever saved here.
 
-        Files that the manifest does not list (it is lost or damaged, or the run was killed before
-        it was written) speak for themselves.
+        For files that the manifest does not list (it is lost or damaged, or the run was killed
+        before it was written) the entry in their header is used.
         """
         try:
             entries = self._listed()
@@ -203,7 +205,7 @@ class CheckpointStore:
         return sorted(entries, key=_by_number), traces
 
     def _listed(self) -> list[CheckpointEntry]:
-        """The manifest's entries. Raises CheckpointError if it is damaged."""
+        """Return the manifest's entries. Raises CheckpointError if it is damaged."""
         try:
             lines = json.loads(self._manifest.read_bytes())["entries"]
             entries = [from_plain(CheckpointEntry, line) for line in lines]
@@ -212,19 +214,19 @@ class CheckpointStore:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{self._manifest.name} is damaged ({error})") from error
         if not all(_FILE_NAME.fullmatch(entry.file) for entry in entries):
-            raise CheckpointError(f"{self._manifest.name} names files that are no checkpoints")
+            raise CheckpointError(f"{self._manifest.name} names files that are not checkpoints")
         return entries
 
 
 def _entry(name: str, data: bytes, about: dict[str, Any]) -> CheckpointEntry:
-    """The manifest's entry for a file. Raises ConfigError if ``about`` is not of its form."""
-    found = {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-    return from_plain(CheckpointEntry, {**about, **found})
+    """Return the manifest's entry for a file. Raises ConfigError if ``about`` has other fields."""
+    of_file = {"file": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    return from_plain(CheckpointEntry, {**about, **of_file})
 
 
 def _read_entry(path: Path) -> CheckpointEntry:
-    """The entry of a file that the manifest does not list, by its own account; CheckpointError if
-    it is not what its name says."""
+    """Return the entry that a checkpoint file has in its header. Raises CheckpointError if the file
+    does not match its name."""
     data = path.read_bytes()
     name = _FILE_NAME.fullmatch(path.name)
     if name is None or not hashlib.sha256(data).hexdigest().startswith(name[1]):
@@ -232,15 +234,15 @@ def _read_entry(path: Path) -> CheckpointEntry:
     try:
         return _entry(path.name, data, decode_about(data))
     except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"it does not say what it is ({error})") from error
+        raise CheckpointError(f"its header has no valid manifest entry ({error})") from error
 
 
 def _kinds(entries: list[CheckpointEntry], keep: int) -> dict[str, tuple[str, ...]]:
-    """Why each entry is kept; nothing for those to be removed."""
+    """Return the reasons to keep each entry, by file name; empty for entries to remove."""
     by_number = sorted(entries, key=_by_number)
     latest = {entry.file for entry in by_number[-keep:]}
     best = max(entries, key=_by_rating)
-    found: dict[str, tuple[str, ...]] = {}
+    kinds: dict[str, tuple[str, ...]] = {}
     for entry in entries:
         is_best = entry is best and entry.is_rated
         reasons = {
@@ -248,8 +250,8 @@ def _kinds(entries: list[CheckpointEntry], keep: int) -> dict[str, tuple[str, ..
             "best": is_best,
             "milestone": entry.milestone,
         }
-        found[entry.file] = tuple(kind for kind, holds in reasons.items() if holds)
-    return found
+        kinds[entry.file] = tuple(kind for kind, holds in reasons.items() if holds)
+    return kinds
 
 
 def _by_number(entry: CheckpointEntry) -> int:
@@ -257,9 +259,11 @@ def _by_number(entry: CheckpointEntry) -> int:
 
 
 def _by_rating(entry: CheckpointEntry) -> tuple[float, float, int, int]:
-    """Best last: evaluated ones after those that have a return of training only, and these after
-    the others. Of several after the same evaluation the first is the nearest to its weights; of
-    other equals, the later one is better."""
+    """Return a sort key by which the best checkpoint is last.
+
+    Evaluated checkpoints come after those with only a return of training, and these after unrated
+    ones. Of several checkpoints after the same evaluation the first is the best, because it is
+    nearest to the evaluated weights; of other equals the latest is the best."""
     if entry.eval_return_mean is not None:
         return 2, entry.eval_return_mean, entry.eval_env_steps or 0, -entry.number
     if entry.return_mean is not None:
@@ -271,5 +275,5 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _nothing(_: str) -> None:
-    """Drop a note: a save writes the manifest anew, so that what was wrong with it is mended."""
+def _ignore(_: str) -> None:
+    """Drop a message about the manifest: saving writes a new manifest, without the fault."""

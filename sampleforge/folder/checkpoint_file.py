@@ -1,6 +1,6 @@
-"""One checkpoint as bytes: safetensors, whose header carries the plain values as JSON.
+"""The file format of a checkpoint: safetensors, whose header holds the plain values as JSON.
 
-No part of it can hold code: tensors are raw numbers, and the rest is JSON.
+No part of a file can hold code: tensors are raw numbers, and everything else is JSON.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ _MALFORMED = (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, or none where there must be one."""
+    """A checkpoint cannot be used, or there is none where there must be one."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors of any shape and dtype by name, and ``state``: JSON's plain values (str keys, lists
-    rather than tuples), with integers of any size and floats to the last bit."""
+    """The contents of a checkpoint: tensors of any shape and dtype by name, and ``state``, plain
+    values of JSON (str keys, lists but no tuples), with integers of any size and exact floats."""
 
     tensors: dict[str, torch.Tensor]
     state: dict[str, Any]
 
 
 def encode(checkpoint: Checkpoint, about: dict[str, Any]) -> bytes:
-    """A checkpoint and plain values ``about`` it (its entry in the manifest) as one file's bytes.
+    """Return the bytes of a file with a checkpoint and plain values ``about`` it, its entry in the
+    manifest.
 
     Raises TypeError for a state that is not plain, CheckpointError for a tensor that is not finite.
     """
@@ -51,7 +52,7 @@ def encode(checkpoint: Checkpoint, about: dict[str, Any]) -> bytes:
 
 
 def _assert_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise CheckpointError for NaN and inf: a run that goes on from them learns nothing."""
+    """Raise CheckpointError for NaN and inf: a run that resumes from them learns nothing."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = tensor[~torch.isfinite(tensor)]
@@ -62,13 +63,13 @@ def _assert_finite(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """The inverse of `encode`. Raises CheckpointError for anything that is not a checkpoint."""
+    """Return the checkpoint that `encode` has encoded. Raises CheckpointError for other bytes."""
     header = _header(data)
     try:
         tensors = safetensors.torch.load(data)
         state = json.loads(header["state"])
     except _MALFORMED as error:
-        raise CheckpointError(f"no checkpoint in it ({error})") from error
+        raise CheckpointError(f"it holds no checkpoint ({error})") from error
     if not isinstance(state, dict):
         raise CheckpointError("its state is not a mapping")
     _assert_finite(tensors)
@@ -76,33 +77,34 @@ def decode(data: bytes) -> Checkpoint:
 
 
 def decode_about(data: bytes) -> dict[str, Any]:
-    """What `encode` was told about the checkpoint. Raises CheckpointError."""
+    """Return the ``about`` of `encode`. Raises CheckpointError if there is none."""
     try:
         about = json.loads(_header(data)["about"])
     except _MALFORMED as error:
-        raise CheckpointError(f"it does not say what it is ({error})") from error
+        raise CheckpointError(f"its header has no valid manifest entry ({error})") from error
     if not isinstance(about, dict):
-        raise CheckpointError("it does not say what it is")
+        raise CheckpointError("its header has no valid manifest entry")
     return about
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    """The text values of a safetensors header: 8 bytes of length (little endian), then JSON."""
+    """Return the text values of a safetensors header. The file begins with the length of the
+    header, 8 bytes, little endian; the header is JSON."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
-        raise CheckpointError("it is truncated or no safetensors file")
+        raise CheckpointError("it is truncated, or not a safetensors file")
     try:
         header = json.loads(data[8 : 8 + length])["__metadata__"]
     except _MALFORMED as error:
         raise CheckpointError(f"its header is damaged ({type(error).__name__})") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"it is no SampleForge checkpoint of format {FORMAT}")
+        raise CheckpointError(f"it is not a SampleForge checkpoint of format {FORMAT}")
     return header
 
 
 def _assert_plain(value: Any, where: str) -> None:
-    """TypeError where JSON would change a value in silence (tuples, keys that are no strings) or
-    could not hold it."""
+    """Raise TypeError for a value that JSON cannot hold, or would change without an error (a tuple,
+    a key that is not a string). ``where``: the dotted name of the value."""
     if isinstance(value, dict):
         for key, child in value.items():
             if not isinstance(key, str):

@@ -1,4 +1,4 @@
-"""A run's folder, opened: created or found, locked, and with what the run goes on from."""
+"""The opening of a run folder: create or lock it, and read the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class StoredPolicy:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """``config``: what was asked for, with a seed, and in what a resumed run had decided itself as
-    it was. ``policies``: one for each policy group; several have a folder of checkpoints each."""
+    """An open run folder.
+
+    ``config``: the user's config with a seed; if the run resumes, also with the values that its
+    first part had chosen. ``policies``: one entry per policy group; if there are several, each has
+    a folder of checkpoints."""
 
     config: AnyConfig
     folder: RunFolder
@@ -51,16 +54,18 @@ class OpenRun:
 
 def open_folder(
     asked: AnyConfig,
-    fitted: AnyConfig,
+    resolved: AnyConfig,
     resources: ExitStack,
     interrupted: Callable[[], bool],
     log: Callable[[str], None],
     policies: Sequence[str] = (ONLY_POLICY,),
 ) -> OpenRun:
-    """Open the folder that a run was asked to have; ``resources`` closes it. ``fitted``: what was
-    asked for as it is fitted to the environment. ``log`` is told what of it is damaged and left
-    out. ``policies``: ids of the policy groups. Raises ConfigError if the run may not begin, or go
-    on, in it."""
+    """Open the run folder of the config ``asked`` (as the user gave it); ``resources`` closes it.
+
+    ``resolved``: the same config with its defaults resolved for the environment. ``interrupted``
+    returns whether the run was asked to end; ``log`` gets messages about damaged files;
+    ``policies``: ids of the policy groups. Raises ConfigError if the run may not start, or resume,
+    in the folder."""
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
     folder.create()
@@ -68,7 +73,7 @@ def open_folder(
     config = asked
     resuming = folder.resumes(config)
     if resuming:
-        config = folder.check_resume(config, fitted)
+        config = folder.check_resume(config, resolved)
     stored = []
     for policy in policies:
         path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
@@ -83,7 +88,7 @@ def open_folder(
             f"run folder {path} holds a training run, whose config and summary --benchmark "
             "would overwrite; give another --run-dir"
         )
-    if config.benchmark:  # it has a length of its own
+    if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
     return OpenRun(config, folder, tuple(stored))
 

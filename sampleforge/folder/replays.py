@@ -1,8 +1,8 @@
-"""The replays of a run's checkpoints: the latest one is kept.
+"""The saved replays of a run, of which only that of the latest checkpoint is kept.
 
-A replay is a folder of .npy files with a manifest of their checksums. A checkpoint names the folder
-and the manifest's checksum. While one is written its folder has another name; the replay before is
-removed when a checkpoint names the new one.
+A saved replay is a folder of .npy files with a manifest of their checksums. A checkpoint names the
+folder and the manifest's checksum. The folder has a temporary name until it is complete, and the
+previous replay is removed when a checkpoint names the new one.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from sampleforge.runtime.machine import human_bytes
 
 Log = Callable[[str], None]
 Reference = dict[str, Any]
-"""What a checkpoint says of its replay: folder, sha256 of the manifest, env_steps, size."""
+"""The entry of a checkpoint for its replay: folder, sha256 of the manifest, env_steps, size
+(bytes)."""
 
-HURRY = 1.0
-"""Seconds that a replay may take when the run has been asked to end."""
+INTERRUPTED_TIMEOUT = 1.0
+"""Seconds that saving the replay may take after the run was asked to end."""
 _MANIFEST = "replay.json"
 _FOLDER = re.compile(r"replay-\d{12,}-[0-9a-f]{16}")
 _FILE = re.compile(r"shard-\d+-\d+\.npy")
 
 
 class ReplayError(ValueError):
-    """A saved replay that cannot be used."""
+    """A saved replay cannot be used."""
 
 
 class Replays:
-    """Those in ``folder``, of one run. ``interrupted``: whether the run has been asked to end."""
+    """The saved replays of one run, in ``folder``. ``interrupted`` returns whether the run was
+    asked to end."""
 
     def __init__(self, folder: Path, interrupted: Callable[[], bool]) -> None:
         self._folder = folder
@@ -56,10 +58,10 @@ class Replays:
     # ---- resuming ----
 
     def find(self, reference: Reference | None, log: Log) -> ReplayFolder:
-        """What a checkpoint names, verified; or why there is none. ``log`` is told if it is
-        refused: the run goes on without."""
+        """Return the verified replay that a checkpoint names, or the reason why there is none. If
+        the replay is refused, ``log`` gets a message, and the run resumes without it."""
         if reference is None:
-            return ReplayFolder(self._folder, missing="--save-replay keeps it")
+            return ReplayFolder(self._folder, missing="--save-replay would keep it")
         try:
             saved = self._verified(reference)
         except (ReplayError, OSError) as error:
@@ -72,20 +74,22 @@ class Replays:
     def _verified(self, reference: Reference) -> SavedReplay:
         folder, digest = str(reference.get("folder")), reference.get("sha256")
         if not _FOLDER.fullmatch(folder):
-            raise ReplayError(f"{folder!r} is no name of a replay")
+            raise ReplayError(f"{folder!r} is not the name of a replay")
         path = self._folder / folder
         try:
             manifest = (path / _MANIFEST).read_bytes()
         except FileNotFoundError as error:
-            raise ReplayError("it is gone; only that of the latest checkpoint is kept") from error
+            raise ReplayError(
+                "it no longer exists; only the replay of the latest checkpoint is kept"
+            ) from error
         if hashlib.sha256(manifest).hexdigest() != digest:
             raise ReplayError(f"the checksum of its {_MANIFEST} is wrong")
-        found = json.loads(manifest)
-        shards = tuple(shard_from_plain(shard) for shard in found["shards"])
+        plain = json.loads(manifest)
+        shards = tuple(shard_from_plain(shard) for shard in plain["shards"])
         for shard in shards:
             for file in shard.arrays.values():
                 _verify(path, file)
-        return SavedReplay(path, found["env_steps"], found["geometry"], shards)
+        return SavedReplay(path, plain["env_steps"], plain["geometry"], shards)
 
     # ---- saving ----
 
@@ -96,9 +100,11 @@ class Replays:
         wait: Callable[[], None],
         log: Log,
     ) -> tuple[Reference | None, str | None]:
-        """Have the replay saved; ``wait`` lets the workers go on for a moment, or raises. Returns
-        what the next checkpoint shall name, and what went wrong, if it did: then that is the replay
-        before. None to name: replays are not saved."""
+        """Save the replay. Return the reference for the next checkpoint, and the error message or
+        None. After an error the reference is that of the previous replay; without an ``archive``
+        there is no reference, because the run saves no replay.
+
+        ``wait`` lets the workers run for a moment, and may raise."""
         if archive is None:
             return None, None
         if self._gave_up:
@@ -122,14 +128,15 @@ class Replays:
         return self._latest, self._explained(problem)
 
     def _wait(self, archive: ReplayArchive, wait: Callable[[], None], log: Log) -> bool:
-        """Until all shards have answered; False if the run is to end before they have."""
+        """Wait until all shards have answered. Return False if the run was asked to end and they
+        take longer than `INTERRUPTED_TIMEOUT`."""
         give_up_at = None
         while not archive.answered:
             wait()
             if archive.error is not None:
                 archive.cancel()
             if self._interrupted():
-                give_up_at = give_up_at or monotonic() + HURRY
+                give_up_at = give_up_at or monotonic() + INTERRUPTED_TIMEOUT
                 if monotonic() > give_up_at:
                     archive.cancel()
                     self._gave_up = True
@@ -140,10 +147,11 @@ class Replays:
     def _finish(
         self, archive: ReplayArchive, folder: Path, shards: list[SavedShard], env_steps: int
     ) -> Reference:
-        """Give a complete replay its manifest and its name.
+        """Write the manifest of a complete replay and rename its folder; return the reference to
+        it.
 
-        One of that name holds the same: nothing was inserted since it was saved. A checkpoint may
-        name it, so that it stays, unless it is damaged.
+        If a folder of that name exists, it holds the same replay: nothing was inserted since it was
+        saved. A checkpoint may name it, so it is kept unless it is damaged.
         """
         manifest = {
             "env_steps": env_steps,
@@ -166,7 +174,7 @@ class Replays:
         return reference
 
     def _is_whole(self, reference: Reference) -> bool:
-        """Whether the replay of that name is what was written."""
+        """Return whether the files of the replay are as they were written."""
         try:
             self._verified(reference)
         except (ReplayError, OSError):
@@ -178,20 +186,20 @@ class Replays:
         return (
             f"replay not saved: {problem} ({free} are free). Make room, move the run folder to a "
             "larger disk, lower --replay-capacity or leave out --save-replay, and run the same "
-            f"command again: everything else has been saved, with {self._which()}"
+            f"command again. The rest of the checkpoint has been saved, with {self._which()}"
         )
 
     def explain_checkpoint(self, problem: str) -> str:
-        """What to do about a checkpoint that could not be written."""
+        """Return the message for a checkpoint that could not be written, with the remedy."""
         if "not finite" in problem:
-            return f"checkpoint not written: {problem}; the one before stays, if there is one"
+            return f"checkpoint not written: {problem}; the previous one, if any, is kept"
         free = human_bytes(shutil.disk_usage(self._folder).free)
-        left = "goes on from the one before"
+        effect = "resumes from the previous one"
         if not any(self._folder.glob("*.safetensors")):
-            left = "starts from the beginning: there is none before"
+            effect = "starts from the beginning, because there is no earlier one"
         return (
             f"checkpoint not written: {problem} ({free} are free in {self._folder}). Make room and "
-            f"run the same command again: it {left}"
+            f"run the same command again: it {effect}"
         )
 
     def _which(self) -> str:
@@ -200,26 +208,26 @@ class Replays:
         return f"the replay of {self._latest['env_steps']:,} env steps"
 
     def prune(self, reference: Reference | None) -> None:
-        """Remove every replay but the one that the newest checkpoint names."""
+        """Remove every replay except the one that the newest checkpoint names."""
         kept = None if reference is None else reference["folder"]
         for path in self._folder.glob("replay-*"):
             if path.name != kept and _FOLDER.fullmatch(path.name):
                 shutil.rmtree(path)
 
     def remove_unfinished(self) -> None:
-        """Remove what a kill, an interrupt or a full disk has left."""
+        """Remove the incomplete replays that a kill, an interrupt or a full disk has left."""
         for path in self._folder.glob(".replay-*.unfinished"):
             shutil.rmtree(path)
 
 
-def _verify(folder: Path, found: SavedFile) -> None:
-    """Raise ReplayError unless a file is what was written."""
-    if not _FILE.fullmatch(found.file):
-        raise ReplayError(f"{found.file!r} is no name of a file of it")
-    path = folder / found.file
+def _verify(folder: Path, saved: SavedFile) -> None:
+    """Raise ReplayError unless a file is as it was written."""
+    if not _FILE.fullmatch(saved.file):
+        raise ReplayError(f"{saved.file!r} is not the name of one of its files")
+    path = folder / saved.file
     size = path.stat().st_size
-    if size != found.size:
-        raise ReplayError(f"{found.file} has {size} bytes of {found.size}")
+    if size != saved.size:
+        raise ReplayError(f"{saved.file} has {size} bytes of {saved.size}")
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != found.sha256:
-            raise ReplayError(f"the checksum of {found.file} is wrong")
+        if hashlib.file_digest(file, "sha256").hexdigest() != saved.sha256:
+            raise ReplayError(f"the checksum of {saved.file} is wrong")

@@ -1,4 +1,4 @@
-"""What a run has chosen for its machine, as fields of its config."""
+"""The config of a run with the values that its plan has chosen for the machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ C = TypeVar("C", bound=AnyConfig)
 
 
 def with_plan(config: C, plan: Plan | ApexPlan) -> C:
-    """Return ``config`` with what was chosen for this machine: workers or ranks, envs, device,
-    precision, inference, threads, and the limit of the policy lag."""
+    """Return ``config`` with the values that the plan has chosen for this machine: workers or
+    ranks, envs, device, precision, inference, threads, and the limit of the policy lag."""
     chosen: dict[str, Any] = {
         "num_ranks" if isinstance(config, DdppoConfig) else "num_workers": plan.num_workers,
         "num_envs_per_worker": plan.num_splits * plan.rows,

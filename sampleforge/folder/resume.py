@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as its processes write and read them."""
+"""The functions by which the processes of a run write and load its checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.topologies.builders import Loads
+    from sampleforge.topologies.builders import LoadableLearner
 
 
 class SaveCheckpoint:
-    """What the learner's process calls to write a checkpoint."""
+    """Writes a checkpoint; the learner's process calls it."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
@@ -31,31 +31,31 @@ class SaveCheckpoint:
 
 
 class ResumeCheckpoint:
-    """The latest checkpoint, for the driver (weights) and the learner's process (everything)."""
+    """Loads the latest checkpoint: its weights in the driver, the complete state in the learner."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
 
     def weights(self, model: torch.nn.Module) -> int:
-        """Load the model's weights; returns their policy version."""
+        """Load the weights of the checkpoint into ``model``; return their policy version."""
         checkpoint = self._load()
         load_weights(model, model_tensors(checkpoint.tensors))
         return int(checkpoint.state["learner"]["version"])
 
-    def learner(self, learner: Loads) -> None:
-        """Load all of the learner's state."""
+    def learner(self, learner: LoadableLearner) -> None:
+        """Load the complete state of the checkpoint into ``learner``."""
         checkpoint = self._load()
         learner.load(checkpoint.tensors, checkpoint.state["learner"])
 
     def plain(self) -> dict[str, Any]:
-        """The learner's plain state."""
+        """Return the plain values of the learner's state."""
         plain: dict[str, Any] = self._load().state["learner"]
         return plain
 
     def _load(self) -> Checkpoint:
-        found = self._store.load(log=lambda text: None)
-        assert found is not None, "the driver has loaded it before"
-        return found[0]
+        loaded = self._store.load(log=lambda text: None)
+        assert loaded is not None, "the driver has loaded it before"
+        return loaded[0]
 
 
 def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
@@ -69,5 +69,5 @@ def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> No
 
 
 def model_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model's state_dict among a checkpoint's tensors."""
+    """Return the model's state_dict from a checkpoint's tensors."""
     return {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}

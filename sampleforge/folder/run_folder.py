@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where, who may write there, whether a run goes on."""
+"""The folder of one run: its files, its lock, and the rules for resuming."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FILES = (
     *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
     *("tb", "checkpoints", ".lock"),
 )
-"""What a run writes and keeps in its folder."""
+"""The files and folders that a run keeps in its folder."""
 
 
 def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
-    """``runs/<env>-<algo>-<date>-<time>`` that does not exist yet; what file names do not like
-    becomes a dash."""
+    """Return a folder ``runs/<env>-<algo>-<date>-<time>`` that does not exist yet. Characters that
+    are unusual in file names become dashes."""
     env = re.sub(r"[^A-Za-z0-9._]+", "-", config.env).strip("-.") or "env"
     name = f"{env}-{config.algo}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, count = root / name, 1
@@ -44,22 +44,24 @@ def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
 
 
 def with_folder_and_seed(config: C) -> C:
-    """Return ``config`` with a run folder and a seed, so that both can be said at once: those that
-    it names, or a new folder, and the seed of the run that the folder holds, or a random one."""
+    """Return ``config`` with a run folder and a seed, so that the banner can show both. If they are
+    not given, the folder is a new one, and the seed that of the run in the folder or a random
+    one."""
     asked: Any = config
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(config)
     seed = asked.seed
     if seed is None:
-        stored, found = path / "config.yaml", None
+        stored, known = path / "config.yaml", None
         if path.is_dir():
             check_places(path, (stored.name,))
-            found = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
-        seed = found if isinstance(found, int) else secrets.randbelow(2**31)
+            known = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        seed = known if isinstance(known, int) else secrets.randbelow(2**31)
     return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
 
 
 class RunFolder:
-    """One run's files. Their permissions follow the umask; none names an absolute path."""
+    """The files of one run. Their permissions follow the umask; no file contains an absolute
+    path."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -76,30 +78,30 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that was started, to read. Raises ConfigError if there is none, or
-        if something in it leads out of it."""
+        """Return the folder of a run that was started, for reading. Raises ConfigError if ``path``
+        is not a run folder, or if a link in it leads out of it."""
         folder = cls(path)
         check_places(folder.path, _FILES)
         if folder.config_file.is_file():
             return folder
         parent = folder.path.parent
-        runs = [found.parent.name for found in parent.glob("*/config.yaml")]
+        runs = [config.parent.name for config in parent.glob("*/config.yaml")]
         near = [str(parent / name) for name in nearest(folder.path.name, runs)]
         hint = f". Did you mean {near[0]}?" if near else ""
         raise ConfigError(f"{path} is not a run folder: it has no config.yaml{hint}")
 
     def create(self) -> None:
-        """Make the folder, or take an existing one, and lock it against another run.
+        """Create the folder unless it exists, and lock it against other runs.
 
-        The kernel drops the lock when this process ends, however it ends. Raises ConfigError if
-        another run has the folder, it cannot be made, or something in it leads out of it.
+        The kernel releases the lock when this process ends, in any way. Raises ConfigError if
+        another run has the lock, the folder cannot be created, or a link in it leads out of it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             check_places(self.path, _FILES)
             self._lock = self._locked()
             self.checkpoints.mkdir(exist_ok=True)
-            shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(self.scratch, ignore_errors=True)  # a killed run leaves it
             self.scratch.mkdir()
         except OSError as error:
             self.close()
@@ -126,7 +128,7 @@ class RunFolder:
         raise ConfigError(f"{self.path} has the policies {', '.join(several)}; say which of them")
 
     def _locked(self) -> int:
-        """File handle that holds the lock."""
+        """Lock the folder; return the file descriptor that holds the lock."""
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,15 +136,15 @@ class RunFolder:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             os.close(handle)
             raise ConfigError(
-                f"run folder {self.path} is in use by process {owner}; stop that run first, or "
-                "give another --run-dir"
+                f"--run-dir {self.path} is in use by process {owner}; stop that run first, or give "
+                "another folder"
             ) from None
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
         return handle
 
     def close(self) -> None:
-        """Remove what simulators dropped, and give up the lock."""
+        """Remove the files that simulators have written, and release the lock."""
         if self._lock is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
             os.close(self._lock)
@@ -151,29 +153,29 @@ class RunFolder:
     def write_config(self, resolved: Any, asked: Any) -> None:
         """Write config.yaml: every field of the ``resolved`` config, the versions and the commit.
 
-        ``asked`` is the config as the user gave it, before open fields (a seed of None) were
-        resolved or adopted: without it the same command would not be known again.
+        ``asked`` is the config as the user gave it, in which some fields are not set (a seed of
+        None). With it the same command is recognised when the run is resumed.
         """
         stored_config.write_config(self.config_file, resolved, asked)
 
     def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = IMPORTABLE) -> C:
-        """The config of this run as ``cls``. Raises ConfigError if it does not fit, or names code
-        that is not to be trusted in one of the fields that are ``used``."""
+        """Return the config of this run as ``cls``. Raises ConfigError if it does not fit, or if
+        one of the fields ``used`` names code that ``trust`` does not cover."""
         config = stored_config.read_config(self.config_file, cls)[0]
         check_trust(self.config_file, config, trust, used)
         return config
 
     def write_spec(self, spec: EnvSpec) -> None:
-        """Write spec.json: what the environment takes and gives, so that a policy is loaded without
-        it. Raises ConfigError for a spec that has no JSON form."""
+        """Write the spec of the environment to spec.json, so that a policy can be loaded without
+        the environment. Raises ConfigError for a spec that has no JSON form."""
         from sampleforge.env.spec_json import spec_to_plain
 
         text = to_json(spec_to_plain(spec), indent=1)
         write_atomically(self.spec_file, (text + "\n").encode())
 
     def read_spec(self) -> EnvSpec | None:
-        """What the environment of this run takes and gives; None in the folder of a version that
-        did not store it. Raises ConfigError, which names the value, if spec.json is damaged."""
+        """Return the spec of the environment of this run; None if an earlier version wrote the
+        folder without it. Raises ConfigError, which names the value, if spec.json is damaged."""
         from sampleforge.env.spec_json import spec_from_plain
 
         try:
@@ -192,29 +194,30 @@ class RunFolder:
         return str(stored_config.read_yaml(self.config_file).get("algo"))
 
     def resumes(self, config: Any) -> bool:
-        """Whether a run with ``config`` goes on from a checkpoint in here. Raises ConfigError if
-        ``config.resume`` demands one that is not there, or forbids one that is."""
-        found = any(self.checkpoints.glob("**/*.safetensors"))
-        found = found or any(self.checkpoints.glob("**/manifest.json"))
-        if config.resume == "must" and not found:
+        """Return whether a run with ``config`` resumes from a checkpoint in this folder. Raises
+        ConfigError if ``config.resume`` demands a checkpoint and there is none, or forbids one and
+        there is one."""
+        has_checkpoint = any(self.checkpoints.glob("**/*.safetensors"))
+        has_checkpoint = has_checkpoint or any(self.checkpoints.glob("**/manifest.json"))
+        if config.resume == "must" and not has_checkpoint:
             raise ConfigError(
                 f"--resume must: there is no checkpoint in {self.path}; give the folder of "
-                "an earlier run, or --resume auto to start one here"
+                "an earlier run, or --resume auto to start a new run there"
             )
-        if config.resume == "never" and found:
+        if config.resume == "never" and has_checkpoint:
             raise ConfigError(
                 f"--resume never: there are checkpoints in {self.path}; give another "
-                "--run-dir, or --resume auto to go on from them"
+                "--run-dir, or --resume auto to resume from them"
             )
-        return found
+        return has_checkpoint
 
-    def check_resume(self, config: C, fitted: C | None = None) -> C:
-        """The config to resume with: ``config``, in which what this run once resolved for itself
-        (seed, batch size) is filled in as it was. ``fitted``: ``config`` as it is fitted to the
-        environment, if that makes a difference. Raises ConfigError, listing the changes, if
-        ``config`` would alter what is learned."""
+    def check_resume(self, config: C, resolved: C | None = None) -> C:
+        """Return the config to resume with: ``config`` with the values (seed, batch size) that the
+        run had chosen when it started. ``resolved``: ``config`` with its defaults resolved for the
+        environment (None: the same). Raises ConfigError, which lists the changes, if ``config``
+        would alter what is learned."""
         stored, left_open = stored_config.read_config(self.config_file, type(config))
-        changed = stored_config.changes(stored, left_open, config, fitted or config)
+        changed = stored_config.changes(stored, left_open, config, resolved or config)
         if changed:
             lines = "\n  ".join(changed)
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""When a checkpoint is due, and writing it: the replay first, if it is kept, then the learner with
-what names it."""
+"""The timer of checkpoints, and their saving: first the replay, then the learner's state, which
+names the replay."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sampleforge.replay.snapshot import ReplayArchive
 
 
 class CheckpointNotWritten(OSError):
-    """A checkpoint, or the replay of one, could not be written; the text says what is left."""
+    """A checkpoint or its replay could not be written; the message says what has been saved."""
 
 
 FIRST_CHECKPOINT_S = 30.0
-"""Seconds after which the first checkpoint is written, if something has been learned."""
+"""Seconds after which the first checkpoint is written, if there was an update by then."""
 
 
 class CheckpointTimer:
-    """Says when a checkpoint is due: every ``interval`` seconds, and the first one earlier, so that
-    a run which is killed soon after its start has something to go on from."""
+    """Tells when a checkpoint is due: every ``interval`` seconds, and the first one earlier, so
+    that a run that is killed soon after its start can be resumed."""
 
     def __init__(
         self,
@@ -37,13 +37,14 @@ class CheckpointTimer:
 
     @property
     def due(self) -> bool:
+        """Whether a checkpoint is to be written now."""
         now = self._clock()
         if now >= self._next:
             return True
         return self._early is not None and now >= self._early and self._has_learned()
 
     def restart(self) -> None:
-        """Count the interval from now on: a checkpoint is being written."""
+        """Restart the interval, because a checkpoint is being written."""
         self._early = None
         self._next = self._clock() + self._interval
 
@@ -52,8 +53,9 @@ Ask = Callable[[str, Any, float], Any]
 
 
 class Saving:
-    """The checkpoints that a run writes. ``archive``: where its replay is saved, None: nowhere;
-    ``milestones``: env steps between checkpoints kept for good; ``env_steps``: so far."""
+    """Writes the checkpoints of a run. ``archive``: saves the replay (None: it is not saved);
+    ``milestones``: env steps between checkpoints that are never removed (None: no such
+    checkpoints); ``env_steps`` returns the env steps so far."""
 
     def __init__(
         self,
@@ -76,12 +78,13 @@ class Saving:
         timeout: float,
         log: Log,
     ) -> int:
-        """Have everything saved; returns the env steps of the checkpoint.
+        """Write a checkpoint; return its env steps.
 
-        ``ask`` gets the learner's answer, ``wait`` lets the workers go on for a moment, ``state``
-        returns the session's own part, and ``log`` is told of what takes long. Raises
-        CheckpointNotWritten if something cannot be saved: the checkpoint before stays, and if it
-        was the replay, there is a new checkpoint with the replay before.
+        ``ask`` sends a request to the learner and returns the answer, ``wait`` lets the workers run
+        for a moment, ``state`` returns the session's part of the checkpoint, and ``log`` gets a
+        message about a saved replay. Raises CheckpointNotWritten if something cannot be saved. The
+        previous checkpoint is then kept; if only the replay could not be saved, the new checkpoint
+        names the previous replay.
         """
         replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, log)
         env_steps = self._env_steps()
@@ -96,6 +99,6 @@ class Saving:
         return env_steps
 
     def _is_milestone(self, env_steps: int) -> bool:
-        """Whether a milestone lies between the last checkpoint and this one."""
+        """Return whether a milestone lies between the last checkpoint and this one."""
         every, last, self._last_saved = self._milestones, self._last_saved, env_steps
         return every is not None and env_steps // every > last // every

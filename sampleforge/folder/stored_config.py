@@ -1,8 +1,8 @@
-"""config.yaml of a run folder: how a config is stored, read, and compared when a run is resumed.
+"""The config.yaml of a run folder: storing and reading a config, and comparing it on a resume.
 
-Fields that the user left open (no seed, no batch size, no number of workers) are stored as they
-were resolved, and as ``left_open`` besides: so the same command resumes the run, with the seed and
-the batch it had. Those of them that are about the machine (`_MACHINE`) are resolved anew whenever
+Fields that the user has not set (no seed, no batch size, no number of workers) are stored with
+their resolved values, and listed under ``left_open``. So the same command resumes the run, with the
+same seed and batch size. Those that depend on the machine (`_MACHINE`) are resolved again whenever
 the file is read, because that may be on another machine.
 """
 
@@ -29,9 +29,9 @@ C = TypeVar("C")
 DEEPEST, MOST_VALUES = 50, 100_000
 """Of the values in a YAML file."""
 HEADER = ("algo", "versions", "left_open")
-"""Keys of config.yaml that are no fields of the config."""
-OF_THE_COMMAND = ("run_dir", "resume")
-"""Not stored: the folder may be moved."""
+"""Keys of config.yaml that are not fields of the config."""
+NOT_STORED = ("run_dir", "resume")
+"""Fields that are not in config.yaml, because the folder may be moved."""
 _STOP = {"train_for_env_steps", "train_for_seconds"}
 _REPORTING = {
     *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
@@ -46,19 +46,19 @@ _MACHINE = {
     *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
     *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
-    "max_policy_lag",  # left open, it follows the number of workers
+    "max_policy_lag",  # its default depends on the number of workers
     *("num_replay_shards", "prefetch_batches"),
     *("samples_per_insert_tolerance", "save_replay"),
 }
 _REMOVED = {"keep_driver_weights_in_sync": "rank 0's weights are always in shared memory"}
-"""Fields of earlier versions that are no more, and why: they are left out, with a notice."""
-_BEFORE_THEY_EXISTED: dict[str, Any] = {
+"""Fields of earlier versions that no longer exist, and why. They are ignored with a warning."""
+_VALUES_BEFORE_INTRODUCTION: dict[str, Any] = {
     "rescale_actions": False,
     "noise_correlation": 0.0,
     "advantage_floor": 0.0,
 }
-"""What fields of today stand for in the config of a run that began before there were such fields,
-where their defaults would change what was trained."""
+"""Values of newer fields in the config of a run that began before the fields existed. Only fields
+whose default would change what such a run learns are listed."""
 _FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
     "appo": {
         **{"async_rl": True, "rollout": 32, "num_epochs": 1, "advantage": "vtrace"},
@@ -77,20 +77,24 @@ _FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
         "model.separate_critic": False,
     },
 }
-"""The defaults, where they were others, of the versions before defaults were fitted to the
-environment: what such a run's config holds where its command line said nothing."""
-_CHANGED_DEFAULTS = {*_BEFORE_THEY_EXISTED, *(n for of in _FIXED_DEFAULTS.values() for n in of)}
-_FITTED_SINCE = "rescale_actions"
-"""The field that came together with fitted defaults."""
-MAY_CHANGE = frozenset({*OF_THE_COMMAND, *_STOP, *_REPORTING, *_MACHINE})
-"""Fields that a resumed run may change: when to stop, what to report, how the work is spread over
-the machine. All others shape what is learned."""
+"""Algorithm -> the defaults of versions that had the same defaults for all environments, as far as
+they differ from today's. The config of such a run has them for flags that were not given."""
+_CHANGED_DEFAULTS = {
+    *_VALUES_BEFORE_INTRODUCTION,
+    *(name for defaults in _FIXED_DEFAULTS.values() for name in defaults),
+}
+_RESOLVED_SINCE = "rescale_actions"
+"""The field that was introduced together with defaults that depend on the environment."""
+MAY_CHANGE = frozenset({*NOT_STORED, *_STOP, *_REPORTING, *_MACHINE})
+"""Fields that a resumed run may change: the stop condition, reporting, and the use of the machine.
+All other fields affect what is learned."""
 
 
 def write_config(path: Path, resolved: Any, asked: Any) -> None:
-    """Store the ``resolved`` config, with what ``asked`` had left open and the versions."""
+    """Store the ``resolved`` config, the fields that ``asked`` (the user's config) has not set, and
+    the versions."""
     fields, given = flat_fields(resolved), flat_fields(asked)
-    for name in OF_THE_COMMAND:
+    for name in NOT_STORED:
         del fields[name]
     left_open = {name: given[name] for name in fields if given[name] != fields[name]}
     stored = {"algo": resolved.algo, "versions": versions(), **_nested(fields)}
@@ -101,18 +105,19 @@ def write_config(path: Path, resolved: Any, asked: Any) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of keys and values. Raises ConfigError if it is missing, damaged, or no such."""
+    """Return the keys and values of a YAML file. Raises ConfigError if it is missing or damaged."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        _check_size(found)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        _check_size(content)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise ConfigError(f"{path} cannot be read: {reason}") from error
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds a {type(found).__name__}, but must hold key: value lines")
-    return found
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ConfigError(f"{path} holds a {kind}, but must hold key: value lines")
+    return content
 
 
 def _check_size(value: Any) -> None:
@@ -132,106 +137,110 @@ def _check_size(value: Any) -> None:
 
 
 def config_values(path: Path, algo: str) -> dict[str, Any]:
-    """The config fields in a YAML file written by hand or in a run's config.yaml, whose header is
-    left out. In the latter, what was chosen for the machine is left open again, and fields that
-    the run's version did not have get the meaning they had then. Raises ConfigError if the file is
-    for another algorithm than ``algo``."""
-    found = read_yaml(path)
-    if found.get("algo", algo) != algo:
+    """Return the config fields of a YAML file: one written by hand, or the config.yaml of a run.
+
+    In a config.yaml, fields whose values were chosen for the machine are unset again, and fields
+    that the run's version did not have get the values that reproduce that version. Raises
+    ConfigError if the file is for another algorithm than ``algo``."""
+    content = read_yaml(path)
+    other = content.get("algo", algo)
+    if other != algo:
         raise ConfigError(
-            f"{path} is a config for {found['algo']}, not for {algo}; train {found['algo']} with "
-            "it, or give another file (in a run's folder: another --run-dir)"
+            f"{path} is a config for {other}, not for {algo}; train {other} with it, or give "
+            "another file (in a run's folder: another --run-dir)"
         )
-    for name in _REMOVED.keys() & found.keys():
+    for name in _REMOVED.keys() & content.keys():
         log.warning("%s: %s no longer exists and is ignored: %s", path, name, _REMOVED[name])
-    fields = {key: value for key, value in found.items() if key not in {*HEADER, *_REMOVED}}
-    if "versions" not in found:
+    fields = {key: value for key, value in content.items() if key not in {*HEADER, *_REMOVED}}
+    if "versions" not in content:
         return fields
-    left_open = found.get("left_open") or {}
+    left_open = content.get("left_open") or {}
     fields |= {name: value for name, value in left_open.items() if name in _MACHINE}
-    return _as_meant(fields, algo)
+    return _migrated(fields, algo)
 
 
-def _as_meant(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
-    """The fields of a run's config.yaml with what its version meant by those that it left out, or
-    left empty."""
+def _migrated(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    """Return the fields of a run's config.yaml with explicit values for those that its version did
+    not have, or whose empty value had another meaning."""
     known = flat_fields(ALGOS[algo]())
-    meant = {**{n: v for n, v in _BEFORE_THEY_EXISTED.items() if n in known}, **fields}
+    added = {name: v for name, v in _VALUES_BEFORE_INTRODUCTION.items() if name in known}
+    migrated = {**added, **fields}
     if _takes_whole_batches(fields):
-        meant["minibatch_size"] = fields.get("batch_size")
-    return meant
+        migrated["minibatch_size"] = fields.get("batch_size")
+    return migrated
 
 
 def _has_fixed_defaults(fields: Mapping[str, Any]) -> bool:
-    """Whether the version that wrote these fields had the same defaults for all environments."""
-    return _FITTED_SINCE not in fields
+    """Return whether the version that wrote these fields had the same defaults for all
+    environments."""
+    return _RESOLVED_SINCE not in fields
 
 
 def _takes_whole_batches(fields: Mapping[str, Any]) -> bool:
-    """Whether an empty minibatch_size is the whole batch, which since then it is with --async-rl
-    only."""
+    """Return whether an empty minibatch_size means the whole batch. Today it means that only with
+    --async-rl."""
     is_empty = "minibatch_size" in fields and fields["minibatch_size"] is None
     return is_empty and _has_fixed_defaults(fields) and not fields.get("async_rl")
 
 
 def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
-    """A stored config as ``cls``, and what the user had left open, or may have, by dotted name: the
-    value that such a field has in a config made today.
+    """Return a stored config as ``cls``, and the fields that the user has not, or may not have,
+    set: dotted name -> the value that such a field has in a config today.
 
-    Raises ConfigError if the file is damaged, of another algorithm, or has fields unknown here.
+    Raises ConfigError if the file is damaged, of another algorithm, or has unknown fields.
     """
     algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
     config = from_plain(cls, config_values(path, algo), str(path))
-    found = read_yaml(path)
+    content = read_yaml(path)
     defaults = {name: _plain(value) for name, value in flat_fields(cls()).items()}
-    may_be_open = {n for n in _BEFORE_THEY_EXISTED if n in defaults and n not in found}
-    if _has_fixed_defaults(found):
-        stored, then = flat_fields(config), _FIXED_DEFAULTS[algo]
-        may_be_open |= {name for name, value in then.items() if stored[name] == value}
-    if _takes_whole_batches(found):
-        may_be_open.add("minibatch_size")
-    left_open = {name: defaults[name] for name in may_be_open}
-    stored_open = found.get("left_open") or {}
+    may_be_unset = {n for n in _VALUES_BEFORE_INTRODUCTION if n in defaults and n not in content}
+    if _has_fixed_defaults(content):
+        stored, old_defaults = flat_fields(config), _FIXED_DEFAULTS[algo]
+        may_be_unset |= {name for name, value in old_defaults.items() if stored[name] == value}
+    if _takes_whole_batches(content):
+        may_be_unset.add("minibatch_size")
+    left_open = {name: defaults[name] for name in may_be_unset}
+    stored_open = content.get("left_open") or {}
     return config, {**left_open, **{n: v for n, v in stored_open.items() if n not in _REMOVED}}
 
 
-def changes(stored: Any, left_open: Mapping[str, Any], config: Any, fitted: Any) -> list[str]:
-    """Lines ``name: old -> new`` for every field of ``config`` that would alter the learning of a
-    run with the ``stored`` config.
+def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: Any) -> list[str]:
+    """Return a line ``name: old -> new`` for every field of ``config`` that would alter what a run
+    with the ``stored`` config learns.
 
-    ``fitted`` is ``config`` as it is fitted to the environment: a value that comes out as the
-    stored one is no change. ``left_open`` comes from the folder like the stored values, and excuses
-    only a field that ``config`` leaves open as well: never a value that the user gave, and never
-    one that names code.
+    ``resolved`` is ``config`` with its defaults resolved for the environment: a field that resolves
+    to the stored value is no change. ``left_open`` comes from the run folder, like the stored
+    values. It excuses only fields that ``config`` leaves unset as well, never a value that the user
+    gave, and never one that names code.
     """
-    old, new, fits = flat_fields(stored), flat_fields(config), flat_fields(fitted)
+    old, new, chosen = flat_fields(stored), flat_fields(config), flat_fields(resolved)
     defaults = flat_fields(type(config)())
     return [
         f"{name}: {_plain(old[name])!r} -> {_plain(value)!r}"
         for name, value in new.items()
         if name not in MAY_CHANGE
         and value != old[name]
-        and not (name == "seed" and value is None)  # the run's own is meant
-        and (name in IMPORTABLE or fits[name] != old[name])
+        and not (name == "seed" and value is None)  # None means the stored seed
+        and (name in IMPORTABLE or chosen[name] != old[name])
         and not (
-            _is_open(name, value, defaults[name])
+            _is_unset(name, value, defaults[name])
             and name in left_open
             and _plain(value) == left_open[name]
         )
     ]
 
 
-def _is_open(name: str, value: Any, default: Any) -> bool:
-    """Whether a value leaves it to the run to choose one: the default does, too, where an earlier
-    version had another one."""
+def _is_unset(name: str, value: Any, default: Any) -> bool:
+    """Return whether a value leaves the choice to the run. The default of a field counts as unset,
+    too, if an earlier version had another default."""
     if name in IMPORTABLE:
         return False
     return value is None or value == "auto" or (value == default and name in _CHANGED_DEFAULTS)
 
 
 def adopt(stored: C, config: C) -> C:
-    """``config`` with every field that shapes the learning as it is in ``stored``; what names code
-    is the same in both, and taken from ``config``."""
+    """Return ``config`` with the ``stored`` value of every field that affects what is learned.
+    Fields that name code are equal in both, and taken from ``config``."""
     own = {*MAY_CHANGE, *IMPORTABLE}
     kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
     merged = _nested({**flat_fields(config), **kept})
@@ -239,37 +248,39 @@ def adopt(stored: C, config: C) -> C:
 
 
 def with_own_code(config: C, own: C) -> C:
-    """``config``, which came from elsewhere, with what names code as it is in ``own``."""
+    """Return ``config``, which came from another process, with the values of ``own`` for the fields
+    that can name code."""
     kept = {name: value for name, value in flat_fields(own).items() if name in IMPORTABLE}
     return from_plain(type(config), _nested({**flat_fields(config), **kept}), "config")
 
 
 def flat_fields(config: Any) -> dict[str, Any]:
-    """Every field by dotted name (``model.core``)."""
-    found: dict[str, Any] = {}
+    """Return the value of every field by its dotted name, such as ``model.core``."""
+    fields: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            found |= {f"{field.name}.{name}": v for name, v in flat_fields(value).items()}
+            fields |= {f"{field.name}.{name}": v for name, v in flat_fields(value).items()}
         else:
-            found[field.name] = value
-    return found
+            fields[field.name] = value
+    return fields
 
 
 def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flat_fields`, in YAML's plain values."""
-    found: dict[str, Any] = {}
+    """Return the nested fields, in plain values of YAML: the inverse of `flat_fields`."""
+    nested: dict[str, Any] = {}
     for name, value in fields.items():
         *parents, leaf = name.split(".")
-        place = found
+        parent_fields = nested
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[leaf] = _plain(value)
-    return found
+            parent_fields = parent_fields.setdefault(parent, {})
+        parent_fields[leaf] = _plain(value)
+    return nested
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, also within mappings: YAML has no tuples."""
+    """Return a value with lists in the place of tuples, also within mappings: YAML has no
+    tuples."""
     if isinstance(value, tuple | list):
         return [_plain(child) for child in value]
     if isinstance(value, Mapping):

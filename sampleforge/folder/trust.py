@@ -1,8 +1,8 @@
-"""What a run folder may not decide alone: values that name code, and places outside of it.
+"""The protection against run folders from unknown sources: values that name code, and links.
 
-A run folder may come from somewhere else. Its values that make Python import what they name are
-used only if the user vouches for the folder (--trust) or gives the same value on the command line;
-and nothing in it is followed out of it.
+Values of a run folder that make Python import code are used only if the user trusts the folder
+(--trust) or gives the same values on the command line. Links that lead out of the folder are
+refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from sampleforge.config import ConfigError, typed
 
 IMPORTABLE = ("env", "env_kwargs", "model.encoder")
-"""Fields of a config, by dotted name, whose values can name code."""
+"""Fields of a config, by dotted name, whose values can name code to import."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What the user says about a run folder: ``everything`` in it may be used (--trust), or the
-    values ``repeated`` on the command line, by dotted name, may be."""
+    """The trust of the user in a run folder: in ``everything`` (--trust), or in the values that are
+    ``repeated`` on the command line, by dotted name."""
 
     everything: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
@@ -32,9 +32,9 @@ class Trust:
 def check_trust(
     config_file: Path, config: Any, trust: Trust, used: Sequence[str] = IMPORTABLE
 ) -> None:
-    """Raise ConfigError for values in ``config``, read from ``config_file``, that name code and
-    that the user has neither vouched for nor repeated; and for repeated ones that differ. Only the
-    fields that are ``used`` count."""
+    """Raise ConfigError if a value of ``config``, read from ``config_file``, names code and
+    ``trust`` does not cover it, or if a repeated value differs from the stored one. Only the fields
+    ``used`` count."""
     stored = {name: _value(config, name) for name in IMPORTABLE}
     for name, value in trust.repeated.items():
         if value != stored[name]:
@@ -51,38 +51,38 @@ def check_trust(
     }
     if not refused:
         return
-    found = "\n  ".join(f"{name}: {value!r}" for name, value in refused.items())
+    lines = "\n  ".join(f"{name}: {value!r}" for name, value in refused.items())
     repeat = " ".join(typed(name, stored[name]) for name in refused)
     raise ConfigError(
-        f"{config_file} names code that would be imported and run:\n  {found}\n"
-        "A run folder may come from somewhere else, so that such values are used only if you say "
-        f"so. If you know this folder: add --trust (in Python: trust=True), or repeat what it "
-        f"names: {repeat}"
+        f"{config_file} names code that would be imported and run:\n  {lines}\n"
+        "A run folder may come from an unknown source, so such values are used only with your "
+        "consent. If you know where this folder comes from, add --trust (in Python: trust=True), "
+        f"or repeat the values: {repeat}"
     )
 
 
 def naming_code(config: Any, used: Sequence[str] = IMPORTABLE) -> dict[str, Any]:
-    """The values of a config, by dotted name, that make Python import what they name; empty ones
-    for those that do not. Only of the fields that are ``used``."""
+    """Return the values of the fields ``used``, by dotted name, that make Python import code; the
+    value is empty if it names no code."""
     from sampleforge.env.importable import importable_kwargs, names_code
 
-    encoder, found = config.model.encoder, {}
+    encoder, values = config.model.encoder, {}
     if "env" in used:
-        found["env"] = config.env if names_code(config.env) else ""
+        values["env"] = config.env if names_code(config.env) else ""
     if "env_kwargs" in used:
-        found["env_kwargs"] = importable_kwargs(config)
+        values["env_kwargs"] = importable_kwargs(config)
     if "model.encoder" in used:
-        found["model.encoder"] = encoder if ":" in encoder else ""
-    return found
+        values["model.encoder"] = encoder if ":" in encoder else ""
+    return values
 
 
 def imports_code(config: Any, used: Sequence[str] = IMPORTABLE) -> bool:
-    """Whether any value of a config, in the fields that are ``used``, names code."""
+    """Return whether a value of a config, in the fields ``used``, names code."""
     return any(naming_code(config, used).values())
 
 
 def _value(config: Any, name: str) -> Any:
-    """The field of a config with that dotted name."""
+    """Return the value of a config's field by its dotted name."""
     for part in name.split("."):
         config = getattr(config, part)
     return config
@@ -90,7 +90,7 @@ def _value(config: Any, name: str) -> Any:
 
 def check_places(folder: Path, names: tuple[str, ...]) -> None:
     """Raise ConfigError if one of ``names`` in ``folder``, or anything below it, is a link that
-    leads out of the folder, or no file or folder at all (a pipe would be waited for for ever)."""
+    leads out of the folder, or is neither file nor folder (reading a pipe could block for ever)."""
     inside = folder.resolve()
     waiting = [folder / name for name in names]
     while waiting:
@@ -98,7 +98,7 @@ def check_places(folder: Path, names: tuple[str, ...]) -> None:
         try:
             mode = path.lstat().st_mode
             below = os.listdir(path) if stat.S_ISDIR(mode) else []
-        except FileNotFoundError:  # the run is going on, and has removed it
+        except FileNotFoundError:  # a run in progress has removed it
             continue
         waiting += [path / name for name in below]
         if stat.S_ISLNK(mode):
@@ -109,7 +109,7 @@ def check_places(folder: Path, names: tuple[str, ...]) -> None:
             if not target.is_relative_to(inside):
                 raise ConfigError(
                     f"{path} is a link to {target}, outside of the run folder, and such links are "
-                    "not followed; put there what it points to, or move the whole folder instead"
+                    "not followed; replace the link by the file or folder that it points to"
                 )
         elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             raise ConfigError(f"{path} is neither a file nor a folder; remove it")

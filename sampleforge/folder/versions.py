@@ -1,4 +1,4 @@
-"""What ran: versions of the packages that shape a run, read without importing them."""
+"""The versions of the packages that affect a run, read without importing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def installed_version(package: str) -> str | None:
-    """Version of an installed package, or None."""
+    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -21,15 +21,15 @@ def installed_version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of SampleForge, Python, torch, gymnasium and numpy, and the commit."""
-    found: dict[str, str | None] = {"sampleforge": __version__, "git_commit": git_commit()}
-    found["python"] = platform.python_version()
-    return found | {name: installed_version(name) for name in ("torch", "gymnasium", "numpy")}
+    """Return the versions of SampleForge, Python, torch, gymnasium and numpy, and the commit."""
+    own: dict[str, str | None] = {"sampleforge": __version__, "git_commit": git_commit()}
+    own["python"] = platform.python_version()
+    return own | {name: installed_version(name) for name in ("torch", "gymnasium", "numpy")}
 
 
 def git_commit(repository: Path = REPOSITORY) -> str | None:
-    """Commit of the checkout that SampleForge runs from, with -dirty if it was changed since; None
-    outside a checkout or without git."""
+    """Return the commit of the checkout that SampleForge runs from, with "-dirty" if files have
+    changed since; None outside a checkout or without git."""
     if not (repository / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

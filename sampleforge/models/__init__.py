@@ -1,0 +1,1 @@
+"""The neural networks: encoders, recurrent cores, actor-critic and Q-network."""

@@ -113,7 +113,7 @@ class ActorCritic(nn.Module):
         """Create the heads' parameters, which belong to this module itself: see `_output`."""
         layout, boxes = self.layout, self.layout.num_boxes
         is_learned = config.action_std == "learned"
-        outputs = layout.num_logits + boxes * (1 if is_learned else 2)
+        outputs = layout.head_size(state_std=not is_learned)
         policy = orthogonal_(nn.Linear(self.actor.out_features, outputs), gain=0.01)
         value = orthogonal_(nn.Linear(critic_features, 1), gain=1.0)
         if boxes and not is_learned:

@@ -54,6 +54,12 @@ class ActionLayout:
     def num_boxes(self) -> int:
         return len(self.low)
 
+    def head_size(self, *, state_std: bool) -> int:
+        """Return the number of outputs that the policy head needs: all parameters of the
+        distribution with ``state_std``, all but the log standard deviations (which come last)
+        without."""
+        return self.num_logits + self.num_boxes * (2 if state_std else 1)
+
     @property
     def is_bounded(self) -> bool:
         pairs = zip(self.low, self.high, strict=True)
@@ -72,13 +78,6 @@ def action_layout(actions: Mapping[str, ActionSpec]) -> ActionLayout:
         leaves.append(_Leaf(name, spec.shape, getattr(torch, spec.dtype), is_box, start))
         sizes, low, high = sizes + spec.categories, low + spec.low, high + spec.high
     return ActionLayout(tuple(leaves), sizes, low, high)
-
-
-def num_parameters(actions: Mapping[str, ActionSpec], state_std: bool) -> int:
-    """Return the number of outputs that the policy head needs: all parameters of the distribution
-    with ``state_std``, all but the log standard deviations (which come last) without."""
-    layout = action_layout(actions)
-    return layout.num_logits + layout.num_boxes * (2 if state_std else 1)
 
 
 class ActionDistribution:
@@ -101,7 +100,7 @@ class ActionDistribution:
         self._layout = layout
         self._discrete: Categoricals | None = None
         self._box: Gaussian | None = None
-        expected = layout.num_logits + 2 * layout.num_boxes
+        expected = layout.head_size(state_std=True)
         assert parameters.shape[-1] == expected, (tuple(parameters.shape), expected)
         parameters = parameters.float()
         if not layout.low:

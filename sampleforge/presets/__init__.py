@@ -1,5 +1,5 @@
-"""Presets: ``<algo>/<name>.yaml`` in this folder, a config each, its first line a comment that says
-what it is for."""
+"""The presets: configs ``<algo>/<name>.yaml`` in this folder, whose first line is a comment with
+the purpose of the preset."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ FOLDER = Path(__file__).parent
 
 
 def preset_names(algo: str) -> list[str]:
-    """Names of the presets of an algorithm."""
+    """Return the names of the presets of an algorithm."""
     return sorted(path.stem for path in (FOLDER / algo).glob("*.yaml"))
 
 
 def preset_file(algo: str, name: str) -> Path:
-    """The file of a preset. Raises ConfigError, with the nearest names, if there is none."""
+    """Return the file of a preset. Raises ConfigError, which gives the nearest name, if there is
+    none."""
     names = preset_names(algo)
     if name in names:
         return FOLDER / algo / f"{name}.yaml"
@@ -28,11 +29,12 @@ def preset_file(algo: str, name: str) -> Path:
 
 
 def preset_values(algo: str, name: str) -> dict[str, Any]:
-    """The config fields that a preset sets. Raises ConfigError."""
+    """Return the config fields that a preset sets. Raises ConfigError if there is no such
+    preset."""
     return config_values(preset_file(algo, name), algo)
 
 
 def description(path: Path) -> str:
-    """A preset's first line, without the comment sign."""
+    """Return a preset's first line, without the comment sign."""
     with path.open(encoding="utf-8") as file:
         return file.readline().lstrip("#").strip()

@@ -1,0 +1,1 @@
+"""The replay of Ape-X: shards, sum tree, rate limiter, readers of samples, saving."""

@@ -1,9 +1,9 @@
 """The frames of a replay in compressed form, in rings of bytes in shared memory.
 
-Ownership: while an actor has a slot, the slot's frames are raw, in a place that is lent to the
-slot. When the slot becomes STORED, its shard compresses the frames into the shard's ring and takes
-the place back. When the slot is evicted (oldest first), its bytes in the ring are free. The
-generation of the slot has risen by then, so a reader that was copying the frames notices.
+Ownership: while an actor has a slot, the slot's frames are raw, in a frame buffer that is lent to
+the slot. When the slot becomes STORED, its shard compresses the frames into the shard's ring and
+takes the frame buffer back. When the slot is evicted (oldest first), its bytes in the ring are
+free. The generation of the slot has risen by then, so a reader that was copying the frames notices.
 
 The unit is a block of up to 8 consecutive frames of one row, because LZ4 looks back 64 KiB and
 finds most of a frame in the frame before: 55x on Breakout and 13x on Ms. Pac-Man, where single
@@ -87,7 +87,7 @@ def ring_bytes(shape: SlotShape, stored: int, ratio: float) -> int:
 
 
 class CompressedFrames:
-    """The rings of all shards, and the place of each slot's blocks in them, in shared memory.
+    """The rings of all shards, and the positions of each slot's blocks in them, in shared memory.
 
     ``slots``: number of slots of each shard; ``rings``: bytes of each shard's ring.
     """
@@ -144,7 +144,9 @@ class CompressedColumn(StackColumn):
     def __init__(
         self, name: str, leaf: ArraySpec, slots: TrajectorySlots, frames: CompressedFrames
     ) -> None:
-        super().__init__(name, leaf, slots.arrays.tensor(f"obs/{name}"), slots.first, slots.place)
+        super().__init__(
+            name, leaf, slots.arrays.tensor(f"obs/{name}"), slots.first, slots.frame_buffer
+        )
         self._blocks = blocks = Blocks.of(frames.shape, leaf)
         self._expected = [blocks.nbytes(i) for i in range(blocks.per_row)]
         at, size = frames.where(name)
@@ -213,16 +215,17 @@ class CompressedColumn(StackColumn):
 
 
 class FrameStore:
-    """A shard's ring and the places that it lends to slots; only the shard's process uses it."""
+    """A shard's ring, and the frame buffers that the shard lends to slots. Only the shard's process
+    uses it."""
 
     def __init__(
-        self, shard: int, frames: CompressedFrames, slots: TrajectorySlots, places: range
+        self, shard: int, frames: CompressedFrames, slots: TrajectorySlots, buffers: range
     ) -> None:
         self._frames = frames
         self._slots = slots
         self._begin, size = frames.ring_of(shard)
         self._ring = Ring(size)
-        self._places = deque(places)
+        self._free_buffers = deque(buffers)
         self._lz4 = lz4_block()
 
     @property
@@ -231,15 +234,15 @@ class FrameStore:
         return self._ring.used
 
     def lend(self, slot: int) -> None:
-        """Give a slot that an actor is going to write a place for its frames."""
-        self._slots.place[slot] = self._places.popleft()
+        """Lend a frame buffer to a slot, which an actor is going to write."""
+        self._slots.frame_buffer[slot] = self._free_buffers.popleft()
 
     def pack(self, slot: int) -> list[bytes]:
         """Return the compressed blocks of a slot, in the order leaf, row, time."""
         packed = []
         for name, leaf in self._frames.shape.stacks.items():
             blocks = Blocks.of(self._frames.shape, leaf)
-            frames = self._slots.arrays[f"obs/{name}"][self._slots.place[slot]]
+            frames = self._slots.arrays[f"obs/{name}"][self._slots.frame_buffer[slot]]
             for row in range(blocks.rows):
                 of_row = np.ascontiguousarray(frames[:, row]).reshape(-1).view(np.uint8)
                 for block in range(blocks.per_row):
@@ -249,14 +252,14 @@ class FrameStore:
         return packed
 
     def store(self, slot: int, packed: list[bytes]) -> bool:
-        """Copy a slot's blocks into the ring and take its place back; return False if there is no
-        room."""
+        """Copy a slot's blocks into the ring and take its frame buffer back; return False if there
+        is no room."""
         at = self._take(slot, np.array([len(block) for block in packed]))
         if at is None:
             return False
         data = np.frombuffer(b"".join(packed), np.uint8)
         self._frames.ring[at : at + len(data)] = data
-        self._places.append(int(self._slots.place[slot]))
+        self._free_buffers.append(int(self._slots.frame_buffer[slot]))
         return True
 
     def _take(self, slot: int, sizes: npt.NDArray[np.int64]) -> int | None:

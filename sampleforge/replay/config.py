@@ -40,9 +40,9 @@ class ReplayConfig(Checked):
     wait (auto: 1 for images, else 8; None: no limit, and no worker waits)."""
     samples_per_insert_tolerance: float | None = None
     """Samples (transitions, or sequences) by which the replay ratio may be missed at any moment
-    (default: as few as the rollouts and batches under way allow)."""
+    (default: the least that the rollouts and batches in flight allow)."""
     prefetch_batches: int = 16
-    """Batches that may be under way between replay and learner."""
+    """Batches that may be in flight between replay and learner."""
     sequence_length: int = 80
     """Env steps of a sequence, which is drawn for a recurrent core, burn-in included."""
     sequence_overlap: int = 40

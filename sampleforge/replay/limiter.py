@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sampleforge.shared.arrays import SharedArrays
 
-_OF_SHARD = {
+_SHARD_COUNTERS = {
     "inserted": "int64",  # items that could be sampled, in total
     "leased": "int64",  # items of the slots that actors have
     "stored": "int64",  # items that can be sampled now
@@ -25,8 +25,8 @@ _OF_SHARD = {
     "restoring": "bool",  # the shard is reading a saved replay
     "stale_updates": "int64",  # priorities that came too late: their item was evicted
 }
-_OF_LEARNER = {
-    "base": "int64",  # of each shard: inserted before learning began
+_LEARNER_COUNTERS = {
+    "base": "int64",  # for each shard: items inserted before learning began
     "carried": "float64",  # [0]: the balance at the end of the previous run
     "sampled": "int64",  # [0]
     "learning": "bool",  # [0]
@@ -35,8 +35,8 @@ _OF_LEARNER = {
 
 
 class ReplayCounters:
-    """Counters of each shard, [shards] each, in shared memory. Those of `_OF_SHARD` are written by
-    the shard, those of `_OF_LEARNER` by the learner."""
+    """Counters of each shard, [shards] each, in shared memory. The shard writes those of
+    `_SHARD_COUNTERS`, the learner those of `_LEARNER_COUNTERS`."""
 
     inserted: npt.NDArray[np.int64]
     leased: npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class ReplayCounters:
     begun: npt.NDArray[np.bool_]
 
     def __init__(self, shards: int) -> None:
-        columns = {**_OF_SHARD, **_OF_LEARNER}
+        columns = {**_SHARD_COUNTERS, **_LEARNER_COUNTERS}
         self.__setstate__(SharedArrays({n: ((shards,), dtype) for n, dtype in columns.items()}))
 
     def __getstate__(self) -> SharedArrays:
@@ -63,7 +63,7 @@ class ReplayCounters:
 
     def __setstate__(self, arrays: SharedArrays) -> None:
         self._arrays = arrays
-        for name in (*_OF_SHARD, *_OF_LEARNER):
+        for name in (*_SHARD_COUNTERS, *_LEARNER_COUNTERS):
             setattr(self, name, arrays[name])
 
     @property
@@ -125,9 +125,9 @@ class RateLimiter:
         ) / self.ratio
         if replay_counters.learning[0]:
             return bool(committed <= allowed / replay_counters.shards)
-        # The limit holds before learning too, so that a learner that starts late finds no pile of
-        # old steps. But the items that learning needs to begin are always allowed, whatever the
-        # balance of the previous run.
+        # The limit holds before learning too, so that not too many old items are waiting for a
+        # learner that starts late. But the items that learning needs to begin are always allowed,
+        # whatever the balance of the previous run.
         needed = self.learning_starts / replay_counters.shards
         return bool(
             committed - items < needed or committed <= needed + allowed / replay_counters.shards

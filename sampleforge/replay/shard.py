@@ -146,7 +146,7 @@ class ReplayShard:
         count = int(np.count_nonzero(usable))
         if self._tree is not None:
             priorities = self._priority(self._errors[slot])
-            self._tree.set_range(self._place(slot), np.where(usable, priorities, 0.0))
+            self._tree.set_range(self._first_leaf(slot), np.where(usable, priorities, 0.0))
         self._stored.append(slot)
         self._born[slot - self._first] = replay_counters.inserted[me]
         replay_counters.stored[me] += count
@@ -159,19 +159,19 @@ class ReplayShard:
         replay_counters, me = self._replay_counters, self._index
         everything = float(replay_counters.stored.sum())
         if self._tree is None:
-            places = self._draw_uniformly(count)
+            leaves = self._draw_uniformly(count)
             scaled_probability = np.ones(count)
         else:
-            places = self._tree.draw(count, self._random)
-            scaled_probability = self._tree.leaves[places] * (
+            leaves = self._tree.draw(count, self._random)
+            scaled_probability = self._tree.leaves[leaves] * (
                 everything / float(replay_counters.priority_sum.sum())
             )
-        local = places // self._items
+        local = leaves // self._items
         replay_counters.drawn[me] += count
         replay_counters.age_sum[me] += float(
             (replay_counters.inserted[me] - self._born[local]).sum()
         )
-        items = places + self._first * self._items
+        items = leaves + self._first * self._items
         return Sample(items, self._slots.generation[local + self._first], scaled_probability)
 
     def update(self, items: Indices, generations: Indices, errors: npt.NDArray[np.float32]) -> None:
@@ -182,8 +182,8 @@ class ReplayShard:
         still_valid = self._slots.generation[items // self._items] == generations
         self._replay_counters.stale_updates[self._index] += int(np.count_nonzero(~still_valid))
         if self._tree is not None and still_valid.any():
-            places = items[still_valid] - self._first * self._items
-            self._tree.set(places, priorities[still_valid])
+            leaves = items[still_valid] - self._first * self._items
+            self._tree.set(leaves, priorities[still_valid])
             self._publish_priority_sum()
 
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -204,14 +204,14 @@ class ReplayShard:
         plain = {name: getattr(self._replay_counters, name)[self._index].item() for name in names}
         return arrays, {**plain, "random": self._random.bit_generator.state}
 
-    def places_for(self, local: Indices) -> Indices:
-        """Return the slots for those of a `snapshot`: the same ones, or, if there are fewer slots
-        now because there are fewer actors, free ones."""
+    def slots_for(self, local: Indices) -> Indices:
+        """Return the slots that take the contents of the slots ``local`` of a `snapshot`: the same
+        ones, or free ones if there are fewer slots now, because there are fewer actors."""
         count = len(self._born)
         assert len(local) <= self._capacity, (len(local), self._capacity)
         free = iter(np.setdiff1d(np.arange(count), local).tolist())
-        places = [at if at < count else next(free) for at in local.tolist()]
-        return np.array(places, np.int64) + self._first
+        slots = [at if at < count else next(free) for at in local.tolist()]
+        return np.array(slots, np.int64) + self._first
 
     def restore(
         self, slots: Indices, arrays: Mapping[str, Array], plain: Mapping[str, Any]
@@ -233,7 +233,7 @@ class ReplayShard:
             self._slots.move(slot, Owner.FREE, Owner.STORED)
             self._stored.append(slot)
             if self._tree is not None:
-                self._tree.set_range(self._place(slot), arrays["priorities"][i])
+                self._tree.set_range(self._first_leaf(slot), arrays["priorities"][i])
         for name in ("stored", "inserted", "full", "stale_updates"):
             getattr(replay_counters, name)[me] = plain[name]
         self._random.bit_generator.state = plain["random"]
@@ -259,7 +259,7 @@ class ReplayShard:
     def _evict(self) -> None:
         slot = self._stored.popleft()
         if self._tree is not None:
-            self._tree.set_range(self._place(slot), np.zeros(self._items))
+            self._tree.set_range(self._first_leaf(slot), np.zeros(self._items))
         usable = np.count_nonzero(self._usable[slot])
         self._replay_counters.full[self._index] = True
         self._replay_counters.stored[self._index] -= usable
@@ -268,7 +268,7 @@ class ReplayShard:
             self.frames.drop_oldest()
         self._free.append(slot)
 
-    def _place(self, slot: int) -> int:
+    def _first_leaf(self, slot: int) -> int:
         """Return the index of the leaf of a slot's first item."""
         return (slot - self._first) * self._items
 
@@ -278,15 +278,16 @@ class ReplayShard:
         replay_counters.priority_sum[self._index] = priority_sum
 
     def _draw_uniformly(self, count: int) -> Indices:
-        """Draw items of stored slots uniformly, again for those that cannot be learned from."""
+        """Draw items of stored slots uniformly, and draw again in the place of items that cannot be
+        learned from."""
         stored = np.array(self._stored, np.int64) - self._first
         usable = self._usable[self._first :].reshape(-1)
-        places = np.empty(0, np.int64)
-        while len(places) < count:
+        leaves = np.empty(0, np.int64)
+        while len(leaves) < count:
             at = self._random.choice(stored, count) * self._items
             at += self._random.integers(0, self._items, count)
-            places = np.concatenate((places, at[usable[at] > 0]))
-        return places[:count]
+            leaves = np.concatenate((leaves, at[usable[at] > 0]))
+        return leaves[:count]
 
 
 def _first_estimates(slots: TrajectorySlots) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:

@@ -147,14 +147,14 @@ def geometry(slots: TrajectorySlots, capacities: tuple[int, ...], alpha: float) 
         "rows": shape.rows,
         "slots_per_shard": list(capacities),
         "prioritised": alpha > 0,
-        "compressed": shape.places is not None,
+        "compressed": shape.frame_buffers is not None,
         "columns": {n: [*map(str, c.shape[1:]), str(c.dtype)] for n, c in columns(slots).items()},
     }
 
 
 def columns(slots: TrajectorySlots) -> dict[str, Array]:
     """Return all columns of the slots except raw frames that are compressed, [slots, ...] each."""
-    compressed = slots.shape.places is not None
+    compressed = slots.shape.frame_buffers is not None
     raw = {f"obs/{name}" for name in slots.stacks if compressed}
     of_slots = {name: slots.arrays[name] for name in slots.columns() if name not in raw}
     return {name: column for name, column in of_slots.items() if column.nbytes}
@@ -296,7 +296,7 @@ class ReplayArchive:
             return
         of_shard = saved.shards[index]
         arrays = {name: _open(saved, file) for name, file in of_shard.arrays.items()}
-        where = shard.places_for(arrays["slots"])
+        where = shard.slots_for(arrays["slots"])
         for name, column in columns(self._slots).items():
             source = arrays[f"slot/{name}"]
             for i, slot in enumerate(where):
@@ -313,7 +313,7 @@ class ReplayArchive:
 
 def shard_from_plain(values: dict[str, Any]) -> SavedShard:
     """Return the shard whose `dataclasses.asdict` is ``values``. Raises TypeError or KeyError if
-    they are not of one."""
+    the values have another form."""
     arrays = {name: SavedFile(**file) for name, file in values["arrays"].items()}
     return SavedShard(arrays, dict(values["plain"]))
 

@@ -1,0 +1,1 @@
+"""What a run reports: screen messages, metrics.jsonl, TensorBoard events, log.txt and figures."""

@@ -1,4 +1,4 @@
-"""What a run says at its end: how long it took, what it reached, and what to type next."""
+"""The messages at the end of a run: its duration, its result and the next commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
-    """Return the result in one line. ``measured``: the summary; ``status``: finished or
-    interrupted."""
+    """Return the result of a run in one line. ``measured``: the values of summary.json; ``status``:
+    finished or interrupted."""
     mean, best = measured["return_mean"], measured["return_best"]
     reached = "no episode has ended" if mean is None else f"mean return {number(mean, ',.2f')}"
     if best is not None:
@@ -31,8 +31,8 @@ def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
 
 
 def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
-    """Return the lines with the commands that resume, evaluate and plot a run. ``config`` is what
-    the run was asked for. None where nothing was learned."""
+    """Return the lines with the commands that resume, evaluate and plot a run. ``config``: as the
+    user gave it. The list is empty if the run has no learner or is a benchmark."""
     if config.sampler_only or config.benchmark:
         return []
     path = shlex.quote(shown(folder))
@@ -47,8 +47,8 @@ def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
 
 
 def resume_command(config: AnyConfig, folder: Path) -> str:
-    """Return the command line that resumes the run in ``folder``, which was asked for with
-    ``config``: every flag that is not at its default."""
+    """Return the command line that resumes the run in ``folder``: every flag of ``config`` (as the
+    user gave it) that is not at its default."""
     config = dataclasses.replace(config, run_dir=shown(folder), resume="auto")
     defaults = flat_fields(type(config)())
     flags = [
@@ -58,6 +58,6 @@ def resume_command(config: AnyConfig, folder: Path) -> str:
 
 
 def shown(folder: Path) -> str:
-    """Return a folder as it is typed here: relative to the working directory if it lies below."""
+    """Return a folder as it is typed here: relative to the working directory if it is below it."""
     relative = os.path.relpath(folder)
     return str(folder) if relative.startswith("..") else relative

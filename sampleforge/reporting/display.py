@@ -1,4 +1,4 @@
-"""What a run shows on the screen while it trains."""
+"""The displays that show a run on the screen while it trains."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ STYLES = {"warning": "yellow", "error": "bold red", "result": "bold"}
 
 
 class LastKnown:
-    """The last known value of each metric: a report without an update has no losses."""
+    """The last known value of each metric, for reports that lack it: a report between two updates
+    has no losses."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
 
     def last(self, values: Values) -> Values:
-        """Return the last known values before this report, and remember those of this one."""
+        """Return the values that were known before this report, and store the values of this
+        one."""
         before = dict(self._values)
         self._values |= {name: value for name, value in values.items() if isfinite(value)}
         return before
 
 
 class QuietDisplay:
-    """Errors and results only."""
+    """Shows errors and results only."""
 
     def __init__(self, console: Console, errors: Console) -> None:
         self._console = console
         self._errors = errors
 
     def update(self, values: Values, bottleneck: str | None = None) -> None:
-        """Show a report, and what limits the run, if that is known."""
+        """Show a report, and the ``bottleneck`` of the run, if it is known."""
 
     def message(self, text: str, level: str) -> None:
         """Show a message."""
@@ -57,12 +59,13 @@ class QuietDisplay:
         console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the screen in order."""
+        """Restore the terminal."""
 
 
 class LineDisplay(QuietDisplay):
-    """One aligned line per report, with a header now and then: for files and pipes. A run with a
-    replay has how full it is where others have the policy lag. A line more for an evaluation."""
+    """Shows one aligned line per report and one line per evaluation, with a header every
+    `HEADER_EVERY` lines: for files and pipes. Runs with a replay show how full it is, all others
+    the policy lag."""
 
     COLUMNS = (
         *(("time", 7), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 10)),
@@ -105,10 +108,10 @@ class LineDisplay(QuietDisplay):
         if values.get("env_restarts", 0.0) > self._env_restarts:
             self._env_restarts = values["env_restarts"]
             self._print(env_restarts(values), "warning")
-        for policy, found in evaluations(values).items():
-            own = {name.removeprefix(policy): value for name, value in found.items()}
-            of = f" {policy.removesuffix('/')}" if policy else ""
-            self._print(f"evaluated{of}: {evaluation(own)}", "info")
+        for prefix, result in evaluations(values).items():
+            own = {name.removeprefix(prefix): value for name, value in result.items()}
+            policy = f" {prefix.removesuffix('/')}" if prefix else ""
+            self._print(f"evaluated{policy}: {evaluation(own)}", "info")
 
     def _line(self, cells: list[str]) -> None:
         widths = [width for _, width in self.COLUMNS]
@@ -120,10 +123,10 @@ class LineDisplay(QuietDisplay):
 
 
 class LiveDisplay(QuietDisplay):
-    """A panel that stays at the bottom of a terminal; messages scroll by above it.
+    """Shows a panel that stays at the bottom of a terminal; messages scroll by above it.
 
-    It is drawn anew at each report, by the caller: there is no refreshing thread. The cursor stays
-    visible, so that a killed run leaves the terminal in order.
+    The panel is redrawn by `update`, at each report; there is no refreshing thread. The cursor
+    stays visible, so that a killed run leaves the terminal usable.
     """
 
     def __init__(self, console: Console, errors: Console, goal: Goal, title: str) -> None:
@@ -146,13 +149,13 @@ class LiveDisplay(QuietDisplay):
         self._live.update(Panel(self._title, shown, self._goal, self._bottleneck), refresh=True)
 
     def _average(self, values: Values) -> Values:
-        """Env steps per second since the first report that is shown."""
+        """Return the mean number of env steps per second since the first report."""
         assert self._began is not None
         seconds, steps = values["wall_s"] - self._began[0], values["env_steps"] - self._began[1]
         return {"env_steps_average": steps / seconds} if seconds > 0 else {}
 
     def message(self, text: str, level: str) -> None:
-        if level == "result":  # the last line goes below the panel
+        if level == "result":  # the last line stands below the panel
             self.close()
         self._console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
 
@@ -163,7 +166,8 @@ class LiveDisplay(QuietDisplay):
 def open_display(
     title: str, goal: Goal, quiet: bool, console: Console | None = None
 ) -> QuietDisplay:
-    """The display for where the output goes (stdout, unless ``console`` is given)."""
+    """Return the display that suits ``console`` (None: stdout): a live panel on a terminal, lines
+    in a file or pipe, and errors and results only if ``quiet``."""
     errors = console or Console(stderr=True)
     console = console or Console()
     if quiet:

@@ -1,4 +1,5 @@
-"""Environments that raise and are rebuilt: the first error is shown, too many end the run."""
+"""The report of environments that raise an error and are rebuilt: the first error is shown, and
+too many errors end the run."""
 
 from __future__ import annotations
 
@@ -8,30 +9,31 @@ from collections.abc import Callable
 from sampleforge.shared.counters import Counters
 
 WINDOW = 1000
-"""Episodes, finished or lost, among which the lost ones are counted: an environment that breaks
-late in a long run is noticed as soon as one that is broken from the beginning, and rows that are
-all lost once by the same cause do not end it."""
+"""Number of latest episodes, finished or lost, that the limit applies to. So an environment that
+breaks late in a long run is noticed as soon as one that is broken from the start, and a single
+fault that loses an episode in every row does not end the run."""
 LEAST = 20
-"""Fewer rebuilds say nothing about a rate."""
+"""Number of lost episodes from which on the limit applies: fewer say nothing about a rate."""
 
 
 class EnvironmentFails(RuntimeError):
-    """The environment raised too often; the text ends with the first traceback."""
+    """The environment raised errors too often; the message ends with the first traceback."""
 
 
 class EnvRestarts:
-    """Watches ``counters`` (their env_restarts and episodes). ``limit``: the part of the episodes
-    that may be lost, 1 for all."""
+    """Watches the counters env_restarts and episodes. ``limit``: the fraction of the episodes that
+    may be lost; 1: all."""
 
     def __init__(self, counters: Counters, limit: float) -> None:
         self._counters = counters
         self._limit = limit
-        self._said = False
+        self._reported = False
         self._history: deque[tuple[int, int]] = deque([(0, 0)])
-        """(lost, finished) episodes at earlier looks, at least `WINDOW` back, if there are any."""
+        """(lost, finished) episodes at earlier checks, oldest first; the first entry is at least
+        `WINDOW` episodes back, once there were so many."""
 
-    def look(self, say: Callable[[str], None]) -> None:
-        """Tell ``say`` of the first error. Raises EnvironmentFails if too many of the latest
+    def look(self, warn: Callable[[str], None]) -> None:
+        """Call ``warn`` with the first error. Raises EnvironmentFails if too many of the latest
         episodes were lost."""
         now = self._total("env_restarts"), self._total("episodes")
         if now == self._history[-1]:
@@ -39,27 +41,31 @@ class EnvRestarts:
         self._history.append(now)
         while len(self._history) > 1 and sum(now) - sum(self._history[1]) >= WINDOW:
             self._history.popleft()
-        if now[0] and not self._said:
-            self._said = True
-            say(
+        if now[0] and not self._reported:
+            self._reported = True
+            warn(
                 "an environment raised an error; it was rebuilt, and its episode is dropped. The "
-                f"first traceback:\n\n{self._first_fault()}\n\nfurther ones are only counted "
-                f"(env_restarts){self._what_follows()}"
+                f"first traceback:\n\n{self._first_fault()}\n\nFurther errors are only counted "
+                f"(env_restarts){self._limit_text()}"
             )
         lost, finished = (now[i] - self._history[0][i] for i in (0, 1))
         if lost >= LEAST and lost > self._limit * (lost + finished):
             raise EnvironmentFails(
                 f"the environment raised an error in {lost:,} of the last {lost + finished:,} "
-                f"episodes, more than --max-env-restart-rate {self._limit:g} allows: they are "
-                "dropped, and what is learned from the others may be biased. Correct the "
-                "environment, or raise the limit (1: none). The first traceback:\n\n"
+                f"episodes, more than --max-env-restart-rate {self._limit:g} allows: these "
+                "episodes are dropped, and learning from the other episodes may be biased. "
+                "Correct the environment, or raise the limit (1: no limit). The first "
+                "traceback:\n\n"
                 f"{self._first_fault()}"
             )
 
-    def _what_follows(self) -> str:
+    def _limit_text(self) -> str:
         if self._limit >= 1:
             return ""
-        return f"; above {self._limit:.3g} of the episodes the run ends (--max-env-restart-rate)"
+        return (
+            f"; the run ends if more than {self._limit:.0%} of the episodes are lost "
+            "(--max-env-restart-rate)"
+        )
 
     def _first_fault(self) -> str:
         text = self._counters.first_fault.get()

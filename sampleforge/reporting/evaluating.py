@@ -1,4 +1,5 @@
-"""What `sampleforge eval` shows while it plays: on stderr, because stdout ends in the result."""
+"""The display of `sampleforge eval` while it plays. It writes to stderr, because the last line of
+stdout is the result."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from sampleforge.reporting.display import STYLES
 from sampleforge.reporting.progress import duration, number
 
 EVERY_S = 10.0
-"""Seconds between lines where the output is no terminal: short evaluations print none."""
+"""Seconds between lines if stderr is not a terminal; short evaluations print none."""
 DRAW_S = 0.2
+"""Seconds between two updates of the bar."""
 
 
 class EvaluationDisplay:
-    """A bar on a terminal, a line now and then elsewhere; nothing with ``quiet``."""
+    """Shows a progress bar on a terminal and a line every `EVERY_S` elsewhere; nothing with
+    ``quiet``."""
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class EvaluationDisplay:
             self._console.print(Text(text, STYLES.get(level, "")), soft_wrap=True)
 
     def progress(self, done: int, total: int, return_mean: float | None) -> None:
-        """Say how many of the episodes have been played, if it is time to."""
+        """Show how many of the episodes have been played, if an update is due."""
         now = self._clock()
         if self._quiet or now < self._next:
             return

@@ -1,8 +1,8 @@
-"""Scalars and histograms for TensorBoard.
+"""TensorBoard event files with scalars and histograms.
 
-tensorboardX's own SummaryWriter hands events to a thread through a queue of bounded size: when the
-disk is full the thread dies and the next scalar waits for ever. So its event file is written here
-directly, and a full disk is an error where it happens.
+The SummaryWriter of tensorboardX hands events to a thread through a queue of bounded size: when the
+disk is full, the thread dies and the next scalar waits for ever. So this module writes the event
+file directly, and a full disk raises an error in the call that needs the space.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sampleforge.reporting.tags import tag
 
 
 class EventFile:
-    """One TensorBoard event file in ``folder``. Imports tensorboardX, and with it torch (2 s)."""
+    """One TensorBoard event file in ``folder``. Making one imports tensorboardX and torch (2 s)."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        """``first_step``: points of earlier files from there on are dropped by TensorBoard, because
-        this run does those steps again."""
+        """Create the file. From env step ``first_step`` on TensorBoard drops the points of earlier
+        files, because the resumed run does these steps again."""
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
@@ -51,18 +51,18 @@ class EventFile:
         from tensorboardX.summary import histogram_raw
 
         event = self._events.Event(step=step, wall_time=time.time())
-        for name, found in histograms.items():
-            lows = np.concatenate(([found.low], found.limits[:-1]))
-            middles = (lows + found.limits) / 2
+        for name, histogram in histograms.items():
+            lows = np.concatenate(([histogram.low], histogram.limits[:-1]))
+            middles = (lows + histogram.limits) / 2
             values = histogram_raw(
                 tag(name, policies),
-                min=found.low,
-                max=float(found.limits[-1]),
-                num=float(found.counts.sum()),
-                sum=float(found.counts @ middles),
-                sum_squares=float(found.counts @ middles**2),
-                bucket_limits=found.limits.tolist(),
-                bucket_counts=found.counts.tolist(),
+                min=histogram.low,
+                max=float(histogram.limits[-1]),
+                num=float(histogram.counts.sum()),
+                sum=float(histogram.counts @ middles),
+                sum_squares=float(histogram.counts @ middles**2),
+                bucket_limits=histogram.limits.tolist(),
+                bucket_counts=histogram.counts.tolist(),
             )
             event.summary.value.extend(values.value)
         self._write(event)

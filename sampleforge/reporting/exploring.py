@@ -1,4 +1,4 @@
-"""Returns of rows that explore more, and less."""
+"""Mean returns of env rows by how much they explore."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _GROUPS = 8
 
 
 class ReturnsByExploration:
-    """Mean returns, last ``window`` episodes each: of all rows, of the thirds that explore more
-    than the run's own, and of up to 8 equal parts of the ladder of epsilons, each named by its
-    largest."""
+    """Mean returns over the last ``window`` episodes of several groups of env rows.
+
+    The groups are all rows, the middle and the most exploring third of the rows, and up to 8 equal
+    parts of the ladder of epsilons, each named by its largest epsilon. The third that explores
+    least gives the run's own ``return_mean``."""
 
     def __init__(
         self, exploration: Exploration, window: int, earlier: Mapping[str, list[float]]
     ) -> None:
-        """``earlier``: the `state` of the run before."""
+        """``earlier``: the `state` of the previous part of a resumed run."""
         self._third = exploration.third
         self._group = _groups(exploration.epsilon)
         names = {"return_mean_all", "return_mean_middle_third", "return_mean_exploring_third"}
@@ -31,7 +33,8 @@ class ReturnsByExploration:
         }
 
     def take(self, episode: EpisodeRecord) -> bool:
-        """Remember an episode; returns whether it is one of the run's: its row explores least."""
+        """Add an episode. Return whether it counts for the run's own return, because its row
+        belongs to the third that explores least."""
         row = episode.actor, episode.split, episode.row
         names = ["return_mean_all", self._group[row]]
         third = self._third[row]
@@ -42,16 +45,18 @@ class ReturnsByExploration:
         return third == 0
 
     def scalars(self) -> dict[str, float]:
+        """Return the mean return of each group that has episodes, by its metric's name."""
         return {n: float(np.mean(returns)) for n, returns in self._returns.items() if returns}
 
     def state(self) -> dict[str, list[float]]:
+        """Return the returns of each group, for ``earlier`` of a resumed run."""
         return {name: list(returns) for name, returns in self._returns.items()}
 
 
 def _groups(
     epsilon: Mapping[tuple[int, int, int], float],
 ) -> dict[tuple[int, int, int], str]:
-    """Each row's part of the ladder, by the name that it is reported as."""
+    """Return the metric's name of each row's part of the ladder."""
     ladder = sorted(set(epsilon.values()), reverse=True)
     size = math.ceil(len(ladder) / _GROUPS)
     largest = {each: ladder[i // size * size] for i, each in enumerate(ladder)}

@@ -1,4 +1,4 @@
-"""Text files that grow by whole lines, and go on after a kill."""
+"""Text files that grow by whole lines and stay usable after a kill."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 class LineFile:
-    """Appends lines, each handed to the system at once: a killed process loses none that it wrote.
+    """Appends lines. Each line goes to the operating system at once, so a killed process loses no
+    line that it wrote.
 
-    A last line left without its end by a kill is cut off when the file is opened again.
+    If a kill left the last line incomplete, it is cut off when the file is opened again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,19 +25,18 @@ class LineFile:
             while left:  # a disk that fills up takes a part before it refuses the rest
                 left = left[os.write(self._handle, left) :]
         except OSError as error:
-            reason = f"{error.strerror}: cannot write to the run folder; make room, then run the "
-            raise OSError(
-                error.errno,
-                f"{reason}same command to go on from the last checkpoint",
-                str(self.path),
-            ) from error
+            reason = (
+                f"{error.strerror}: cannot write to the run folder; make room, then run the same "
+                "command again to resume from the last checkpoint"
+            )
+            raise OSError(error.errno, reason, str(self.path)) from error
 
     def close(self) -> None:
         os.close(self._handle)
 
 
 def _whole_lines(path: Path, block: int = 1 << 16) -> int:
-    """Bytes of ``path`` up to the end of its last whole line."""
+    """Return the number of bytes of ``path`` up to the end of its last whole line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:

@@ -19,19 +19,19 @@ from sampleforge.reporting.progress import (
 )
 
 WIDE = 78
-"""Columns from which on the figures stand in two columns; below, one follows the other."""
+"""Width of the terminal from which on the figures are shown in two columns."""
 BAR = 24
-"""Columns of the progress bar, less where there is no room."""
+"""Width of the progress bar; it is narrower on a narrow terminal."""
 Figure = tuple[str, str]
 """A name and its value as text."""
 
 
 class Panel:
-    """One report: title, progress, figures of the system and of the learning, what limits the run,
-    and what went wrong. No line is wider than the terminal, down to 60 columns.
+    """The panel of one report: title, progress, figures of the system and of learning, bottleneck,
+    and faults. No line is wider than the terminal, down to 60 columns.
 
-    ``values``: the report, over the last known value of each metric that it lacks. ``bottleneck``:
-    what limits the run, if that is known.
+    ``values``: the report, completed by the last known values of the metrics that it lacks.
+    ``bottleneck``: what limits the run, if it is known.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ def _line(name: str, text: str, *, wraps: bool = False) -> Text:
 
 
 def _figures(left: list[Figure], right: list[Figure], *, wide: bool) -> Table:
-    """Names and values: in two columns, or, where there is no room, one after the other."""
+    """Return a table of names and values: side by side if ``wide``, else one below the other."""
     table = Table.grid(padding=(0, 1, 0, 0))
     for style in ("dim", "") * (2 if wide else 1):
         table.add_column(style=style, no_wrap=True)
@@ -87,7 +87,7 @@ def _figures(left: list[Figure], right: list[Figure], *, wide: bool) -> Table:
 
 
 def _progress(values: Values, goal: Goal, width: int) -> list[RenderableType]:
-    """Env steps and time, under a bar where the run has an end."""
+    """Return the lines with env steps and time, under a progress bar if the run has an end."""
     of_steps = f" / {number(goal.env_steps)}" if goal.env_steps else ""
     of_time = f" / {duration(goal.seconds)}" if goal.seconds else ""
     text = f"{number(values['env_steps'])}{of_steps} env steps   "
@@ -103,7 +103,7 @@ def _progress(values: Values, goal: Goal, width: int) -> list[RenderableType]:
 
 
 def _system(values: Values) -> list[Figure]:
-    """How fast it is, and what waits for what."""
+    """Return the figures of throughput and of the queues between workers."""
     get = values.get
     now, average = get("env_steps_per_s"), get("env_steps_average")
     figures = [("env steps/s", f"{short(now)} now, {short(average)} average")]
@@ -115,7 +115,7 @@ def _system(values: Values) -> list[Figure]:
 
 
 def _exchange(values: Values) -> list[Figure]:
-    """How old the weights are that actors play with, and how many slots wait for the learner."""
+    """Return the figures of the policy lag and of the slots that wait for the learner."""
     get = values.get
     mean, largest = get("policy_lag_batches_mean"), get("policy_lag_batches_max")
     lag = f"mean {short(mean)}, max {short(largest)} updates"
@@ -127,7 +127,7 @@ def _exchange(values: Values) -> list[Figure]:
 
 
 def _replay(values: Values) -> list[Figure]:
-    """How much is stored, and how often it is learned from."""
+    """Return the figures of the replay: how much it stores, and the replay ratio."""
     get = values.get
     stored, fill = short(get("replay_transitions")), number(get("replay_fill"), ".0%")
     return [
@@ -137,7 +137,7 @@ def _replay(values: Values) -> list[Figure]:
 
 
 def _learning(values: Values) -> list[Figure]:
-    """How well it does, and what the losses are."""
+    """Return the figures of learning: returns, episodes and losses."""
     get = values.get
     spread = get("return_std")
     spread_text = "" if spread is None else f" ± {number(spread, ',.2f')}"

@@ -1,4 +1,4 @@
-"""Reading metrics.jsonl."""
+"""The reader of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The reports in a metrics.jsonl, in order. Where a resumed run did steps again, the earlier
-    reports of those steps are left out; so is a last line that was cut off."""
+    """Return the reports in a metrics.jsonl, in order. If a resumed run did steps again, the
+    earlier reports of these steps are left out. An incomplete last line is left out, too."""
     reports: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if not line.endswith("\n"):

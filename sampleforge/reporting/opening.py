@@ -1,4 +1,4 @@
-"""What a run says before it trains: a banner at once, the plan as soon as it is made."""
+"""The messages before a run trains: a banner at once, the plan as soon as it is made."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from sampleforge.topologies.sampler_plan import Plan
 
 GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Device files of GPU drivers: without any of them there is no GPU, which takes torch seconds to
-say."""
+"""Device files of GPU drivers. If none of them exists, there is no GPU; asking torch would take
+seconds."""
 
 
 def banner(config: AnyConfig) -> str:
-    """Return the first two lines of a run: algorithm, environment, device, seed; its folder."""
+    """Return the first lines of a run: algorithm, environment, device, seed and run folder."""
     seed = "" if config.seed is None else f", seed {config.seed}"
     lines = [f"SampleForge {__version__}: {config.algo} on {config.env}, {_device(config)}{seed}"]
     if config.run_dir is not None:
@@ -33,14 +33,14 @@ def banner(config: AnyConfig) -> str:
 
 
 def _device(config: AnyConfig) -> str:
-    """The device as far as it is known without torch."""
+    """Return the name of the device, as far as it is known without importing torch."""
     if config.device == "auto":
         return "device auto" if any(os.path.exists(path) for path in GPUS) else "CPU"
     return device_name(config.device)
 
 
 def device_name(device: str) -> str:
-    """Return ``cpu``, ``cuda`` or ``cuda:N`` as people write it."""
+    """Return ``cpu``, ``cuda`` or ``cuda:N`` as it is shown: CPU, GPU, GPU N."""
     return device.upper().replace("CUDA", "GPU").replace(":", " ")
 
 
@@ -60,7 +60,8 @@ def plan_line(config: AnyConfig, plan: Plan | ApexPlan) -> str:
 
 
 def reason_line(config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> str:
-    """Return what was chosen for the environment and the machine, and why, in one line."""
+    """Return the line that says which settings were chosen for the environment and the machine, and
+    why."""
     from sampleforge.topologies import ppo_defaults
     from sampleforge.topologies.apex import plan as apex_plan
     from sampleforge.topologies.config import ApexConfig
@@ -81,24 +82,24 @@ def opening(
     spec: EnvSpec,
     resumed: int | None,
 ) -> list[tuple[str, Literal["debug", "info"]]]:
-    """Return the messages before a training, each with its level: the plan and its reason in a
-    line each, and the wiring, which is for log.txt and with --debug for the screen. ``resumed``:
-    env steps of the checkpoint that the run goes on from."""
-    told: list[tuple[str, Literal["debug", "info"]]] = [
+    """Return the messages before training starts, each with its level: the plan, its reason, and
+    the wiring, which is shown on the screen only with --debug (log.txt always has it).
+    ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
+    messages: list[tuple[str, Literal["debug", "info"]]] = [
         (plan_line(config, plan), "info"),
         (reason_line(config, plan, spec), "info"),
     ]
     if spec.frame_skip != 1:
-        told.append((f"Frames = env steps x frame skip ({spec.frame_skip} here)", "info"))
-    told.append((graph.describe(), "info" if config.debug else "debug"))
+        messages.append((f"Frames = env steps x frame skip ({spec.frame_skip} here)", "info"))
+    messages.append((graph.describe(), "info" if config.debug else "debug"))
     if resumed is not None:
-        told.append((f"Resuming from the checkpoint at {resumed:,} env steps", "info"))
-    return told
+        messages.append((f"Resuming from the checkpoint at {resumed:,} env steps", "info"))
+    return messages
 
 
 def environment_failed(problem: str, run_dir: str | Path) -> str:
-    """Return what to say of an environment that failed its probe. A traceback in ``problem`` goes
-    to log.txt of the run folder; its last line is the cause."""
+    """Return the error message for an environment that failed its probe. If ``problem`` holds a
+    traceback, write it to log.txt of the run folder, and name only its last line, the cause."""
     if "Traceback (" not in problem and "Timeout (" not in problem:
         return problem
     folder = Path(run_dir)
@@ -117,8 +118,8 @@ def environment_failed(problem: str, run_dir: str | Path) -> str:
 
 
 def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
-    """Return the graph of a run that is not started, its config with all defaults resolved, its
-    plan and the spec of its environment. Raises ConfigError for what cannot run."""
+    """Return the graph of a run without starting it, the config with all defaults resolved, the
+    plan and the spec of the environment. Raises ConfigError if the config cannot run."""
     import dataclasses
 
     from sampleforge.env.probe import probe

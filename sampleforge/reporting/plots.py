@@ -1,4 +1,4 @@
-"""Learning curves of runs, as one figure."""
+"""The figure of `sampleforge plot`: learning curves of one or several runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sampleforge.folder.stored_config import read_yaml
 from sampleforge.reporting.metrics_file import read_metrics
 
 MINUTES_FROM = 300.0
-"""Seconds from which on time is drawn in minutes."""
+"""Length of a run in seconds from which on the time axes are in minutes."""
 
 
 class Staleness(NamedTuple):
-    """How old is what a run learns from: the scalars to draw, the second one thin, and what they
-    are."""
+    """A measure of how old the experience is that a run learns from: its scalars, of which the
+    second is drawn as a thin line, and the title of the axes."""
 
     names: tuple[str, ...]
     title: str
@@ -31,31 +31,34 @@ POLICY_LAG = Staleness(
     ("policy_lag_mean", "policy_lag_max"), "policy lag (mean; thin: max), versions"
 )
 SAMPLE_AGE = Staleness(("sample_age_mean",), "age of samples, env steps collected since")
-"""Of runs with a replay, where no version is asked for."""
+"""The measure for runs with a replay, which report no policy lag."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """One run: its name, what it trains, and the reports of its metrics.jsonl."""
+    """One run: its name, its ``subject`` (environment and algorithm), and the reports of its
+    metrics.jsonl."""
 
     name: str
     subject: str
     reports: list[dict[str, Any]]
 
     def series(self, *names: str) -> list[float]:
-        """The first of the named scalars that a report has, NaN where it has none."""
-        found = []
+        """Return one number per report: the first of the named scalars that the report has, or NaN
+        if it has none."""
+        numbers = []
         for report in self.reports:
             values = [report[name] for name in names if report.get(name) is not None]
-            found.append(float(values[0]) if values else math.nan)
-        return found
+            numbers.append(float(values[0]) if values else math.nan)
+        return numbers
 
     def has(self, *names: str) -> bool:
-        """Whether any report has any of the named scalars."""
+        """Return whether any report has any of the named scalars."""
         return any(report.get(name) is not None for report in self.reports for name in names)
 
     def evaluations(self) -> tuple[list[float], list[float], list[float]]:
-        """Env steps and seconds at which weights were frozen, and their evaluated returns."""
+        """Return, for each evaluation, the env steps and the seconds at which its weights were
+        copied, and its mean return."""
         reports = [r for r in self.reports if r.get("eval_return_mean") is not None]
         steps = [float(report["eval_env_steps"]) for report in reports]
         known = [0.0, *self.series("env_steps")], [0.0, *self.series("wall_s")]
@@ -64,20 +67,21 @@ class Curves:
 
 
 def read_curves(path: Path) -> Curves:
-    """Raises ConfigError if ``path`` is no run folder or has no report yet."""
+    """Return the curves of a run folder. Raises ConfigError if ``path`` is not a run folder or has
+    no report yet."""
     folder = RunFolder.existing(path)
     config = read_yaml(folder.config_file)
     reports = read_metrics(folder.metrics_file) if folder.metrics_file.is_file() else []
     if not reports:
-        raise ConfigError(f"there is nothing to draw in {path}: the run has not reported yet")
+        raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
     return Curves(path.resolve().name, f"{config.get('env')}, {config.get('algo')}", reports)
 
 
 def draw(paths: Sequence[Path], out: Path) -> None:
-    """Draw the runs into the file ``out`` (its suffix says the format): return against env steps
-    and against time, throughput, policy lag (of runs that all have a replay: age of samples).
+    """Draw the runs into the file ``out`` (its suffix is the format): return against env steps and
+    against time, throughput, and policy lag (the age of samples if all runs have a replay).
 
-    Raises ConfigError for a run that has nothing to draw, or if matplotlib is missing.
+    Raises ConfigError if a run has no report yet, or if matplotlib is missing.
     """
     try:
         from matplotlib.figure import Figure
@@ -106,13 +110,13 @@ def draw(paths: Sequence[Path], out: Path) -> None:
 
 
 def _time_unit(runs: Sequence[Curves]) -> float:
-    """Seconds per unit of the time axes."""
+    """Return the number of seconds per unit of the time axes: 60 or 1."""
     longest = max(run.reports[-1]["wall_s"] for run in runs)
     return 60.0 if longest >= MINUTES_FROM else 1.0
 
 
 def _draw_run(axes: Any, run: Curves, color: str, style: str, unit: float, stale: Staleness) -> Any:
-    """Returns the line of training returns, for the legend."""
+    """Draw one run; return the line of its training returns, for the legend."""
     steps = run.series("env_steps")
     time = [second / unit for second in run.series("wall_s")]
     mean, spread = run.series("return_mean"), run.series("return_std")
@@ -134,7 +138,8 @@ def _draw_run(axes: Any, run: Curves, color: str, style: str, unit: float, stale
 
 
 def _finish(axes: Any, time_unit: str, evaluated: str, staleness: str) -> None:
-    """Titles, units and grids. ``evaluated``: words on how evaluations are drawn."""
+    """Set titles, units and grids. ``evaluated``: the part of the title that explains how
+    evaluations are drawn; ``staleness``: the title of the last axes."""
     from matplotlib.ticker import EngFormatter
 
     titles = (

@@ -1,4 +1,4 @@
-"""How far a run is and when it will end; numbers as people read them."""
+"""The progress of a run towards its stop condition, and the formats of numbers on the screen."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ Values = Mapping[str, float]
 
 @dataclass
 class Goal:
-    """When a run stops (after so many env steps or seconds, whichever is first), and how far it is.
-    Rates are those of the last minute."""
+    """The stop condition of a run (env steps or seconds, whichever is first), and the progress
+    towards it, at the rate of the last minute."""
 
     env_steps: int | None
     seconds: float | None
     _past: deque[tuple[float, float]] = field(default_factory=deque)
 
     def observe(self, values: Values) -> None:
-        """Take note of a report."""
+        """Record the progress of a report."""
         self._past.append((values["wall_s"], values["env_steps"]))
         while values["wall_s"] - self._past[0][0] > 60 and len(self._past) > 2:
             self._past.popleft()
 
     def fraction(self) -> float | None:
-        """Share of the run that is done, 0 to 1; None if it has no end."""
+        """Return the fraction of the run that is done, 0 to 1; None without a stop condition."""
         wall_s, env_steps = self._past[-1]
         shares = [env_steps / self.env_steps] if self.env_steps else []
         shares += [wall_s / self.seconds] if self.seconds else []
         return min(1.0, max(shares)) if shares else None
 
     def seconds_left(self) -> float | None:
-        """Seconds to the nearer stop condition; None if it has no end or no rate is known."""
+        """Return the seconds until the nearer stop condition; None without one, or if no rate is
+        known yet."""
         (before_s, before), (wall_s, env_steps) = self._past[0], self._past[-1]
         ends = [self.seconds - wall_s] if self.seconds else []
         if self.env_steps and env_steps > before:
@@ -43,12 +44,13 @@ class Goal:
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
-    """A value in ``form``, or - if there is none."""
+    """Return a value in the format ``form``, or "-" if it is None or not finite."""
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def short(value: float | None) -> str:
-    """Three digits and a unit: 45.2k."""
+    """Return a value with three digits and a unit, such as 45.2k; "-" if it is None or not
+    finite."""
     if value is None or not math.isfinite(value):
         return "-"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -58,7 +60,7 @@ def short(value: float | None) -> str:
 
 
 def evaluation(values: Values) -> str:
-    """The outcome of an evaluation, from the values of its report."""
+    """Return the result of an evaluation as text, from the values of its report."""
     get = values.get
     return (
         f"{number(get('eval_return_mean'), ',.2f')} ± {number(get('eval_return_std'), ',.2f')} "
@@ -68,7 +70,7 @@ def evaluation(values: Values) -> str:
 
 
 def env_restarts(values: Values) -> str:
-    """How often environments raised an error, from the values of a report."""
+    """Return how often environments raised an error as text, from the values of a report."""
     count = values["env_restarts"]
     episodes = count + values.get("episodes", 0.0)
     return (
@@ -78,7 +80,7 @@ def env_restarts(values: Values) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds: 1:02:03 or 2:03."""
+    """Return a duration as hours, minutes and seconds, such as 1:02:03 or 2:03; "-" for None."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -87,5 +89,6 @@ def duration(seconds: float | None) -> str:
 
 
 def has_replay(values: Values) -> bool:
-    """Whether the run learns from a replay: there is no policy lag then, nor a policy's loss."""
+    """Return whether a report is of a run with a replay, which has no policy lag and no policy
+    loss."""
     return "replay_fill" in values

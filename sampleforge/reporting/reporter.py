@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics.jsonl, TensorBoard events, log.txt."""
+"""The writer of a run's metrics.jsonl, TensorBoard events and log.txt."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ Level = Literal["debug", "info", "warning", "error", "result"]
 class Reporter:
     """Writes the scalars and the messages of a run into its folder; starts no thread.
 
-    Files of an earlier part of the run are continued.
+    A resumed run appends to the files of its earlier parts.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-    ) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._metrics = LineFile(folder.metrics_file)
         self._log: LineFile | None = LineFile(folder.log_file)
@@ -44,33 +41,32 @@ class Reporter:
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
         policies: Sequence[str] = (),
     ) -> None:
-        """Write one report. Values that are not finite become null in metrics.jsonl; histograms are
-        for TensorBoard alone, which has evaluations at the env steps of their weights.
-        ``policies``: what the names of each policy's metrics begin with, in a run with several.
+        """Write one report at ``env_steps`` and ``wall_s`` (seconds of training). ``policies``: the
+        beginning of the names of each policy's metrics, in a run with several.
 
-        Raises OSError, naming the file, if it cannot be written.
+        Values that are not finite become null in metrics.jsonl. Histograms are written for
+        TensorBoard only, which shows evaluations at the env steps at which their weights were
+        copied. Raises OSError, which names the file, if a file cannot be written.
         """
-        where = {"env_steps": env_steps, "wall_s": wall_s}
-        values = {**where, **scalars, **where}
+        position = {"env_steps": env_steps, "wall_s": wall_s}
+        values = {**position, **scalars, **position}
         self._metrics.write(to_json(values))
         if self._events is None:
             from sampleforge.reporting.event_file import EventFile
 
             self._events = EventFile(self._folder.tensorboard, env_steps)
-        found = evaluations(values)
-        of_evaluations = {name for evaluation in found.values() for name in evaluation}
-        now = {name: value for name, value in values.items() if name not in of_evaluations}
+        results = evaluations(values)
+        evaluated = {name for result in results.values() for name in result}
+        now = {name: value for name, value in values.items() if name not in evaluated}
         self._events.write(now, env_steps, policies)
-        for policy, evaluation in found.items():
-            # At the steps whose weights it was about: it may have taken long.
-            at = int(evaluation[f"{policy}eval_env_steps"])
-            self._events.write(evaluation, at, policies)
+        for prefix, result in results.items():
+            self._events.write(result, int(result[f"{prefix}eval_env_steps"]), policies)
         if histograms:
             self._events.write_histograms(histograms, env_steps, policies)
 
     def log(self, text: str, level: Level = "info", source: str = "session") -> None:
-        """Write a message of process ``source`` to log.txt. Raises OSError, naming the file, the
-        first time that log.txt cannot be written; from then on messages are not written."""
+        """Write a message of process ``source`` to log.txt. Raises OSError, which names the file,
+        the first time that log.txt cannot be written; later messages are dropped."""
         if self._log is None:
             return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -83,7 +79,7 @@ class Reporter:
             raise
 
     def close(self) -> None:
-        """Close all files, even where one of them fails."""
+        """Close all files, even if closing one of them fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._metrics.close)
             if self._log is not None:

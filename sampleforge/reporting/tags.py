@@ -1,4 +1,4 @@
-"""The group that a metric has in TensorBoard. In metrics.jsonl names stay flat."""
+"""The groups of metrics in TensorBoard. In metrics.jsonl names have no group."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ GROUPS = {
         "priority",
     ),
 }
-"""Group -> metrics. Those of a number per something are in `PATTERNS`."""
+"""Group -> names of its metrics. Names with a variable part are in `PATTERNS`."""
 PATTERNS = {
     "eval": r"eval_\w+",
     "ranks": r"rank\d+_\w+",
     "replay": r"replay_priority_sum_\d+",
     "rollout": r"return_mean_epsilon_.+|env_.+",
 }
+"""Group -> regular expression of names with a variable part."""
 OTHERS = "custom"
 """The group of metrics that SampleForge does not write itself, such as those of your own loss."""
 
@@ -56,11 +57,11 @@ def group_of(name: str) -> str:
 
 
 def tag(name: str, policies: Sequence[str] = ()) -> str:
-    """Return a metric's tag in TensorBoard, such as ``losses/entropy``; a name that begins with
-    its group's, such as ``eval_return_mean``, loses that beginning: ``eval/return_mean``.
+    """Return a metric's tag in TensorBoard, such as ``losses/entropy``. If the name begins with the
+    group's name, that part is dropped: ``eval_return_mean`` becomes ``eval/return_mean``.
 
-    ``policies``: what the names of each policy's metrics begin with, such as ``policy_1/``; the tag
-    begins with it, too.
+    ``policies``: the beginning of the names of each policy's metrics, such as ``policy_1/``, with
+    which the tag begins, too.
     """
     policy = next((each for each in policies if name.startswith(each)), "")
     name = name.removeprefix(policy)

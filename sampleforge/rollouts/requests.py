@@ -21,9 +21,12 @@ class InferenceRequests:
 
     An actor writes its request and raises ``asked``; the policy worker that serves the actor writes
     the answer into the slot and raises ``answered``. Each counter has one writer. No array is sent:
-    observations are in the slot. The recurrent state of every split (``state`` [actors, splits,
-    rows, S]) and the final observations of same-step environments (``final_obs``) are stored here,
-    because they outlive a slot.
+    observations are in the slot. A request has the recurrent state before it (``state`` [actors,
+    splits, rows, S], which the actor writes) and its answer the one after it (``next_state``, which
+    the policy worker writes); same-step environments have final observations (``final_obs``).
+
+    A policy worker writes nothing that it reads. So the successor of one that was killed answers
+    the requests that are still open, from the beginning.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class InferenceRequests:
             {
                 **{name: each for name in ("asked", "answered", "slot", "t", "kind")},
                 "state": ((*per_split, shape.state_size), "float32"),
+                "next_state": ((*per_split, shape.state_size), "float32"),
                 **{
                     f"final/{n}": ((*per_split, *leaf.shape), leaf.dtype)
                     for n, leaf in final.items()
@@ -62,6 +66,7 @@ class InferenceRequests:
         self.t: npt.NDArray[np.int64] = self._arrays["t"]
         self.kind: npt.NDArray[np.int64] = self._arrays["kind"]
         self.state: npt.NDArray[np.float32] = self._arrays["state"]
+        self.next_state: npt.NDArray[np.float32] = self._arrays["next_state"]
         self.final_obs = {name: self._arrays[f"final/{name}"] for name in self._final_names}
         self._asked: npt.NDArray[np.int64] = self._arrays["asked"]
         self._answered: npt.NDArray[np.int64] = self._arrays["answered"]

@@ -48,11 +48,12 @@ class SlotShape:
 
     ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
     ``single_frames``: leaves that are stacks of frames are stored as single frames
-    (`sampleforge.rollouts.stacks`). ``places``: number of slots that may have raw frames at a time
-    (None: all), see `sampleforge.replay.compressed`. ``sequences``: the sequences of a replay for a
-    recurrent core; ``rollout`` then includes the overlap. ``variable``: the number of slots of a
-    batch varies. ``final_obs``: the final observations of truncated episodes are stored under
-    same-step autoreset, where ``obs`` does not hold them; they take as much memory as ``obs``.
+    (`sampleforge.rollouts.stacks`). ``frame_buffers``: number of slots that may have raw frames at
+    a time (None: all), see `sampleforge.replay.compressed`. ``sequences``: the sequences of a
+    replay for a recurrent core; ``rollout`` then includes the overlap. ``variable``: the number of
+    slots of a batch varies. ``final_obs``: the final observations of truncated episodes are stored
+    under same-step autoreset, where ``obs`` does not hold them; they take as much memory as
+    ``obs``.
     """
 
     rollout: int
@@ -61,7 +62,7 @@ class SlotShape:
     state_size: int
     extras: Mapping[str, str] = field(default_factory=lambda: ACTOR_CRITIC)
     single_frames: bool = False
-    places: int | None = None
+    frame_buffers: int | None = None
     sequences: SequenceShape | None = None
     variable: bool = False
     final_obs: bool = False
@@ -100,8 +101,8 @@ class SlotShape:
         for name, leaf in self.spec.observations.items():
             arrays[f"obs/{name}"] = (before + leaf.shape, leaf.dtype)
         for name, leaf in self.stacks.items():
-            places = count if self.places is None else self.places
-            frames = (places, self.rollout + leaf.shape[0], self.rows)
+            buffers = count if self.frame_buffers is None else self.frame_buffers
+            frames = (buffers, self.rollout + leaf.shape[0], self.rows)
             arrays[f"obs/{name}"] = (frames + leaf.shape[1:], leaf.dtype)
         for name, action in self.spec.actions.items():
             arrays[f"action/{name}"] = (step + action.shape, action.dtype)
@@ -118,7 +119,7 @@ class SlotShape:
             "generation": ((count,), "int64"),
         }
         if self.stacks:
-            arrays["place"] = ((count,), "int64")
+            arrays["frame_buffer"] = ((count,), "int64")
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
             arrays |= self._final_obs(step)
@@ -175,17 +176,19 @@ class TrajectorySlots:
         self.debug = debug
         self.arrays = SharedArrays(shape.layout(count))
         self._name_columns()
-        if shape.places is None:
-            self.place[:] = np.arange(len(self.place))
+        if shape.frame_buffers is None:
+            self.frame_buffer[:] = np.arange(len(self.frame_buffer))
 
     def _name_columns(self) -> None:
         stacks, leaves = self.shape.stacks, self.shape.spec.observations
         self.obs = {n: self.arrays[f"obs/{n}"] for n in leaves if n not in stacks}
         self.actions = {n: self.arrays[f"action/{n}"] for n in self.shape.spec.actions}
         self.first = self.arrays["first"]
-        self.place = self.arrays["place"] if stacks else np.empty(0, np.int64)
+        self.frame_buffer = self.arrays["frame_buffer"] if stacks else np.empty(0, np.int64)
         self.stacks = {
-            name: StackColumn(name, leaf, self.arrays.tensor(f"obs/{name}"), self.first, self.place)
+            name: StackColumn(
+                name, leaf, self.arrays.tensor(f"obs/{name}"), self.first, self.frame_buffer
+            )
             for name, leaf in stacks.items()
         }
         self.extras = {n: self.arrays[n] for n in self.shape.extras}
@@ -211,8 +214,8 @@ class TrajectorySlots:
 
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Return every per-step column as a torch tensor [count, T or T+1, rows, ...], and the
-        columns of recurrent states; frames are [count or places, k-1 + T+1, rows, ...]."""
-        skip = ("owner", "generation", "place", "ends_batch")
+        columns of recurrent states; frames are [count or frame_buffers, k-1 + T+1, rows, ...]."""
+        skip = ("owner", "generation", "frame_buffer", "ends_batch")
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
@@ -236,8 +239,8 @@ class TrajectorySlots:
     def _poison(self, slot: int) -> None:
         """Overwrite a freed slot, so that a read of stale data shows."""
         for name, column in self.columns().items():
-            if name.startswith("obs/") and self.shape.places is not None:
-                continue  # its place belongs to another slot already
+            if name.startswith("obs/") and self.shape.frame_buffers is not None:
+                continue  # its frame buffer belongs to another slot already
             array = column[slot].numpy()
             if np.issubdtype(array.dtype, np.floating):
                 array.fill(np.nan)

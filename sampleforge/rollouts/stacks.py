@@ -46,10 +46,10 @@ def stack_index(
 
 
 class StackColumn:
-    """One observation leaf of all slots, as single frames [places, k-1 + T+1, rows, ...].
+    """One observation leaf of all slots, as single frames [frame buffers, k-1 + T+1, rows, ...].
 
-    ``first`` is the slots' column, bool [slots, T+1, rows]; ``place`` int64 [slots] is the index of
-    each slot's frames along the first axis.
+    ``first`` is the slots' column, bool [slots, T+1, rows]; ``frame_buffer`` int64 [slots] is the
+    index of each slot's frames along the first axis.
     """
 
     def __init__(
@@ -58,27 +58,27 @@ class StackColumn:
         leaf: ArraySpec,
         frames: torch.Tensor,
         first: npt.NDArray[np.bool_],
-        place: npt.NDArray[np.int64],
+        frame_buffer: npt.NDArray[np.int64],
     ) -> None:
         self.name = name
         self.depth = leaf.shape[0]
         self._leaf = leaf
         self._first = first
-        self._place = place
+        self._frame_buffer = frame_buffer
         self._frames: npt.NDArray[Any] = frames.numpy()
         self._flat = frames.flatten(0, 2)
 
     def begin(self, slot: int, stacks: npt.NDArray[Any]) -> None:
         """Write obs[0], [rows, k, ...]."""
-        self._frames[self._place[slot], : self.depth] = stacks.swapaxes(0, 1)
+        self._frames[self._frame_buffer[slot], : self.depth] = stacks.swapaxes(0, 1)
 
     def put(self, slot: int, t: int, stacks: npt.NDArray[Any]) -> None:
         """Write obs[t], [rows, k, ...], of which only the newest frame is stored."""
-        self._frames[self._place[slot], t + self.depth - 1] = stacks[:, -1]
+        self._frames[self._frame_buffer[slot], t + self.depth - 1] = stacks[:, -1]
 
     def newest(self, slot: int, begin: int, end: int) -> npt.NDArray[Any]:
         """Return a view of the newest frames of obs[begin] to obs[end - 1], [steps, rows, ...]."""
-        frames: npt.NDArray[Any] = self._frames[self._place[slot]]
+        frames: npt.NDArray[Any] = self._frames[self._frame_buffer[slot]]
         return frames[begin + self.depth - 1 : end + self.depth - 1]
 
     def read(self, slot: Indices, t: Indices, row: Indices) -> torch.Tensor:
@@ -131,6 +131,6 @@ class StackColumn:
     def _fetch(self, slot: Indices, index: Indices, row: Indices) -> torch.Tensor:
         """Return the frames ``index`` [B, k] of these slots and rows, [B, k, ...]."""
         per_slot, rows = self._frames.shape[1:3]
-        at = (self._place[slot][:, None] * per_slot + index) * rows + row[:, None]
+        at = (self._frame_buffer[slot][:, None] * per_slot + index) * rows + row[:, None]
         frames = self._flat.index_select(0, torch.from_numpy(at.reshape(-1)))
         return frames.view(*index.shape, *self._flat.shape[1:])

@@ -1,0 +1,1 @@
+"""The runners, which execute the workers of a graph in processes or in turn."""

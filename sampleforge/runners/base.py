@@ -1,4 +1,4 @@
-"""What every runner is: the way in which the workers of a graph run."""
+"""The protocol of all runners, which execute the workers of a graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sampleforge.topologies.graph import Node
 
 
 class WorkerDied(RuntimeError):
-    """A worker ended by itself; the text ends with its traceback, if it left one."""
+    """A worker has died; the message ends with its traceback if there is one."""
 
 
 class Runner(Protocol):
@@ -23,17 +23,19 @@ class Runner(Protocol):
         """Return the process id of each worker that has one, by its name."""
 
     def poll(self, timeout: float) -> None:
-        """Let the workers work for up to ``timeout`` s. Raises what a worker died of."""
+        """Let the workers run for up to ``timeout`` s. Raises WorkerDied if a worker has died and
+        is not restarted."""
 
     def take_events(self) -> list[Event]:
-        """Return the events that workers have sent since the last call, also after `close`."""
+        """Return the events that workers have sent since the last call; also allowed after
+        `close`."""
 
     def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
         """Return a worker's answer to a request (`Worker.handle`). Raises WorkerDied, or
         TimeoutError after ``timeout`` s."""
 
     def close(self) -> None:
-        """End all workers, in order where they can, and release what they had."""
+        """End all workers, in order if possible, and release their resources."""
 
     def kill(self) -> None:
         """End all workers at once."""

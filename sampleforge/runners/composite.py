@@ -1,4 +1,4 @@
-"""Two runners as one: a rank of torchrun in this process, and its evaluator in another."""
+"""A runner of two runners: a rank of torchrun in this process, and its evaluator in another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sampleforge.topologies.graph import Node
 
 
 class CompositeRunner:
-    """``main`` runs the training and is asked; ``beside`` runs the workers beside it."""
+    """Combines two runners: ``main`` runs the training and answers requests, ``beside`` runs the
+    other workers."""
 
     def __init__(self, main: Runner, beside: Runner) -> None:
         self._main = main

@@ -1,9 +1,9 @@
-"""The driver's end of all event queues: one thread reads them, whatever happens to a writer.
+"""The reader of all event queues, in a thread of the driver that survives killed writers.
 
-A faster-fifo queue has a plain mutex, which no time-out covers: a worker that is killed while it
-holds the mutex leaves it locked for ever, and the next thread that takes it never returns. So each
-life of a worker has a queue of its own, and only this thread reads them. When it sticks at one,
-thread and queue are abandoned and counted, and a new thread reads the others.
+A faster-fifo queue has a plain mutex without a time-out: a worker that is killed while it holds the
+mutex leaves it locked for ever, and the next thread that takes it never returns. So each life of a
+worker has a queue of its own, which only this thread reads. If the thread blocks at a queue, both
+are abandoned, the queue is counted, and a new thread reads the other queues.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from sampleforge.shared.events import Event, EventSender
 LOOK = 0.05
 """Seconds between two rounds over all queues."""
 STUCK_S = 2.0
-"""Seconds at one queue after which its mutex counts as lost: reading takes microseconds."""
+"""Seconds that reading a queue may take before its mutex counts as lost; it usually takes
+microseconds."""
 LAST_LOOK_S = 1.0
+"""Seconds that `EventReader.close` takes at most to read the remaining events."""
 
 
 class EventReader:
-    """Collects the events of all queues. ``abandoned`` counts queues whose mutex was lost."""
+    """Collects the events of all queues. ``abandoned``: names of the workers whose queue was
+    abandoned because its mutex was lost."""
 
     def __init__(self) -> None:
         self.abandoned: list[str] = []
@@ -33,7 +36,7 @@ class EventReader:
         self._round: _Round | None = None
 
     def new_sender(self, source: str) -> EventSender:
-        """Make the event queue of one life of a worker."""
+        """Create the event queue of one life of a worker; return the worker's end."""
         sender = EventSender(source)
         self._senders.append(sender)
         if self._round is None:
@@ -41,7 +44,7 @@ class EventReader:
         return sender
 
     def retire(self, sender: EventSender) -> None:
-        """The life has ended: its queue is read once more."""
+        """Read the queue of a life that has ended once more, then drop it."""
         self._retired.add(id(sender))
 
     def take(self) -> list[Event]:
@@ -50,7 +53,7 @@ class EventReader:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:
-        """Read everything that the workers left, and end the thread."""
+        """Read all remaining events, and end the thread."""
         for sender in self._senders:
             self.retire(sender)
         deadline = monotonic() + LAST_LOOK_S + STUCK_S
@@ -85,12 +88,12 @@ class _Round:
         self._thread.start()
 
     def stuck_at(self) -> EventSender | None:
-        """Return the queue that the thread does not come back from, or None."""
+        """Return the queue at which the thread blocks, or None."""
         at = self._at
         return at[0] if at is not None and monotonic() - at[1] > STUCK_S else None
 
     def abandon(self) -> None:
-        """Leave the thread where it is; it does nothing more, should it ever come back."""
+        """Abandon the thread where it blocks; if it ever continues, it ends without an effect."""
         self._ended.set()
 
     def end(self) -> None:
@@ -106,7 +109,7 @@ class _Round:
             self._ended.wait(LOOK)
 
     def _read(self, sender: EventSender) -> None:
-        last = id(sender) in self._retired  # before the look: nothing comes after it
+        last = id(sender) in self._retired  # read before the queue: no event can follow
         self._at = sender, monotonic()
         try:
             events = sender.queue.get_many(block=False)

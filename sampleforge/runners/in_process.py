@@ -1,4 +1,4 @@
-"""The one worker of a graph in this process: what it is under torchrun, which starts the others."""
+"""The runner of a single rank in this process, under torchrun, which starts the other ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.rank import RankWorker
 
-BRIEFLY = 0.05
+IDLE_WAIT = 0.05
+"""Seconds that a rank waits for an event when it has nothing to do."""
 
 
 class InProcessRunner:
-    """Steps the rank of ``graph`` between the driver's other duties.
+    """Steps the rank of ``graph`` in this process, between the other tasks of the driver.
 
-    ``scratch``: where its working directory is made (None: in the system's). ``interrupted``: a
-    rank that is asked to end does so between two steps, or when the others, who are asked too,
-    have left in the middle of one. ``step_timeout``: see `ProcessRunner`; here a `Watch` ends the
-    process, for torchrun to begin anew.
+    ``scratch``: parent of the rank's working directory (None: the system's temporary directory).
+    ``interrupted`` returns whether the rank was asked to end; it then ends between two steps, or as
+    soon as the other ranks, which are also asked, have left the group. ``step_timeout``: longest
+    time of an env step in seconds; after it a `Watch` ends the process, and torchrun restarts the
+    ranks.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class InProcessRunner:
         return {self._worker.name: os.getpid()}
 
     def poll(self, timeout: float) -> None:
-        """Work for ``timeout`` s. Raises what the rank raises; RankLost not where it is
-        interrupted itself."""
+        """Step the rank for ``timeout`` s. Raises its errors, except RankLost after an
+        interrupt."""
         deadline = monotonic() + timeout
         try:
             with self._watch.inside():
@@ -86,7 +88,7 @@ class InProcessRunner:
                     moved = self._worker.step()
                     self._watch.look()
                     if not moved:
-                        self._worker.wait(BRIEFLY)
+                        self._worker.wait(IDLE_WAIT)
         except RankLost as error:
             if not self._interrupted():
                 raise
@@ -116,5 +118,5 @@ class InProcessRunner:
         self._resources.close()
 
     def kill(self) -> None:
-        """This process ends at once; nothing but its directory would be left."""
+        """Remove the working directory; the process ends at once afterwards."""
         self._resources.close()

@@ -1,7 +1,7 @@
-"""What the fork server imports once for all children. Importing this module is its whole effect."""
+"""The imports of the fork server, which its children inherit. Importing this module does it all."""
 
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.processes import end_with_parent
 
-end_with_parent()  # also in the middle of the imports, which hold the driver's stdout open
+end_with_parent()  # before the imports: the server must also end if the driver dies during them
 import_heavy("setproctitle", "sampleforge.topologies.registry", "sampleforge.runners.processes")

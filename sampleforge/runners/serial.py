@@ -1,4 +1,4 @@
-"""All workers of a graph in turn, in this process: deterministic, and open to a debugger."""
+"""The serial runner: all workers of a graph in turn, in this process, deterministic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sampleforge.topologies.graph import Graph, Node
 
 
 class SerialRunner:
-    """Steps the workers of ``graph`` in their order, again and again, on one thread."""
+    """Steps the workers of ``graph`` in turn, in this thread, so that a debugger can follow
+    them."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes: Sequence[Node] = graph.nodes
@@ -25,15 +26,15 @@ class SerialRunner:
             node.worker.start()
 
     def pids(self) -> dict[str, int]:
-        """No worker has a process of its own."""
+        """Return no process ids, because no worker has a process of its own."""
         return {}
 
     def poll(self, timeout: float) -> None:
-        """Step each worker once. Raises RuntimeError if none could move before the end: a
-        deadlock."""
+        """Step each worker once. Raises RuntimeError for a deadlock: no worker could do anything
+        although training has not ended."""
         moved = any([node.worker.step() for node in self._nodes])
         if not moved and not self._progress.done:
-            raise RuntimeError("no worker can move: each waits for another")
+            raise RuntimeError("deadlock: every worker waits for another one")
 
     def _listen(self, kind: Kind, payload: Any) -> None:
         self._events.append(Event("serial", kind, payload))

@@ -1,0 +1,1 @@
+"""The operating system and the machine: processes, signals, threads, devices, torchrun."""

@@ -1,4 +1,5 @@
-"""What a run is, whatever its topology: folder, seed, device, stop conditions, reporting."""
+"""The configuration of a run that every topology has (RunConfig): folder, seed, device, stop
+conditions, reporting."""
 
 from __future__ import annotations
 

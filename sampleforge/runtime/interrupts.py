@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: once to end in order, twice to end at once."""
+"""The handling of Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second at once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from time import monotonic
 from types import FrameType
 
 ONE_SIGNAL_S = {signal.SIGINT: 0.3, signal.SIGTERM: 1.0, signal.SIGHUP: math.inf}
-"""Seconds within which the same request comes twice: `timeout` signals its child and then the
-child's group, `uv run` and torchrun pass on what the group has got already, and a terminal that
-goes away hangs up once for its shell and once for itself."""
+"""Seconds within which a second signal counts as a copy of the first: `timeout` signals its child
+and then the child's group, `uv run` and torchrun pass on signals that the group has received
+already, and a closing terminal sends SIGHUP twice."""
 
 
 class Interrupts:
-    """While active, the first SIGINT, SIGTERM or SIGHUP is remembered in ``received`` (the signal's
-    number) and calls ``in_order``; another one calls ``at_once`` and ends the process with 128 +
-    that number, unless it comes so soon that it belongs to the first (`ONE_SIGNAL_S`).
+    """A context that handles SIGINT, SIGTERM and SIGHUP.
 
-    Until `defer` is called there is nothing to bring in order, and the first one leaves at once
-    too, but by an exception: KeyboardInterrupt, or SystemExit(128 + number). SIGHUP stays ignored
-    where it is (nohup).
+    The first signal is stored in ``received`` (its number) and calls ``in_order``. A second one
+    calls ``at_once`` and ends the process with 128 + its number, unless it is a copy of the first
+    (`ONE_SIGNAL_S`).
+
+    Before `defer` is called there is nothing to bring in order: then the first signal also raises
+    KeyboardInterrupt, or SystemExit(128 + number). SIGHUP stays ignored if it was before (nohup).
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Interrupts:
         self._received_at = -math.inf
 
     def defer(self) -> None:
-        """From now on ``in_order`` is enough: the caller ends by itself."""
+        """From now on do not raise an exception: the caller ends by itself after ``in_order``."""
         self._deferred = True
 
     def __enter__(self) -> Interrupts:
@@ -52,7 +53,8 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 0 for none."""
+        """Exit code of the process: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 0 without a
+        signal."""
         return 0 if self.received is None else 128 + self.received
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -70,7 +72,8 @@ class Interrupts:
 
 
 def _leave_the_terminal() -> None:
-    """Write nowhere instead of to a terminal that has gone: that would be an error."""
+    """Redirect stdout and stderr to /dev/null if they are a terminal: writing to a closed terminal
+    is an error."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode):

@@ -1,4 +1,4 @@
-"""What this machine has: device, processor, memory, and what torch.compile needs."""
+"""The capabilities of this machine: device, bfloat16, shared memory, and compilers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sampleforge.runtime.cgroup import cgroup_memory_free
 
 
 def resolve_device(asked: str) -> str:
-    """The device by name. Raises ConfigError if it is not there."""
+    """Return the name of the device that ``asked`` (the value of --device) means. Raises
+    ConfigError if the machine does not have it."""
     import torch
 
     if asked == "auto":
@@ -37,12 +38,12 @@ def resolve_device(asked: str) -> str:
 
 
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Names in /proc/cpuinfo (the last one on ARM)."""
+"""Names of bfloat16 instruction sets in /proc/cpuinfo (the last one on ARM)."""
 
 
 def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Return the processor's instruction sets for bfloat16; without any, bf16 is slower than fp32.
-    Empty, too, on a system without /proc/cpuinfo."""
+    """Return the processor's instruction sets for bfloat16; without them bf16 is slower than fp32.
+    The list is also empty on a system without /proc/cpuinfo."""
     if not cpuinfo.is_file():
         return []
     return sorted(_BF16 & set(re.findall(r"\w+", cpuinfo.read_text())))
@@ -65,7 +66,7 @@ def memory_available() -> int:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes as people write it: 1.5 GiB."""
+    """Return a number of bytes with its unit, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -74,11 +75,12 @@ def human_bytes(count: float) -> str:
 
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment variable that says where torch keeps what it has compiled."""
+"""The environment variable with the folder where torch keeps compiled code."""
 
 
 def lacking(device: str) -> str | None:
-    """What is missing to compile for ``device`` (cpu, cuda, cuda:N), with the remedy; or None."""
+    """Return what torch.compile lacks for ``device`` (cpu, cuda, cuda:N), with the remedy; or
+    None."""
     if device.startswith("cuda") and importlib.util.find_spec("triton") is None:
         return "triton is missing, which comes with torch for CUDA on Linux: reinstall torch"
     variable, usual = ("CC", "gcc") if device.startswith("cuda") else ("CXX", _usual_cxx())
@@ -94,5 +96,5 @@ def lacking(device: str) -> str | None:
 
 
 def _usual_cxx() -> str:
-    """What torch takes where CXX is not set."""
+    """Return the compiler that torch uses if CXX is not set."""
     return "clang++" if sys.platform == "darwin" else "g++"

@@ -1,7 +1,7 @@
-"""How SampleForge starts processes, and what a child process is.
+"""The start of worker processes, and the set-up of a child process.
 
 On Linux children are forked from a server that has imported torch and gymnasium already: 0.02 s and
-little private memory each, against 4 s and 222 MB by spawn. Elsewhere they are spawned.
+little private memory each, against 4 s and 222 MB by spawn. Other systems use spawn.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from sampleforge.runtime.cgroup import cgroup_cpu_quota
 from sampleforge.runtime.open_files import raise_limit
 
 PRELOAD = "sampleforge.runners.preload"
-"""What the fork server imports: a name, because what it means lies above this floor."""
+"""The module that the fork server imports; only its name, because lower layers do not import it."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks the driver to end."""
+"""The signals that ask the driver to end."""
 STARTED_BY_THREAD = "SAMPLEFORGE_FORK_SERVER_OF_THREAD"
 """The environment variable of a fork server that must not end with the thread that starts it."""
 PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h."""
+"""A constant of linux/prctl.h."""
 
 
 def process_context() -> BaseContext:
-    """The start method of every SampleForge process, with everything heavy preloaded."""
-    # Threads of numerical libraries are counted per process; a learner raises its own later. Set
-    # before numpy is imported anywhere, so that idle pools are never made.
+    """Return the multiprocessing context of every SampleForge process, whose fork server has
+    imported the large modules."""
+    # One thread per numerical library in each process; a learner raises its number later. Set
+    # before any child imports numpy, so that idle thread pools are never created.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     if sys.platform != "linux":
@@ -45,7 +46,7 @@ def process_context() -> BaseContext:
 
 
 def start_fork_server() -> None:
-    """Begin the fork server's imports now, so that they run beside our own."""
+    """Start the fork server now, so that its imports run in parallel with those of this process."""
     if sys.platform == "linux":
         from multiprocessing import forkserver, resource_tracker
 
@@ -53,12 +54,12 @@ def start_fork_server() -> None:
         raise_limit()  # the server inherits it, and its children from it
         if threading.current_thread() is not threading.main_thread():
             os.environ[STARTED_BY_THREAD] = "1"
-        # Inherited: what ends the driver goes to its whole process group, and the server and its
-        # children must live until the driver has saved a checkpoint. Blocked, not ignored: one that
-        # comes now still reaches us.
+        # A signal that ends the driver goes to its whole process group, but the server and its
+        # children must live until the driver has saved a checkpoint: they inherit the mask.
+        # Signals are blocked, not ignored, so that one that arrives now still reaches this process.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
-            resource_tracker.ensure_running()  # which the server needs, and which unblocks some
+            resource_tracker.ensure_running()  # the server needs it; it unblocks some signals
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
             forkserver.ensure_running()
         finally:
@@ -67,7 +68,8 @@ def start_fork_server() -> None:
 
 
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
-    """Set up the calling child process: title, signals, threads, cores, death with its parent."""
+    """Set up the calling child process: title, signals, threads, cores, and its end with the
+    parent."""
     import setproctitle
     import torch
 
@@ -84,12 +86,12 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
 
 
 def outlive_signals() -> None:
-    """Have this process survive what ends the driver: Ctrl-C in a terminal, `timeout`, systemd and
-    Slurm signal the whole process group. The driver alone decides what it means: it needs the
-    learner for a checkpoint, and ends all workers by the stop flag or SIGKILL.
+    """Make this process ignore the signals that end the driver. A terminal, `timeout`, systemd and
+    Slurm send them to the whole process group, but the driver needs the learner for a checkpoint,
+    and then ends all workers itself, by the stop flag or SIGKILL.
 
-    What an environment starts is as it would be anywhere: handlers, unlike SIG_IGN, do not survive
-    exec, and children that are forked get the default back, so that they can be terminated.
+    Programs that an environment starts are not affected: handlers, unlike SIG_IGN, do not survive
+    exec, and forked children get the default handlers back, so that they can be terminated.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -100,7 +102,7 @@ def outlive_signals() -> None:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Survive."""
+    """Ignore a signal."""
 
 
 def _end_by_signals() -> None:
@@ -110,12 +112,12 @@ def _end_by_signals() -> None:
 
 
 def die_with_parent() -> None:
-    """End this process when its parent has died, however it died.
+    """End this process when its parent has died, in any way.
 
     The parent's sentinel is a pipe whose other end only the parent holds. On Linux the kernel sends
-    SIGKILL when that end closes: a simulator that hangs in C with the interpreter's lock in its
-    hand dies too, which a thread of ours would not reach. (PDEATHSIG would follow the fork server,
-    which outlives a killed driver as long as it has children.)
+    SIGKILL when that end closes. So a process also dies if a simulator hangs in C and holds the
+    interpreter's lock, which would stop a thread. (PDEATHSIG would watch the fork server, which
+    outlives a killed driver as long as it has children.)
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a child process dies with its parent"
@@ -131,10 +133,10 @@ def die_with_parent() -> None:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process, the fork server, when the thread that has started it ends.
+    """Make the kernel kill this process, the fork server, when the thread that started it ends.
 
-    That is the main thread of the driver. A server that another thread has started stays for later
-    sessions, and ends when it notices that the driver has gone.
+    Usually that is the main thread of the driver. If another thread has started the server, it
+    stays for later sessions and ends when it notices that the driver has ended.
     """
     if sys.platform == "linux" and STARTED_BY_THREAD not in os.environ:
         import ctypes
@@ -143,7 +145,8 @@ def end_with_parent() -> None:
 
 
 def _kill_at_hangup(pipe: int) -> None:
-    """Have this process killed when the other end of ``pipe`` closes, or has closed already."""
+    """Make the kernel kill this process when the other end of ``pipe`` closes; end now if it has
+    closed already."""
     import fcntl
 
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
@@ -154,8 +157,8 @@ def _kill_at_hangup(pipe: int) -> None:
 
 
 def available_cores() -> list[int]:
-    """The cores this process may use, in order: no more than the CPU quota of its container or
-    control group is worth."""
+    """Return the numbers of the cores that this process may use, in order: no more than the CPU
+    quota of its container or control group allows."""
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
     else:

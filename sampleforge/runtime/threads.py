@@ -1,4 +1,4 @@
-"""How many threads the numerical libraries of a process use."""
+"""The number of threads that the numerical libraries of a process use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def limit_threads(count: int) -> Callable[[], object]:
-    """Let torch, and every BLAS and OpenMP pool that is loaded by now, use ``count`` threads.
+    """Limit torch, and every BLAS and OpenMP pool that is loaded already, to ``count`` threads.
 
-    Simulators bring pools of their own: call it again when they have been imported. Returns what
-    restores the limits that were there before.
+    Simulators load pools of their own: call this again after importing them. Return a function that
+    restores the previous limits.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

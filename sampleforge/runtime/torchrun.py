@@ -1,4 +1,4 @@
-"""What torchrun, or whatever sets the same environment variables, says of this process."""
+"""The rank of this process in torchrun's world, read from its environment variables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT
 
 @dataclass(frozen=True)
 class World:
-    """This process is rank ``rank`` of ``size`` processes, the ``local_rank``-th of ``local_size``
-    on this host. A store for all to meet at is, or shall be made by rank 0, at ``host``:``port``.
+    """The place of this process among the ranks: rank ``rank`` of ``size``, and number
+    ``local_rank`` of the ``local_size`` ranks on this host.
 
-    ``has_store``: the launcher keeps that store. ``attempt``: how often the launcher has started
-    the ranks again after a failure, and ``max_attempts`` how often it may.
+    The ranks meet at a store at ``host``:``port``. ``has_store``: the launcher keeps the store;
+    otherwise rank 0 creates it. ``attempt``: number of times that the launcher has restarted the
+    ranks after a failure; ``max_attempts``: its limit.
     """
 
     rank: int
@@ -36,32 +37,32 @@ class World:
 
     @classmethod
     def of_environment(cls, variables: Mapping[str, str] = os.environ) -> World | None:
-        """The world of this process, or None if it was started by itself. Raises ConfigError if
-        the variables are incomplete or contradict each other."""
+        """Return the world of this process, or None if it was not started by a launcher of ranks.
+        Raises ConfigError if the variables are incomplete or contradict each other."""
         if "RANK" not in variables and "WORLD_SIZE" not in variables:
             return None
         defaults = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        found = {**defaults, **variables}
-        missing = [name for name in (*_NUMBERS, "MASTER_ADDR") if not found.get(name)]
+        given = {**defaults, **variables}
+        missing = [name for name in (*_NUMBERS, "MASTER_ADDR") if not given.get(name)]
         if missing:
             raise ConfigError(
                 f"RANK or WORLD_SIZE is set, as torchrun sets them, but {', '.join(missing)} is "
                 "not; start all ranks with torchrun, or unset them for --num-ranks on one machine"
             )
-        rank, size, local_rank, local_size, port = (_number(n, found[n]) for n in _NUMBERS)
+        rank, size, local_rank, local_size, port = (_number(n, given[n]) for n in _NUMBERS)
         if not (rank < size and local_rank < local_size <= size and 0 < port < 65536):
-            said = ", ".join(f"{name}={found[name]}" for name in _NUMBERS)
-            raise ConfigError(f"{said} contradict each other; start all ranks with torchrun")
+            values = ", ".join(f"{name}={given[name]}" for name in _NUMBERS)
+            raise ConfigError(f"{values} contradict each other; start all ranks with torchrun")
         return cls(
             rank,
             size,
             local_rank,
             local_size,
-            found["MASTER_ADDR"],
+            given["MASTER_ADDR"],
             port,
-            has_store=found.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            attempt=_number("attempt", found.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            max_attempts=_number("attempts", found.get("TORCHELASTIC_MAX_RESTARTS", "0")),
+            has_store=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=_number("attempt", given.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            max_attempts=_number("attempts", given.get("TORCHELASTIC_MAX_RESTARTS", "0")),
         )
 
 

@@ -1,4 +1,4 @@
-"""A thread that ends this process when it hangs, or when whoever started it has died."""
+"""A thread that ends this process if a step hangs, or if the parent process has died."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from math import inf
 from time import time
 
 INTERVAL = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class Watch:
-    """Watches what runs `inside` it: ``beat`` (seconds since the epoch) must not be older than
-    ``limit`` seconds there. Begins with `start`; `close` ends it.
+    """Watches the code that runs `inside` it: the time that ``beat`` returns (seconds since the
+    epoch) must not be more than ``limit`` seconds ago. `start` begins the watch and `close` ends
+    it.
 
-    A simulator that hangs in C with the interpreter's lock in its hand stops this thread too: then
-    it is the other ranks that notice.
+    If a simulator hangs in C and holds the interpreter's lock, this thread stops as well; then only
+    the other ranks notice.
     """
 
     def __init__(self, name: str, limit: float, beat: Callable[[], float]) -> None:
@@ -37,6 +38,7 @@ class Watch:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
+        """Return a context whose body is watched."""
         self._entered = time()
         try:
             yield
@@ -44,8 +46,8 @@ class Watch:
             self._entered = inf
 
     def look(self) -> None:
-        """Look now, from inside: where environments step in threads, what is watched goes on while
-        one of them hangs, and the beat is that of the oldest step."""
+        """Check now, from inside the watched code. If environments step in threads, this code
+        continues while one of them hangs; then the beat is that of the oldest step."""
         self._judge(time() - self._beat())
 
     def close(self) -> None:
@@ -56,7 +58,7 @@ class Watch:
     def _look(self) -> None:
         while not self._closed.wait(min(INTERVAL, self._limit)):
             if os.getppid() != self._parent:
-                self._end("what has started it (torchrun) has died")
+                self._end("its parent process (torchrun) has died")
             self._judge(time() - max(self._beat(), self._entered))
 
     def _judge(self, age: float) -> None:

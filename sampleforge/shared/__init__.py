@@ -1,0 +1,1 @@
+"""Building blocks in shared memory: arrays, rings, weights, records, counters, wake-ups."""

@@ -58,7 +58,7 @@ class Counters:
         column: npt.NDArray[np.float64] = self._arrays["values"][:, self.names.index(name)].copy()
         return column
 
-    def tell(self, rows: npt.NDArray[np.float64], *, keep: int) -> None:
+    def set_remote(self, rows: npt.NDArray[np.float64], *, keep: int) -> None:
         """Set the first rows [n, names] except row ``keep``, for workers whose own counters are in
         the memory of another machine."""
         remote = np.flatnonzero(np.arange(len(rows)) != keep)

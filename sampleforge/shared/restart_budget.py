@@ -1,4 +1,4 @@
-"""The number of restarts of the actors of a run, and its limit."""
+"""The number of restarts of a run's workers of one kind, and its limit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from sampleforge.shared.arrays import SharedArrays
 
 
 class RestartBudget:
-    """Counts the restarts of ``workers`` actors, of which the driver may make ``limit`` in total.
+    """Counts the restarts of ``workers`` workers of one kind: the driver may make ``limit``.
 
-    The count of each actor is in shared memory: its next life seeds its episodes by it, so that it
-    does not play the same episodes again."""
+    The count of each worker is in shared memory: its next life seeds its episodes and actions by
+    it, so that it does not repeat them."""
 
     def __init__(self, workers: int, limit: int) -> None:
         self.workers = workers
@@ -22,7 +22,7 @@ class RestartBudget:
         return int(self._arrays["lives"].sum())
 
     def life(self, worker: int) -> int:
-        """Return how often actor ``worker`` was restarted."""
+        """Return how often ``worker`` was restarted."""
         return int(self._arrays["lives"][worker])
 
     def begin(self, worker: int) -> bool:

@@ -37,8 +37,8 @@ _POLICY_STREAM = 1_000_000
 """In the place of a split's number: the seeds of action sampling, beside those of the env rows."""
 
 
-class Loads(Protocol):
-    """A learner that goes on from its ``state()``."""
+class LoadableLearner(Protocol):
+    """A learner that can be restored from its ``state()``."""
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
 
@@ -49,17 +49,18 @@ class Resume(Protocol):
     def weights(self, model: torch.nn.Module) -> int:
         """Load the model's weights; returns their policy version."""
 
-    def learner(self, learner: Loads) -> None:
+    def learner(self, learner: LoadableLearner) -> None:
         """Load all of the learner's state."""
 
     def plain(self) -> dict[str, Any]:
         """The learner's plain state."""
 
 
-class Lives(Protocol):
-    """Knows the how-many-eth process a worker is: `RestartBudget`, `GroupEpoch`."""
+class RestartCounts(Protocol):
+    """Counts the restarts of workers: `RestartBudget`, `GroupEpoch`."""
 
-    def life(self, worker: int) -> int: ...
+    def life(self, worker: int) -> int:
+        """Return how often a worker was restarted."""
 
 
 @dataclass(frozen=True)
@@ -196,13 +197,21 @@ def policy_maker(
     start: ResumePoint,
     compiled_for: EnvSpec | None = None,
     noise_correlation: float = 0.0,
+    lives: RestartCounts | None = None,
 ) -> NewPolicy:
-    """Makes the policy of the ``index``-th actor (inline) or policy worker. ``compiled_for``: with
-    compiled passes, for these observations."""
-    seed = policy_seed(index, start)
+    """Makes the policy of the ``index``-th actor (inline) or policy worker, with another seed in
+    each of its ``lives``. ``compiled_for``: with compiled passes, for these observations."""
     device, precision = acting_device(plan), plan.precision
-    noise = (noise_correlation, plan.envs)
-    make = partial(make_policy, new_model, weights, device, precision, seed, *noise)
+    unseeded = partial(
+        make_policy,
+        new_model,
+        weights,
+        device,
+        precision,
+        noise_correlation=noise_correlation,
+        num_rows=plan.envs,
+    )
+    make = partial(_seeded_policy, unseeded, index, start, lives)
     if compiled_for is None:
         return make
     many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
@@ -215,9 +224,16 @@ def acting_device(plan: SamplerPlan) -> str:
     return plan.device if plan.inference == "worker" else "cpu"
 
 
-def policy_seed(index: int, start: ResumePoint) -> int:
-    """Return the seed of the action sampling of the ``index``-th policy."""
-    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes)[0]
+def _seeded_policy(
+    make: Callable[..., SampledPolicy], index: int, start: ResumePoint, lives: RestartCounts | None
+) -> SampledPolicy:
+    return make(seed=policy_seed(index, start, lives))
+
+
+def policy_seed(index: int, start: ResumePoint, lives: RestartCounts | None = None) -> int:
+    """Return the seed of the action sampling of the ``index``-th policy, in its present life."""
+    life = 0 if lives is None else lives.life(index)
+    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes, life)[0]
 
 
 def env_makers(
@@ -225,7 +241,7 @@ def env_makers(
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
-    lives: Lives | None = None,
+    lives: RestartCounts | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Makes each split of an actor's env vector, with seeds of its own for every row, and others
     when the actor has been replaced."""
@@ -238,7 +254,7 @@ def _make_env(
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
-    lives: Lives | None,
+    lives: RestartCounts | None,
     split: int,
 ) -> EnvVector:
     life = 0 if lives is None else lives.life(actor)

@@ -1,5 +1,8 @@
-"""Everything one run is made from, per topology. Each part is typed by its owner's dataclass, and
-an object is given the whole under the type of its own part."""
+"""The complete config of a run for each algorithm.
+
+It inherits the config dataclasses of the parts of a run. An object gets the whole config, typed as
+the config of its own part.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ class ApexConfig(
 
     @property
     def sequences(self) -> SequenceShape | None:
-        """What is drawn for a recurrent core; None: single transitions."""
+        """The shape of the sequences that are drawn for a recurrent core; None: single transitions
+        are drawn."""
         if self.model.core == "none":
             return None
         stride = self.sequence_length - self.sequence_overlap
@@ -117,7 +121,7 @@ class DdppoConfig(
 
     algo: ClassVar[str] = "ddppo"
     model: ModelConfig = field(default_factory=ModelConfig)
-    # Other defaults than the parts':
+    # Defaults that differ from those of the parts:
     async_rl: bool = False
     worker_niceness: int = 0
     adam_eps: float = 1e-5
@@ -126,7 +130,7 @@ class DdppoConfig(
         super().__post_init__()
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
         parts = AppoConfig(env=self.env)
-        for name, reason in _NOT_OF_RANKS.items():
+        for name, reason in _NOT_FOR_RANKS.items():
             value = getattr(self, name)
             if value != (False if name == "async_rl" else getattr(parts, name)):
                 raise ConfigError(f"{typed(name, value)}: with ddppo {reason}; leave it out")
@@ -146,7 +150,7 @@ class DdppoConfig(
             )
 
 
-_NOT_OF_RANKS = {
+_NOT_FOR_RANKS = {
     "num_workers": "each of the --num-ranks ranks steps its own envs",
     "num_policy_workers": "a rank computes its own actions",
     "async_rl": "a rank learns from its own, newest rollouts",
@@ -154,11 +158,11 @@ _NOT_OF_RANKS = {
     "max_worker_restarts": "ranks are replaced, --max-rank-restarts times",
     "sampler_only": "sampling and learning take turns",
 }
-"""Flags of the parts that mean nothing to a rank."""
+"""Flags that do not apply to ranks, and why."""
 
 
 def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -> None:
-    """Raise ConfigError if something shall move until the stop condition, and there is none."""
+    """Raise ConfigError for a schedule that lasts until the stop condition if there is none."""
     if config.train_for_env_steps or config.train_for_seconds or config.benchmark:
         return
     if linear_lr:
@@ -182,6 +186,12 @@ def _check_learners(config: RunConfig, learners: int) -> None:
             f"--serial --num-learners {learners}: serial mode is one process, and learners wait "
             "for each other; use 1 learner, or leave out --serial"
         )
+    if getattr(config, "compile", False):
+        raise ConfigError(
+            f"--compile --num-learners {learners}: a learner's part of a minibatch has another "
+            "number of rows each time, for which code would be compiled anew; leave out one of the "
+            "two"
+        )
     if config.sampler_only:
         raise ConfigError(
             f"--sampler-only --num-learners {learners}: nothing is learned; leave out one of the "
@@ -190,7 +200,7 @@ def _check_learners(config: RunConfig, learners: int) -> None:
 
 
 def _check_evaluator(config: RunConfig, interval: int | None) -> None:
-    """Raise ConfigError if there would never be other weights than the first to evaluate."""
+    """Raise ConfigError for an evaluator in a run without a learner."""
     if interval is not None and config.sampler_only:
         raise ConfigError(
             f"--evaluate-interval {interval} --sampler-only: nothing is learned that could be "
@@ -200,10 +210,10 @@ def _check_evaluator(config: RunConfig, interval: int | None) -> None:
 
 PpoConfig = AppoConfig | DdppoConfig
 AnyConfig = PpoConfig | ApexConfig
-"""The config of one or another algorithm."""
+"""The config of any algorithm."""
 
 ONLY_POLICY = "policy"
 """The id of the policy group of a run with one policy."""
 
 ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}
-"""Config class per algorithm's name."""
+"""Name of an algorithm -> its config class."""

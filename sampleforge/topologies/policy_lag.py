@@ -1,9 +1,9 @@
-"""How old the experience of a run is expected to be when it is learned from, and how old it may be.
+"""The expected policy lag of a run, and its limit.
 
 The lag of a row is the number of gradient steps (policy versions) between its action and the batch
-that it is in. An asynchronous learner that is never done in time has every slot in circulation
-waiting, so a row is as many updates old as these slots make batches. One update is
-epochs x minibatches versions.
+that it is in. If an asynchronous learner is slower than the actors, all slots wait for it, and the
+lag in updates is the number of batches that these slots make. One update is epochs x minibatches
+versions.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from sampleforge.config import ConfigError
 from sampleforge.topologies.config import PpoConfig
 
 LEAST_LIMIT = 100
-"""Versions; Sample Factory's default."""
+"""Least value of an automatic limit, in versions; Sample Factory's default."""
 MARGIN = 2
-"""A limit that is left open is this many times the expected lag: actors that are slower than others
-hand over rows that are older than expected."""
+"""Factor of an automatic limit over the expected lag, because slow actors hand over rows that are
+older than expected."""
 MOSTLY_STALE = 0.5
-"""Share of stale rows above which a user is warned."""
+"""Fraction of stale rows above which the user is warned."""
 
 
 @dataclass(frozen=True)
 class PolicyLag:
-    """``batches``: the expected lag in updates of a batch, of which each takes ``steps_per_batch``
-    gradient steps. ``limit``: rows that are more versions old are not learned from;
-    ``limit_chosen``: automatically."""
+    """The expected policy lag and its limit.
+
+    ``batches``: the expected lag in updates of a batch, each of which takes ``steps_per_batch``
+    gradient steps. ``limit``: rows that are older, in versions, are not learned from.
+    ``limit_chosen``: the limit was chosen automatically."""
 
     batches: float
     steps_per_batch: int
@@ -41,7 +43,7 @@ class PolicyLag:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of it."""
+        """Messages for the user about the limit."""
         if not self.limit_chosen or self.limit == LEAST_LIMIT:
             return ()
         return (
@@ -52,7 +54,7 @@ class PolicyLag:
 
 
 def policy_lag(config: PpoConfig, batch_size: int, batches: float) -> PolicyLag:
-    """What to expect where rows are ``batches`` updates old, and the limit to set."""
+    """Return the policy lag of a run whose rows are expected to be ``batches`` updates old."""
     steps = (config.num_epochs or 1) * minibatches(config, batch_size)
     limit = config.max_policy_lag
     if limit is None:
@@ -62,12 +64,12 @@ def policy_lag(config: PpoConfig, batch_size: int, batches: float) -> PolicyLag:
 
 
 def minibatches(config: PpoConfig, batch_size: int) -> int:
-    """Gradient steps per pass over a batch."""
+    """Return the number of gradient steps per epoch."""
     return max(1, batch_size // (config.minibatch_size or batch_size))
 
 
 def check_asynchronous_lag(config: PpoConfig, lag: PolicyLag) -> None:
-    """Raises ConfigError if most rows would be too old to learn from."""
+    """Raise ConfigError if most rows would be too old to learn from."""
     if lag.versions <= lag.limit or config.sampler_only:
         return
     raise ConfigError(
@@ -82,8 +84,8 @@ def check_asynchronous_lag(config: PpoConfig, lag: PolicyLag) -> None:
 def stale_warning(
     fraction: float, limit: int, lag: float, lag_batches: float, *, synchronous: bool
 ) -> str | None:
-    """What to say of a ``fraction`` of stale rows, with the mean lag in versions and in updates of
-    a batch; None if there is nothing to warn of."""
+    """Return the warning about a ``fraction`` of stale rows, given the mean lag in versions
+    (``lag``) and in updates of a batch; None if it is not needed."""
     if fraction <= MOSTLY_STALE:
         return None
     remedy = "raise --max-policy-lag or lower --num-epochs"

@@ -1,14 +1,14 @@
-"""What APPO and DD-PPO do where the command line leaves it open, fitted to the environment.
+"""The defaults of APPO and DD-PPO that depend on the environment.
 
-Two sets of settings, because two kinds of environment need different ones (measured in
+There are two sets of settings, because two kinds of environment need different ones (measured in
 benchmarks/results/defaults.md):
 
 * `ON_POLICY`: sampling and learning take turns, and each batch of 2048 env steps is learned from
-  several times. Chosen for everything but pixels: the network is small, so that the learner's
-  share of the time is small too, and fresh experience teaches more per env step.
-* `ASYNCHRONOUS`: sampling goes on while the learner trains; one epoch, V-trace. Chosen for images,
-  whose simulators and networks take most of the time and can overlap, and wherever --async-rl asks
-  for it.
+  several times. This is the default for everything but pixels: the network is small, so learning
+  takes little of the time, and on-policy experience teaches more per env step.
+* `ASYNCHRONOUS`: sampling continues while the learner trains; one epoch, V-trace. This is the
+  default for images, whose simulators and networks take most of the time and can overlap, and with
+  --async-rl.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from sampleforge.topologies.sampler_plan import MIN_BATCH, has_image
 BATCH = 2048
 """Env steps of an on-policy batch, over all env rows of the run."""
 ROWS = 16
-"""Env rows of an on-policy run, however many cores there are: what is learned does not depend on
-the machine."""
+"""Env rows of an on-policy run on any number of cores, so that learning does not depend on the
+machine."""
 ROWS_PER_WORKER = 4
-"""At least: a forward pass for one row takes as long as one for four."""
+"""Least number of env rows of a worker: a forward pass for one row takes as long as one for
+four."""
 SHORTEST_ROLLOUT = 32
-"""Env steps of an on-policy rollout where there are so many rows that BATCH would leave fewer."""
+"""Least number of env steps of an on-policy rollout, even if all rows together then give more than
+`BATCH`."""
 MINIBATCH = 256
 """Env steps of an on-policy minibatch, over all ranks."""
 
@@ -44,13 +46,15 @@ ON_POLICY: dict[str, Any] = {
     "exploration_coeff": 0.003,
 }
 ON_POLICY_GRIDS: dict[str, Any] = {**ON_POLICY, "num_epochs": 4, "learning_rate": 1e-3}
-"""Planes that are no pixels (MinAtar) go through convolutions: fewer passes, one encoder."""
+"""Settings for planes that are not pixels (MinAtar) but go through convolutions: fewer epochs, one
+encoder."""
 ON_POLICY_IMAGES: dict[str, Any] = {
     **ON_POLICY,
     "num_epochs": 3,
     "exploration_coeff": 0.01,
 }
-"""Fewer passes through a network that takes most of the time; as in the preset `pong`."""
+"""Settings for images: fewer epochs, because the network takes most of the time; as in the preset
+`pong`."""
 ASYNCHRONOUS: dict[str, Any] = {
     "async_rl": True,
     "rollout": 32,
@@ -66,14 +70,16 @@ RANKS_WITH_IMAGES: dict[str, Any] = {
     "learning_rate": 2.5e-4,
     "exploration_coeff": 0.01,
 }
-"""Those of the code of DD-PPO's paper (habitat-baselines), as are these two:"""
+"""The settings of the code of DD-PPO's paper (habitat-baselines)."""
 ROWS_OF_IMAGES = 8
+"""Env rows of a rank for images, as in that code."""
 ROLLOUT_OF_IMAGES = 128
+"""Env steps of a rank's rollout for images, as in that code."""
 
 
 def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
-    """Return ``config`` with all that it leaves open and that depends on the kind of environment:
-    see the head of this file."""
+    """Return ``config`` with its unset fields resolved as far as their defaults depend on the
+    environment; see the head of this file."""
     settings = _settings(config, spec)
     values = _values(settings, spec)
     chosen = {name: value for name, value in values.items() if getattr(config, name) is None}
@@ -92,11 +98,11 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
 
 
 def reason(config: PpoConfig, spec: EnvSpec) -> str:
-    """Return which settings were chosen and why, in a line; ``config`` is resolved."""
+    """Return a line with the chosen settings and the reason; ``config`` is resolved."""
     settings = _settings(config, spec)
     kind = "images" if has_image(spec) else "no images"
     if settings is ASYNCHRONOUS:
-        mode = f"Sampling goes on while the learner trains ({kind})"
+        mode = f"Sampling continues while the learner trains ({kind})"
     else:
         mode = f"Sampling and learning take turns ({kind})"
     given = [n for n, value in _values(settings, spec).items() if getattr(config, n) != value]
@@ -121,8 +127,9 @@ def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
 
 
 def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
-    """Return ``settings`` for the kind of actions: an entropy bonus keeps a policy of categories
-    from freezing once all advantages are noise, but the noise of Box actions grows with it."""
+    """Return ``settings`` adapted to the kind of actions. An entropy bonus keeps a categorical
+    policy from becoming deterministic when all advantages are noise, but for Box actions it lets
+    the standard deviation grow."""
     boxes = any(action.kind == "box" for action in spec.actions.values())
     if boxes and settings is not ASYNCHRONOUS:
         return {**settings, "exploration_coeff": 0.0}
@@ -131,7 +138,7 @@ def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
 
 def _shape(config: PpoConfig, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the workers, env rows and rollout of a run that samples and learns in turn, so that
-    whole rollouts of all rows make a batch: --batch-size if it is given, else BATCH or more."""
+    whole rollouts of all rows make a batch: --batch-size if it is given, else `BATCH` or more."""
     if isinstance(config, DdppoConfig):
         return _rank_shape(config, settings)
     batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
@@ -153,7 +160,7 @@ def _shape(config: PpoConfig, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rank_shape(config: DdppoConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """`_shape` of a rank; ``config.batch_size`` is a rank's own."""
+    """Return env rows and rollout of a rank; ``config.batch_size`` is that of one rank."""
     batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
     ranks = _ranks(config)
     images = settings is RANKS_WITH_IMAGES
@@ -171,8 +178,9 @@ def _rank_shape(config: DdppoConfig, settings: dict[str, Any]) -> dict[str, Any]
 
 
 def _rows(batch: int | None, rollout: int | None, about: int, unit: int) -> int | None:
-    """Return how many env rows to sample from: a multiple of ``unit``, near ``about``, whose
-    rollouts make a ``batch``. None if there are none: the plan refuses and names the nearest."""
+    """Return the number of env rows: a multiple of ``unit``, near ``about``, whose rollouts make a
+    ``batch``. None if there is no such number: the plan then raises an error that names the nearest
+    batch size."""
     usual = _multiple(about, unit)
     if batch is None:
         return usual
@@ -184,16 +192,17 @@ def _rows(batch: int | None, rollout: int | None, about: int, unit: int) -> int 
 
 
 def _rollout(batch: int | None, rows: int) -> int:
-    """Return the env steps of a rollout, so that one of each row makes the ``batch``, or about
-    BATCH: then a multiple of SHORTEST_ROLLOUT, which has parts of many sizes for minibatches."""
+    """Return the env steps of a rollout, so that the rollouts of all rows make the ``batch``. If it
+    is None, they make about `BATCH`, and the rollout is a multiple of `SHORTEST_ROLLOUT`, which has
+    many divisors for minibatches."""
     if batch is not None:
         return max(1, batch // rows)
     return max(1, BATCH // rows // SHORTEST_ROLLOUT) * SHORTEST_ROLLOUT
 
 
 def _part(batch: int, rollout: int) -> int:
-    """Return the longest rollout up to ``rollout``, and from half of it, that divides ``batch``;
-    ``rollout`` if there is none."""
+    """Return the longest rollout between half of ``rollout`` and ``rollout`` that divides
+    ``batch``; ``rollout`` if there is none."""
     return next((n for n in range(rollout, rollout // 2, -1) if batch % n == 0), rollout)
 
 
@@ -209,6 +218,7 @@ def _possible_workers(config: AppoConfig) -> list[int]:
 
 
 def _ranks(config: DdppoConfig) -> int:
+    """Return the number of ranks."""
     world = World.of_environment()
     if world is not None:
         return world.size
@@ -216,9 +226,9 @@ def _ranks(config: DdppoConfig) -> int:
 
 
 def _minibatch(config: PpoConfig, settings: dict[str, Any]) -> int | None:
-    """Return the size nearest to the default, as a ratio, that divides the batch (with ranks: a
-    rank's) into equal parts; of whole rollouts where the loss or the core looks along time. None
-    for a batch that the plan refuses."""
+    """Return the minibatch size that divides the batch (of one rank) into equal parts and is
+    nearest to the default, as a ratio. It is a multiple of the rollout if the loss or the core
+    looks along time. None for a batch that the plan refuses."""
     rollout, rows = config.rollout, config.num_envs_per_worker
     if rollout is None or rows is None:
         return None

@@ -1,4 +1,4 @@
-"""Which topology an algorithm's name means: the one place that knows them all."""
+"""The registry of topologies: the functions of each algorithm, by its name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NewModel = Callable[[], ActorCritic | QNetwork]
 class Topology:
     """The functions of one algorithm.
 
-    ``resolve_defaults(config, spec)`` fills in what the config leaves open;
-    ``plan(config, spec, device)`` decides sizes; ``wire(config, plan, spec, start, policies)``
+    ``resolve_defaults(config, spec)`` resolves the unset fields of the config;
+    ``plan(config, spec, device)`` chooses the sizes; ``wire(config, plan, spec, start, policies)``
     builds the graph, with a policy group for each `PolicyStart` of ``policies``;
-    ``model_maker(config, spec, seed)`` makes the acting model.
+    ``model_maker(config, spec, seed)`` returns the function that makes the model.
     """
 
     resolve_defaults: Callable[[Any, EnvSpec], Any]
@@ -47,4 +47,5 @@ _TOPOLOGIES = {
 
 
 def topology(config: AnyConfig) -> Topology:
+    """Return the topology of a config's algorithm."""
     return _TOPOLOGIES[config.algo]

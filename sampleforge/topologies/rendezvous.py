@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from sampleforge.config import ConfigError, typed
 from sampleforge.distributed.group import Member, Rendezvous
 from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.distributed.torch_group import Backend, RendezvousStore
-from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.machine import human_bytes, resolve_device
 from sampleforge.workers.config import LearnersConfig
 
 
@@ -29,9 +30,11 @@ def meet_here(
     timeout: float,
     new_model: Callable[[], torch.nn.Module],
     member: Member = "rank",
+    extra_bytes: int = 0,
 ) -> Meeting:
     """Return how the members of a group meet, each of which learns on its device. With nccl a store
-    is opened at once."""
+    is opened at once. ``extra_bytes``: of what else a member has in flight at a time, beside its
+    gradients."""
     size = len(devices)
     backend, why = choose_backend(devices, member)
     if backend == "nccl":
@@ -42,7 +45,7 @@ def meet_here(
         ]
         return Meeting(joins, f"gradients through {why}", (store,))
     gradients = sum(p.nbytes for p in new_model().parameters())
-    memory = RankMemory(size, gradients + LEAST_ROOM)
+    memory = RankMemory(size, gradients + extra_bytes + LEAST_ROOM)
     joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
     note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
     return Meeting(joins, note, (memory,))
@@ -66,9 +69,28 @@ def member_devices(device: str, members: int) -> list[str]:
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
 
 
+def learner_devices(config: LearnersConfig, device: str) -> list[str]:
+    """Return the device of each learner; ``device`` is the run's. Raises ConfigError for a device
+    that the machine does not have, or that is of another kind than the run's."""
+    if not config.learner_devices:
+        return member_devices(device, config.num_learners)
+    given = typed("learner_devices", config.learner_devices)
+    for name in config.learner_devices:
+        if name.split(":")[0] != device.split(":")[0]:
+            raise ConfigError(
+                f"{given}: {name} is of another kind than the run's device {device}, after which "
+                "precision and inference are chosen; give --device, too"
+            )
+        try:
+            resolve_device(name)
+        except ConfigError as error:
+            raise ConfigError(f"{given}: {error}") from error
+    return list(config.learner_devices)
+
+
 def learners_in_words(config: LearnersConfig, device: str) -> str:
     """Return how many learners there are, and where; ``device`` is the run's."""
-    if config.num_learners == 1:
-        return f"learner on {device}"
     where = ", ".join(config.learner_devices) or device
+    if config.num_learners == 1:
+        return f"learner on {where}"
     return f"{config.num_learners} learners on {where}, each with an equal part of every batch"

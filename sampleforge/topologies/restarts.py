@@ -80,4 +80,5 @@ class RestartInGroup:
             return None
         self._told = resumed.number
         lost = "1 update is" if resumed.lost == 1 else f"{resumed.lost:,} updates are"
-        return f"the {self._members} go on from update {resumed.version:,}: {lost} lost"
+        go = "go" if self._members.endswith("s") else "goes"
+        return f"the {self._members} {go} on from update {resumed.version:,}: {lost} lost"

@@ -1,4 +1,4 @@
-"""The numbers of a run, fitted to the machine and checked before anything starts."""
+"""The sizes of the sampler of a run: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_BATCH = 1024  # env steps; Sample Factory's default
 
 @dataclass(frozen=True)
 class SamplerPlan:
-    """The part of a plan that is about collecting experience."""
+    """The sizes of the part of a run that collects experience."""
 
     num_workers: int
     num_splits: int  # per worker
@@ -34,16 +34,19 @@ class SamplerPlan:
 
     @property
     def envs(self) -> int:
+        """Number of env rows of the run."""
         return self.num_workers * self.num_splits * self.rows
 
     def envs_in_words(self, workers: str = "workers") -> str:
+        """Return the number of env rows and its factors as text."""
         splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
         return f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"
 
 
 @dataclass(frozen=True)
 class Plan(SamplerPlan):
-    """What `plan_appo` decided; every count is per run unless it says otherwise."""
+    """The result of `plan_appo` or `plan_ddppo`. Counts are for the whole run unless stated
+    otherwise."""
 
     slots: int
     slots_per_batch: int
@@ -61,18 +64,19 @@ class Plan(SamplerPlan):
 def plan_sampler(
     config: AnyConfig, spec: EnvSpec, device: str, fills: int | None = None
 ) -> SamplerPlan:
-    """Actors, rows and inference, fitted to the machine; rows that are left open are so many that
-    whole rollouts of a split make ``fills`` env steps, if there is such a number. Raises
-    ConfigError."""
+    """Return the sizes of the sampler, chosen for the machine.
+
+    If the number of env rows is not set, it is chosen so that whole rollouts of a split make
+    ``fills`` env steps, if possible. Raises ConfigError for sizes that do not fit together."""
     cores = len(available_cores())
     image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
     inference, why = _inference(config, device)
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
-    # A forward pass is mostly fixed cost for vectors, and for images not yet; an image that is no
-    # vector env's comes from an engine of its own, which takes memory and time to start.
-    fitting = (32 if spec.asynchronous else 16) if image else 64
-    envs = config.num_envs_per_worker or fitting
+    # For vectors the cost of a forward pass is mostly fixed, for images it grows with the rows. An
+    # image env without a vector env has an engine of its own, which takes memory and time to start.
+    default = (32 if spec.asynchronous else 16) if image else 64
+    envs = config.num_envs_per_worker or default
     splits = config.num_splits or (2 if overlaps and envs % 2 == 0 else 1)
     if config.num_envs_per_worker is None:
         envs = math.ceil(envs / splits) * splits
@@ -103,13 +107,14 @@ def plan_sampler(
 
 
 def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
-    """Whether environments could step while their actor, one of ``workers``, computes actions: they
-    step by themselves, and there is a core for it. Where there is none, splits only make forward
-    passes smaller (measured with Breakout on two cores: one split is 1.1 times as fast)."""
+    """Return whether environments can step while their actor, one of ``workers``, computes actions:
+    they step asynchronously, and there is a core for it. Without such a core, splits only make
+    forward passes smaller (measured with Breakout on two cores: one split is 1.1 times as fast)."""
     return spec.asynchronous and cores >= 2 * workers
 
 
 def has_image(spec: EnvSpec) -> bool:
+    """Return whether an observation leaf is an image of pixels."""
     return any(leaf.is_image for leaf in spec.observations.values())
 
 
@@ -123,23 +128,24 @@ def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worke
 
 
 def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
-    """Of forward and backward passes, and why so."""
+    """Return the precision of forward and backward passes, and the reason as text."""
     if config.precision != "auto":
         return config.precision, f"Precision {config.precision} (as given)"
     if not image:
         return "fp32", "Precision fp32 (small layers gain nothing from bf16)"
     if device.startswith("cuda"):
         return "bf16", "Precision bf16 (images on a GPU)"
-    # Measured on a CPU with the instructions: 1.4 times as fast, and no different in what is
-    # learned (benchmarks/results/precision.md).
-    found = bf16_instructions()
-    if found:
-        return "bf16", f"Precision bf16 (images on a CPU with {found[0]})"
+    # Measured on a CPU with bf16 instructions: 1.4 times as fast, with the same returns
+    # (benchmarks/results/precision.md).
+    instructions = bf16_instructions()
+    if instructions:
+        return "bf16", f"Precision bf16 (images on a CPU with {instructions[0]})"
     return "fp32", "Precision fp32 (this CPU has no instructions for bf16)"
 
 
 def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
-    """Raises ConfigError, with ``flags`` to lower, if the slots do not fit into shared memory."""
+    """Raise ConfigError, which names the ``flags`` to lower, if the slots do not fit into shared
+    memory."""
     free = shared_memory_free()
     if free is not None and plan.slot_bytes > 0.9 * free:
         raise ConfigError(
@@ -163,7 +169,7 @@ def check_memory_of_groups(nbytes: int, groups: int) -> None:
 
 
 def check_minibatch(config: PpoConfig, plan: Plan) -> None:
-    """Raises ConfigError unless the minibatches are equal parts of the batch."""
+    """Raise ConfigError unless the minibatches are equal parts of the batch."""
     size = config.minibatch_size
     if size is None:
         return

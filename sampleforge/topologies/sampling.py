@@ -54,6 +54,13 @@ class Channels:
     actor_wakeups: list[Wakeup]
     policy_wakeups: list[Wakeup]
     learner_wakeups: list[Wakeup]
+    policy_restarts: RestartBudget
+    actor_restarts: RestartBudget
+
+    @property
+    def acting_lives(self) -> RestartBudget:
+        """Knows the life of each process that computes actions: actor, or policy worker."""
+        return self.actor_restarts if self.requests is None else self.policy_restarts
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ def actor_channels(config: AnyConfig, plan: SamplerPlan) -> ActorChannels:
 
 
 def channels(
+    config: AnyConfig,
     plan: SamplerPlan,
     shape: SlotShape,
     weights: SharedWeights,
@@ -98,8 +106,15 @@ def channels(
     requests = None
     if policy_wakeups:
         requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
-    learner_wakeups = wakeups(learners)
-    return Channels(weights, requests, actors.wakeups, policy_wakeups, learner_wakeups)
+    return Channels(
+        weights,
+        requests,
+        actors.wakeups,
+        policy_wakeups,
+        wakeups(learners),
+        RestartBudget(plan.num_policy_workers, config.max_worker_restarts),
+        actors.restart_budget,
+    )
 
 
 def choose_mapping(
@@ -176,7 +191,8 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
             graph.counters,
             device=torch.device(plan.device),
         )
-        graph.add("policy", make_policy_worker, wakeup)
+        restart = RestartAlone(group.channels.policy_restarts, index)
+        graph.add("policy", make_policy_worker, wakeup, restart=restart)
 
 
 def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:

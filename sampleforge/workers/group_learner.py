@@ -1,30 +1,40 @@
-"""The worker of one of several learners that learn the same policy."""
+"""The learner's process: a learner worker that survives the death of its process."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sampleforge.distributed.group import RankLost
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.rank import POLL_INTERVAL, NewLearnerWorker
 
 
 class GroupLearnerWorker:
-    """A learner worker that takes each gradient step together with the other learners of its
-    policy: each learns from its own share of the slots, and gradients are averaged.
+    """A learner worker in a group of one or several, which takes each gradient step together with
+    the other learners of its policy: each learns from its own share of the slots, and gradients are
+    averaged.
 
     If a learner is replaced, the others drop the batch that they are learning from, and all go on
-    from the newest state among them.
+    from the newest state among them, or else from the one that was published in shared memory.
     """
 
     def __init__(
-        self, member: GroupMember, new_learner_worker: NewLearnerWorker, exchange: SlotExchange
+        self,
+        name: str,
+        member: GroupMember,
+        new_learner_worker: NewLearnerWorker,
+        exchange: SlotExchange,
+        others: Sequence[Wakeup] = (),
     ) -> None:
-        self.name = f"learner {member.index}"
+        """Store the arguments. ``others``: the wake-ups of the other learners."""
+        self.name = name
         self._member = member
         self._new_learner_worker = new_learner_worker
         self._exchange = exchange
+        self._others = others
         self._worker: Any = None
 
     def recover(self) -> None:
@@ -35,7 +45,9 @@ class GroupLearnerWorker:
     def start(self) -> None:
         learner = self._member.start()
         self._worker = self._new_learner_worker(
-            make_learner=lambda: learner, after_update=self._member.agree
+            make_learner=lambda: learner,
+            may_update=self._may_update,
+            after_update=self._member.agree,
         )
         self._worker.start()
         self._member.take_over()
@@ -52,6 +64,15 @@ class GroupLearnerWorker:
             self._worker.abandon()
             self._member.go_on_after(error)
             return True
+
+    def _may_update(self) -> bool:
+        """Return whether all learners have their parts of the batch; the last one wakes the
+        others."""
+        ready = self._member.has_batch()
+        if ready:
+            for wakeup in self._others:
+                wakeup.set()
+        return ready
 
     def wait(self, timeout: float) -> None:
         self._worker.wait(min(timeout, POLL_INTERVAL))

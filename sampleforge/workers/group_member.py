@@ -78,6 +78,7 @@ class GroupMember:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = math.inf  # from here on it waits for other members
         self._generation = self._epoch.generation
+        self._epoch.mark_batch(self.index, 0)
         self._count["restarts"] += min(1, self._generation)  # this is a replacement
         self._group = self._meet()
         solo = isinstance(self._group, SoloGroup)
@@ -109,17 +110,24 @@ class GroupMember:
         all members."""
         assert self._group is not None
         self._count["heartbeat"][0] = math.inf
+        self._epoch.mark_batch(self.index, 0)
         self._group.close()
         self._generation = self._epoch.generation
         self._join_again(self._join(self._generation))
         self._exchange_state()
 
-    def go_on_after(self, error: RankLost, hint: str = "") -> None:
+    def go_on_after(self, error: RankLost, hint: Callable[[], str] = str) -> None:
         """Wait, after a member was lost, until the driver has replaced it, or the run has ended.
         The driver is told of a silent member, because it sees by itself only those that have died.
-        Raises RankLost, with the ``hint``, if neither happens."""
+        Raises RankLost, with the ``hint`` at its end, if neither happens."""
         if not self._stop_or_new_group(error):
-            raise RankLost(f"{error}{hint}") from error
+            raise RankLost(f"{error}{hint()}") from error
+
+    def has_batch(self) -> bool:
+        """Record that this member has its part of the next batch. Return whether all members have
+        theirs: no member begins an update before, so that each can answer the driver while others
+        still wait for experience."""
+        return self._epoch.mark_batch(self.index, self.iteration)
 
     def agree(self) -> None:
         """Complete an update together with the other members: exchange metrics, decide whether to
@@ -136,8 +144,12 @@ class GroupMember:
         if self._debug:
             check_same_state(self._learner, self._group)
             self._count["checksums_compared"] += self.index == 0  # one member counts for all
-        self._count["wait_s"] += self._group.waited
-        self._group.waited = 0.0
+
+    def take_waited(self) -> float:
+        """Return the seconds that this member has waited for other members since the last call."""
+        assert self._group is not None
+        waited, self._group.waited = self._group.waited, 0.0
+        return waited
 
     def publish_state(self) -> None:
         """Publish the whole state in the snapshot, for the case that no member survives."""

@@ -89,23 +89,37 @@ class RemoteInference:
     def __init__(self, requests: InferenceRequests, actor: int) -> None:
         self._requests = requests
         self._actor = actor
+        self._acting = [False] * requests.splits
+        """Of each split, whether a request for actions is open."""
 
     def start(self) -> None:
         # The policy worker may still write answers to requests of a killed predecessor into the
         # slots. Wait for these.
         while not all(map(self.is_answered, range(self._requests.splits))):
             sleep(0.001)
-        self.state = self._requests.state[self._actor]
-        self.state.fill(0)
+        self.state = np.zeros_like(self._requests.state[self._actor])
         self.final_obs = {
             name: leaf[self._actor] for name, leaf in self._requests.final_obs.items()
         }
 
     def ask(self, split: int, slot: int, t: int) -> None:
+        self._send_state(split)
+        self._acting[split] = True
         self._requests.ask(self._actor, split, slot, t)
 
     def ask_final(self, split: int, slot: int, t: int) -> None:
+        self._send_state(split)
         self._requests.ask(self._actor, split, slot, t, VALUE)
 
+    def _send_state(self, split: int) -> None:
+        if self.state.shape[-1]:
+            self._requests.state[self._actor, split] = self.state[split]
+
     def is_answered(self, split: int) -> bool:
-        return self._requests.is_answered(self._actor, split)
+        if not self._requests.is_answered(self._actor, split):
+            return False
+        if self._acting[split]:
+            self._acting[split] = False
+            if self.state.shape[-1]:
+                self.state[split] = self._requests.next_state[self._actor, split]
+        return True

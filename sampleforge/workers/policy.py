@@ -22,7 +22,8 @@ Index = npt.NDArray[np.intp]
 
 
 class PolicyWorker(EventDriven):
-    """Answers all open requests of its actors with one forward pass."""
+    """Answers all open requests of its actors with one forward pass. The successor of a killed one
+    answers what was open again; it draws other actions, since no actor has seen the first ones."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class PolicyWorker(EventDriven):
         for column, answer in zip(columns, on_host, strict=True):
             column[at] = answer.reshape(*each, *answer.shape[1:])
         slots.version[at] = self._policy.version
-        requests.state[actors, splits] = after.reshape(*each, -1)
+        requests.next_state[actors, splits] = after.reshape(*each, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
         """Answer requests for the values of final observations of same-step environments."""

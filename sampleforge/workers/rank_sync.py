@@ -37,7 +37,7 @@ class MetricsSync:
         row = self._counters.row(group.rank)
         own = np.concatenate([*row.values(), [len(played)]])
         gathered = group.all_gather(torch.from_numpy(own)).numpy()
-        self._counters.tell(gathered[:, :-1], keep=group.rank)
+        self._counters.set_remote(gathered[:, :-1], keep=group.rank)
         episodes = gathered[:, -1].astype(int).tolist()
         if any(episodes):
             self._exchange_episodes(group, played, episodes)

@@ -12,7 +12,7 @@ import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
-from sampleforge.algos.dqn_learner import DqnLearner, Learned
+from sampleforge.algos.dqn_learner import DqnLearner, UpdateResult
 from sampleforge.algos.first_priorities import (
     first_errors,
     moved_moments,
@@ -126,7 +126,7 @@ def test_first_priorities_are_those_of_a_learner(
     learner = DqnLearner(
         network_maker(chosen, spec, 1)(), chosen, device=torch.device("cpu"), precision="fp32"
     )
-    learner.update = lambda *_: Learned({}, None)  # type: ignore[method-assign]
+    learner.update = lambda *_: UpdateResult({}, None)  # type: ignore[method-assign]
     monkeypatch.setattr(Divergence, "look", lambda *_, **__: None)  # it takes no step on purpose
     make_normal(learner.model)
     graph.groups[0].weights.publish(learner.model.state_dict(), 1)

@@ -68,7 +68,7 @@ def test_stages_of_inline_actors_and_a_learner() -> None:
     table = table_of(Roles([0, 1], [], [2]), **INLINE)
     us = {name: round(stage.us, 6) for name, stage in table.items()}
     assert us == {
-        "emulate": 8.0,
+        "env step": 8.0,
         "gather": 0.0,
         "forward": 6.0,
         "hand-over": 3.0,
@@ -81,7 +81,7 @@ def test_stages_of_inline_actors_and_a_learner() -> None:
     actors = [stage.share for stage in table.values() if stage.role == "actor"]
     learner = [stage.share for stage in table.values() if stage.role == "learner"]
     assert sum(actors) == pytest.approx(1) and sum(learner) == pytest.approx(1)
-    assert table["emulate"].share == pytest.approx(0.4)
+    assert table["env step"].share == pytest.approx(0.4)
 
 
 def test_with_policy_workers_asking_is_part_of_the_hand_over() -> None:
@@ -139,7 +139,7 @@ BEHIND = {"wait_s": [4.0, 4.0, 0.1], "step_s": [6.0, 6.0, 0], "infer_s": [1.0, 1
 
 def test_when_the_learner_waits_the_sampler_limits() -> None:
     found = judge(columns={"wait_s": [0.1, 0.1, 4.0]})
-    assert found.bottleneck == "emulate" and "the learner waits 40%" in found.reason
+    assert found.bottleneck == "env step" and "the learner waits 40%" in found.reason
     assert found.flags == ()  # no core is left, and there is nothing else to turn
     assert judge(idle=1.0, columns={"wait_s": [0.1, 0.1, 4.0]}).flags == ("--num-workers 3",)
 
@@ -164,7 +164,7 @@ def test_the_remedies_for_a_slow_learner_are_flags_in_the_order_to_try() -> None
 def test_when_no_worker_waits_the_cores_are_full() -> None:
     found = judge(columns={"wait_s": [0.1, 0.1, 0.1]})
     assert (
-        found.bottleneck == "emulate"
+        found.bottleneck == "env step"
         and found.reason == "all cores are busy; most of the time goes into env steps"
     )
 
@@ -223,7 +223,7 @@ def test_remedies_for_ranks_are_flags_that_ddppo_has() -> None:
     learning = judged()
     assert learning.bottleneck == "learn" and learning.flags == ("--num-envs-per-worker 64",)
     simulating = judged(idle=1.0, env_s=[4.0, 4.0])
-    assert simulating.bottleneck == "emulate" and "40%" in simulating.reason
+    assert simulating.bottleneck == "env step" and "40%" in simulating.reason
     assert simulating.flags == ("--num-ranks 3",)
     waiting = judged(wait_s=[3.4, 3.4], env_s=[1.0, 1.0])
     assert waiting.bottleneck == "hand-over" and waiting.flags[0] == "--sync-fraction 0.3"
@@ -307,7 +307,7 @@ def check_result(result) -> None:
         result["frames_per_s"] / result["peak_frames_per_s"]
     )
     names = {stage["name"] for stage in result["stages"]}
-    assert names >= {"emulate", "gather", "forward", "hand-over", "bookkeeping"}
+    assert names >= {"env step", "gather", "forward", "hand-over", "bookkeeping"}
     assert names >= {"batch", "learn", "publish"}
     assert result["verdict"]["bottleneck"] in names
     assert 0 <= result["queue_fill"]["free"] <= 1 and 0 <= result["queue_fill"]["ready"] <= 1

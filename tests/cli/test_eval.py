@@ -163,7 +163,7 @@ def test_an_environment_without_a_limit_does_not_play_for_ever(
     level, text = said.messages[-1]
     assert level == "warning" and f"{played} of {played} episodes were cut at 50 steps" in text
     assert "has no time limit; --max-episode-steps sets another" in text
-    assert ("cannot end one row alone" in text) != one_by_one
+    assert ("cannot reset a single row" in text) != one_by_one
     said = Said()
     found = evaluate(endless, episodes=16, max_episode_steps=30, trust=known, display=said)
     assert (found["length_mean"], found["episodes_cut"], said.messages) == (30, 16, [])

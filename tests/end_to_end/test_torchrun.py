@@ -122,7 +122,7 @@ def test_ranks_of_torchrun_train_and_a_killed_one_costs_nothing(tmp_path: Path) 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["restarts"]) == ("interrupted", 1), node.output
     assert summary["env_steps"] >= steps[-1] and summary["episodes"] > 0
-    assert "has started all ranks again (1 of 1 times); it goes on from" in node.output
+    assert "has restarted all ranks (1 of 1 times); training resumes at" in node.output
     assert list((tmp_path / "run" / "checkpoints").glob(f"{summary['env_steps']:012d}-*"))
 
 

@@ -212,7 +212,7 @@ def test_a_manifest_cannot_name_files_elsewhere(store, tmp_path):
     save(store, 1)
     manifest = store.folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"file": "', '"file": "../'))
-    assert "names files that are no checkpoints" in load(store)[1][0]
+    assert "names files that are not checkpoints" in load(store)[1][0]
 
 
 def test_a_kill_between_the_file_and_the_manifest_loses_nothing(store):

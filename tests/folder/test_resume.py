@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path: Path) -> None:
     written = json.loads((run / "summary.json").read_text())
     assert written["status"] == "failed"
     error = written["error"]
-    assert error.startswith("checkpoint not written") and error.endswith("from the one before")
+    assert error.startswith("checkpoint not written") and error.endswith("from the previous one")
     assert str(run / "checkpoints") in error and "Traceback" not in error
     assert train(config(run)).summary["status"] == "finished"
 

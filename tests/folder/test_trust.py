@@ -114,7 +114,7 @@ def test_a_foreign_folder_runs_no_code_in_eval(
         assert main(["eval", str(folder), "--episodes", "1"]) == 2
         error = capsys.readouterr().err
         assert f"{folder}/config.yaml names code" in error and name in error
-        assert "--trust" in error and "or repeat what it names: --" in error
+        assert "--trust" in error and "or repeat the values: --" in error
         assert not canary.exists(), name
 
 

@@ -19,7 +19,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import MLP, Vector
 from sampleforge.models.normaliser import ObservationNormaliser
 from sampleforge.models.registry import make_model, register_encoder, resolve_encoder
-from sampleforge.ops.distributions import num_parameters
+from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, observation_specs
 
 VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -72,7 +72,11 @@ def test_every_observation_gives_outputs_and_gradients(name: str, encoder: str) 
     model = model_of(space, encoder=encoder, cnn_features=32)
     first = torch.zeros(3, 2, dtype=torch.bool)
     out = model(observed(space, 3, 2), torch.zeros(2, 0), first)
-    assert out.parameters.shape == (3, 2, num_parameters(action_specs(ACTIONS), True))
+    assert out.parameters.shape == (
+        3,
+        2,
+        action_layout(action_specs(ACTIONS)).head_size(state_std=True),
+    )
     assert out.values.shape == (3, 2) and out.state.shape == (2, 0)
     (out.parameters.square().sum() + out.values.sum()).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

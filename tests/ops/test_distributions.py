@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, distributions
 
-from sampleforge.ops.distributions import ActionDistribution, num_parameters
+from sampleforge.ops.distributions import ActionDistribution, action_layout
 from sampleforge.ops.gaussian import Gaussian
 from sampleforge.spec import ActionSpec, action_specs
 from tests.support.action_spaces import BOX, DISCRETE, MIXED, SPACES, UNEVEN, parameters, seeded
@@ -34,7 +34,10 @@ def test_samples_have_the_leaves_shapes_and_dtypes(
 
 
 def test_head_without_log_stds_is_shorter_by_them() -> None:
-    assert num_parameters(MIXED, True) == 3 + 4 + 5 + 5 and num_parameters(MIXED, False) == 12
+    assert (
+        action_layout(MIXED).head_size(state_std=True) == 3 + 4 + 5 + 5
+        and action_layout(MIXED).head_size(state_std=False) == 12
+    )
 
 
 def test_uneven_parts_equal_torchs_categoricals() -> None:
@@ -96,7 +99,7 @@ def test_generator_makes_samples_repeat() -> None:
 def test_masked_categories_are_never_drawn_and_nothing_is_nan(
     actions: dict[str, ActionSpec],
 ) -> None:
-    rows, n = 4000, num_parameters(actions, True)
+    rows, n = 4000, action_layout(actions).head_size(state_std=True)
     mask = torch.rand(rows, n, generator=seeded(2)) < 0.4
     mask[0] = False
     params = parameters(actions, rows, scale=30.0).requires_grad_()

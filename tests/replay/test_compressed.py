@@ -168,7 +168,7 @@ def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
 
 
 def test_what_cannot_be_compressed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="none of its observation leaves \\(obs\\) as one"):
+    with pytest.raises(ConfigError, match="none of its observation leaves \\(obs\\) as a stack"):
         build_apex(apex_config(replay_compression="lz4"))
     with pytest.raises(ConfigError, match=r"--replay-compression-ratio 0\.5: must be at least 1"):
         apex_config(replay_compression="lz4", replay_compression_ratio=0.5)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sampleforge.algos.dqn import FinishRollout
-from sampleforge.algos.dqn_learner import Learned
+from sampleforge.algos.dqn_learner import UpdateResult
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
@@ -106,7 +106,7 @@ def check_sequence(batch: Sequences, b: int, config: ApexConfig) -> None:
 
 
 class CheckingSequences(CheckingLearner):
-    def update(self, batch: Any, beta: float, progress: float) -> Learned:
+    def update(self, batch: Any, beta: float, progress: float) -> UpdateResult:
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )
@@ -116,7 +116,7 @@ class CheckingSequences(CheckingLearner):
         self.checked += len(batch.scaled_probability)
         self.version += 1
         errors = self.random.gamma(0.5, size=len(batch.scaled_probability)).astype(np.float32)
-        return Learned({"checked": float(self.checked)}, errors)
+        return UpdateResult({"checked": float(self.checked)}, errors)
 
 
 class Maker(CheckingLearnerMaker):

@@ -165,7 +165,7 @@ def test_saved_compressed_frames_are_restored_byte_for_byte(tmp_path: Path) -> N
     reference, _ = saved(before, tmp_path)
     after: Any = CompressedReplay(capacity=6, ratio=3.0, noise=256)
     for slot in after.leased:  # as if nobody had one
-        after.store._places.append(int(after.slots.place[slot]))
+        after.store._free_buffers.append(int(after.slots.frame_buffer[slot]))
     after.replay_counters.leased[0] = 0
     after.shards, after.priority, after.naive = [after.shard], after.shard._priority, before.naive
     restored(after, reference, tmp_path)
@@ -229,7 +229,7 @@ def damage_the_manifest(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_nothing, "only that of the latest checkpoint is kept"),
+        (damage_nothing, "only the replay of the latest checkpoint is kept"),
         (damage_a_bit, "checksum of shard-0-3.npy is wrong"),
         (damage_the_end, r"has \d+ bytes of \d+"),
         (damage_the_manifest, "checksum of its replay.json is wrong"),
@@ -248,7 +248,7 @@ def test_damaged_replay_files_are_refused(
 
 def test_a_checkpoint_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     found = Replays(tmp_path, never).find({"folder": "../x", "sha256": ""}, nothing_said)
-    assert "is no name of a replay" in found.missing
+    assert "is not the name of a replay" in found.missing
 
 
 def nothing_said(text: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sampleforge.ops.distributions import num_parameters
+from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import ActionSpec, action_specs
 
 DISCRETE = action_specs(spaces.Discrete(4))
@@ -37,4 +37,6 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def parameters(actions: dict[str, ActionSpec], *batch: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*batch, num_parameters(actions, True), generator=seeded(1))
+    return scale * torch.randn(
+        *batch, action_layout(actions).head_size(state_std=True), generator=seeded(1)
+    )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sampleforge.algos.averaging import Averaging
-from sampleforge.algos.dqn_learner import DqnLearner, Learned
+from sampleforge.algos.dqn_learner import DqnLearner, UpdateResult
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.replay.snapshot import ReplayFolder
@@ -132,7 +132,7 @@ class CheckingLearner(DqnLearner):
         self.random = np.random.default_rng(0)
         self.checked = self.truncated = 0
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
+    def update(self, batch: Transitions, beta: float, progress: float) -> UpdateResult:  # type: ignore[override]
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )
@@ -147,7 +147,7 @@ class CheckingLearner(DqnLearner):
         self.checked += len(batch.action)
         self.version += 1
         errors = self.random.gamma(0.5, size=len(batch.action)).astype(np.float32)
-        return Learned({"checked": float(self.checked)}, errors)
+        return UpdateResult({"checked": float(self.checked)}, errors)
 
 
 class CheckingLearnerMaker:

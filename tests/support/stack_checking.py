@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sampleforge.algos.dqn_learner import Learned
+from sampleforge.algos.dqn_learner import UpdateResult
 from sampleforge.replay.transitions import Transitions
 from sampleforge.spec import ActionSpec
 from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
@@ -30,7 +30,7 @@ ACTIONS = {"action": ActionSpec("discrete", (), "int64", (4,))}
 class StackCheckingLearner(CheckingLearner):
     """Checks all frames of every stack, then the transitions by their newest frames."""
 
-    def update(self, batch: Transitions, beta: float, progress: float) -> Learned:  # type: ignore[override]
+    def update(self, batch: Transitions, beta: float, progress: float) -> UpdateResult:  # type: ignore[override]
         newest: dict[str, Any] = {}
         for which in ("obs", "next_obs"):
             stacks = getattr(batch, which)["obs"].numpy()

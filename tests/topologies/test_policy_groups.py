@@ -483,6 +483,15 @@ def test_two_policies_learn_in_processes_although_an_actor_is_killed(
     assert latest(tmp_path, "one")[1]["env_steps"] > 0 < latest(tmp_path, "two")[1]["env_steps"]
 
 
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize("chosen", [APPO, APEX])
+def test_each_of_two_policies_may_have_several_learners(chosen: AnyConfig, tmp_path: Path) -> None:
+    running = session(chosen, tmp_path, num_learners=2)
+    check_learned(running, 20)
+    names = [node.name for node in running.graph.having("learner")]
+    assert names == [f"{name}/learner {index}" for name in IDS for index in (0, 1)]
+
+
 def test_a_run_of_two_policies_goes_on_from_the_checkpoint_of_each(tmp_path: Path) -> None:
     check_learned(session(APPO, tmp_path, serial=True), 4)
     stored = {name: latest(tmp_path, name)[1]["statistics"] for name in IDS}

@@ -306,11 +306,11 @@ def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
     ("config", "of", "expected"),
     [
         (AppoConfig(), VECTOR, "Sampling and learning take turns (no images): 10 epochs"),
-        (AppoConfig(), ATARI, "Sampling goes on while the learner trains (images): "),
+        (AppoConfig(), ATARI, "Sampling continues while the learner trains (images): "),
         (
             AppoConfig(async_rl=True),
             VECTOR,
-            "Sampling goes on while the learner trains (no images): ",
+            "Sampling continues while the learner trains (no images): ",
         ),
         (AppoConfig(num_epochs=1), VECTOR, "1 epoch, "),
         (AppoConfig(num_epochs=77), VECTOR, "; not the default: num_epochs"),

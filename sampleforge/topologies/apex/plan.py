@@ -1,4 +1,4 @@
-"""The numbers of an Ape-X run, fitted to the machine and checked before anything starts."""
+"""The sizes of an Ape-X run: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.sampler_plan import SamplerPlan, has_image, plan_sampler
 
-_TREE_BYTES = 8 * 16 / 15  # per step that a slot holds
+_TREE_BYTES = 8 * 16 / 15  # of the sum tree, per item of a slot
 
 
 @dataclass(frozen=True)
 class ApexPlan(SamplerPlan):
-    """What `plan_apex` decided; every count is per run unless it says otherwise."""
+    """The result of `plan_apex`. Counts are for the whole run unless stated otherwise."""
 
     batch_size: int
-    item_steps: ItemSteps  # of what is drawn, in env steps
+    item_steps: ItemSteps  # env steps of an item (a transition or a sequence)
     learning_starts: int  # env steps
     ratio: float | None  # samples per insert, in env steps
     learner_threads: int
-    leases: int  # slots that an actor may have, per shard
+    leases: int  # slots of each shard that an actor may have at a time
     stored_slots: tuple[int, ...]  # per shard
-    tolerance: float  # of the limiter on samples per insert
+    tolerance: float  # of the replay ratio, in items
     slot_bytes: int  # of all slots together
-    tree_bytes: int  # of all shards' trees
-    ring_bytes: tuple[int, ...]  # of each shard, for compressed frames; none: they are raw
-    frame_bytes: int  # of all rings, and of where what lies in them
+    tree_bytes: int  # of the sum trees of all shards
+    ring_bytes: tuple[int, ...]  # of each shard's ring; empty if frames are not compressed
+    frame_bytes: int  # of all rings, with the positions of blocks in them
 
     @property
     def shard_slots(self) -> tuple[int, ...]:
-        """Slots of each shard: those that store, and those that actors have."""
+        """Number of slots of each shard: those that store experience, and those that actors
+        have."""
         return tuple(stored + self.num_workers * self.leases for stored in self.stored_slots)
 
     @property
@@ -47,18 +48,18 @@ class ApexPlan(SamplerPlan):
         return sum(self.shard_slots)
 
     @property
-    def places(self) -> int | None:
-        """Slots whose frames may lie raw at a time, if the others' are compressed."""
+    def frame_buffers(self) -> int | None:
+        """Number of slots that may have raw frames at a time; None if frames are not compressed."""
         return self.num_workers * self.leases * len(self.stored_slots) if self.ring_bytes else None
 
-    def places_of(self, shard: int) -> range:
-        """Those that a shard lends to actors."""
+    def frame_buffers_of(self, shard: int) -> range:
+        """Return the frame buffers that a shard lends to slots of actors."""
         each = self.num_workers * self.leases
         return range(shard * each, (shard + 1) * each)
 
     @property
     def item_ratio(self) -> float | None:
-        """Samples per insert, in items."""
+        """Samples per insert, counted in items; None: no limit."""
         return _item_ratio(self.ratio, self.item_steps)
 
     @property
@@ -67,7 +68,7 @@ class ApexPlan(SamplerPlan):
 
     @property
     def capacity(self) -> int:
-        """Transitions."""
+        """Number of transitions that the replay can hold."""
         return sum(self.stored_slots) * self.rows * self.rollout
 
 
@@ -80,7 +81,7 @@ _FOR_IMAGES: dict[str, Any] = {
     "learning_starts": 50_000,
     "samples_per_insert": 1.0,
 }
-"""The paper's, table 1 and appendix C."""
+"""The settings of the paper (table 1 and appendix C)."""
 _FOR_VECTORS: dict[str, Any] = {
     "batch_size": 256,
     "optimiser": "adam",
@@ -99,22 +100,23 @@ _WITH_CORE: dict[str, Any] = {
     "gamma": 0.997,
     "value_rescaling": True,
 }
-"""Kapturowski et al. 2019, table 2."""
+"""The settings of R2D2 (Kapturowski et al. 2019, table 2)."""
 _WITH_CORE_FOR_IMAGES: dict[str, Any] = {
     "optimiser": "adam",
     "learning_rate": 1e-4,
     "priority_alpha": 0.9,
     "priority_beta": 0.6,
 }
-"""The same table's, tuned for images."""
+"""Settings of the same table, for images only."""
 _PRIORITIES: dict[str, Any] = {"priority_alpha": 0.6, "priority_beta": 0.4}
 
 
 def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
-    """What is added to the denominator of a step.
+    """Return the number that is added to the denominator of a step.
 
-    The paper's RMSProp has 1.5e-7 under the root, torch's beside it: 3.9e-4 is its root. Adam for
-    images has Rainbow's 1.5e-4 (Hessel et al. 2018), with a core R2D2's 1e-3.
+    RMSProp in the paper adds 1.5e-7 under the root, RMSProp in torch adds its eps outside of it:
+    3.9e-4 is the root of 1.5e-7. For images Adam has 1.5e-4, as in Rainbow (Hessel et al. 2018),
+    or, with a core, 1e-3, as in R2D2.
     """
     if not image:
         return 1e-6
@@ -124,53 +126,53 @@ def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
 
 
 def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
-    """``config`` with what it leaves open fitted to the observations and to the core, and whole
-    strides of sequences in a rollout."""
+    """Return ``config`` with its unset fields resolved for the observations and the core, and with
+    a rollout of whole strides of sequences."""
     sequences = config.sequences
     image, core = has_image(spec), sequences is not None
-    fitting = _PRIORITIES | (_FOR_IMAGES if image else _FOR_VECTORS)
-    fitting |= _WITH_CORE if core else _WITHOUT_CORE
+    defaults = _PRIORITIES | (_FOR_IMAGES if image else _FOR_VECTORS)
+    defaults |= _WITH_CORE if core else _WITHOUT_CORE
     if image and core:
-        fitting |= _WITH_CORE_FOR_IMAGES
-    optimiser = fitting["optimiser"] if config.optimiser == "auto" else config.optimiser
-    fitting["optimiser_eps"] = _optimiser_eps(optimiser, image=image, core=core)
-    left_open = {n: v for n, v in fitting.items() if getattr(config, n) in (None, "auto")}
+        defaults |= _WITH_CORE_FOR_IMAGES
+    optimiser = defaults["optimiser"] if config.optimiser == "auto" else config.optimiser
+    defaults["optimiser_eps"] = _optimiser_eps(optimiser, image=image, core=core)
+    resolved = {n: v for n, v in defaults.items() if getattr(config, n) in (None, "auto")}
     if config.samples_per_insert is None:
-        del left_open["samples_per_insert"]  # there, none is an answer
-    if "learning_starts" in left_open:
-        left_open["learning_starts"] = min(config.replay_capacity, fitting["learning_starts"])
-    left_open["epsilon_base"] = config.base_epsilon
+        del resolved["samples_per_insert"]  # None is a setting of its own: no limit
+    if "learning_starts" in resolved:
+        resolved["learning_starts"] = min(config.replay_capacity, defaults["learning_starts"])
+    resolved["epsilon_base"] = config.base_epsilon
     if config.reward_clip == "auto":
-        rescaled = left_open.get("value_rescaling", config.value_rescaling)
-        left_open["reward_clip"] = 1.0 if image and not rescaled else None
+        rescaled = resolved.get("value_rescaling", config.value_rescaling)
+        resolved["reward_clip"] = 1.0 if image and not rescaled else None
     if config.normalise_returns is None:
-        clips = left_open.get("reward_clip", config.reward_clip) is not None
-        left_open["normalise_returns"] = not clips and config.value_distribution != "c51"
+        clips = resolved.get("reward_clip", config.reward_clip) is not None
+        resolved["normalise_returns"] = not clips and config.value_distribution != "c51"
     if sequences is not None:
-        left_open["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
-    return dataclasses.replace(config, **left_open, **_support(config, spec))
+        resolved["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
+    return dataclasses.replace(config, **resolved, **_atom_range(config, spec))
 
 
-def _support(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
-    """Return the ends of the support of a categorical distribution that were not given. Raises
-    ConfigError where they cannot be derived from the observations."""
+def _atom_range(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
+    """Return the first and the last atom of C51 as far as they were not given. Raises ConfigError
+    if there is no default for these observations."""
     if config.value_distribution != "c51":
         return {}
     paper = {"v_min": -10.0, "v_max": 10.0}
-    left_open = {name: end for name, end in paper.items() if getattr(config, name) is None}
-    if left_open and not has_image(spec):
+    unset = {name: end for name, end in paper.items() if getattr(config, name) is None}
+    if unset and not has_image(spec):
         raise ConfigError(
-            f"--value-distribution c51: {' and '.join(map(_flag, left_open))} "
-            f"{'is' if len(left_open) == 1 else 'are'} missing, and {spec.env_id} does not say "
-            "which returns it can have; give the lowest and the highest discounted return as "
+            f"--value-distribution c51: {' and '.join(map(_flag, unset))} "
+            f"{'is' if len(unset) == 1 else 'are'} missing, and the range of the returns of "
+            f"{spec.env_id} is not known; give the lowest and the highest discounted return as "
             "--v-min and --v-max (at most r / (1 - gamma) for rewards up to r), or use "
             "--value-distribution quantile"
         )
-    return left_open
+    return unset
 
 
 def reason(config: ApexConfig, plan: ApexPlan) -> str:
-    """Return what limits the replay and when learning starts, in a line; ``config`` is resolved."""
+    """Return a line with the replay ratio and the start of learning; ``config`` is resolved."""
     ratio = "No limit of the replay ratio"
     if plan.ratio is not None:
         ratio = f"Replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f})"
@@ -183,8 +185,11 @@ def _flag(name: str) -> str:
 
 
 def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
-    """Decide the numbers of a config that was fitted. Raises ConfigError with the numbers, the
-    reason, the remedy. ``device`` is the resolved device of learner and policy workers."""
+    """Return the sizes of a run. Raises ConfigError, with the numbers, the reason and the remedy,
+    if the run is not possible.
+
+    ``config``: with resolved defaults; ``device``: the resolved device of learner and policy
+    workers."""
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
     learners = config.num_learners
@@ -210,7 +215,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     leases = math.ceil(sampler.num_splits / shards) + 1
     slots = stored + shards * sampler.num_workers * leases
     rings = _rings(config, shape, per_shard)
-    shape = replace(shape, places=shards * sampler.num_workers * leases if rings else None)
+    shape = replace(shape, frame_buffers=shards * sampler.num_workers * leases if rings else None)
     plan = ApexPlan(
         **sampler.__dict__,
         batch_size=config.batch_size,
@@ -236,48 +241,52 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
 
 
 def slot_shape(
-    config: ApexConfig, plan: SamplerPlan, spec: EnvSpec, places: int | None = None
+    config: ApexConfig, plan: SamplerPlan, spec: EnvSpec, frame_buffers: int | None = None
 ) -> SlotShape:
-    """What a slot of the replay holds. ``places``: how many may have their frames in them."""
+    """Return the shape of the replay's slots. ``frame_buffers``: number of slots that may have raw
+    frames at a time (None: all)."""
     rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
     if sequences is None:
         extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
-        return SlotShape(plan.rollout, rows, spec, state_size, extras, True, places, final_obs=True)
+        return SlotShape(
+            plan.rollout, rows, spec, state_size, extras, True, frame_buffers, final_obs=True
+        )
     rollout = sequences.overlap + plan.rollout
     extras = RECURRENT_EXTRAS
-    return SlotShape(rollout, rows, spec, state_size, extras, True, places, sequences)
+    return SlotShape(rollout, rows, spec, state_size, extras, True, frame_buffers, sequences)
 
 
 def _item_ratio(ratio: float | None, each: ItemSteps) -> float | None:
-    """Samples per insert in items, of that in env steps."""
+    """Return samples per insert counted in items, given the ``ratio`` counted in env steps."""
     return None if ratio is None else ratio * each.inserted / each.learned
 
 
 def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """Bytes of each shard's ring of compressed frames."""
+    """Return the bytes of each shard's ring of compressed frames; empty without compression."""
     if config.replay_compression == "none":
         return ()
     if not shape.stacks:
         raise ConfigError(
             f"--replay-compression {config.replay_compression} compresses stacks of frames, but "
-            f"{shape.spec.env_id} names none of its observation leaves "
-            f"({', '.join(shape.spec.observations)}) as one; leave it out, or have the environment "
-            "say so in metadata['frame_stack']"
+            f"{shape.spec.env_id} declares none of its observation leaves "
+            f"({', '.join(shape.spec.observations)}) as a stack; leave it out, or name the stacks "
+            "in the environment's metadata['frame_stack']"
         )
     lz4_block()
     return tuple(ring_bytes(shape, slots, config.replay_compression_ratio) for slots in stored)
 
 
 def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
-    """Of the limiter: all ``leased`` items may come, all ``drawn`` samples be taken, at once."""
+    """Return the tolerance of the rate limiter, in items. All ``leased`` items may be inserted, and
+    all ``drawn`` samples taken, at once."""
     if ratio is None:
         return math.inf
     least, asked = leased * ratio + drawn, config.samples_per_insert_tolerance
     if asked is not None and asked < least:
         raise ConfigError(
             f"--samples-per-insert-tolerance {asked:g} is less than {least:g} = {leased} "
-            f"{'transitions' if config.sequences is None else 'sequences'} of rollouts under way "
-            f"x {ratio:g} samples per insert + {drawn} samples under way; raise "
+            f"{'transitions' if config.sequences is None else 'sequences'} of rollouts in progress "
+            f"x {ratio:g} samples per insert + {drawn} samples in flight; raise "
             "it, or lower --rollout, --num-envs-per-worker or --prefetch-batches"
         )
     return least if asked is None else asked

@@ -1,4 +1,4 @@
-"""What Ape-X saves of its replay, and takes up again."""
+"""Saving and restoring the replay of an Ape-X run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sampleforge.topologies.config import ApexConfig
 
 
 def saves(config: ApexConfig) -> bool:
-    """Whether checkpoints of this run hold the replay: what has no learner has no checkpoints."""
+    """Return whether the checkpoints of this run include the replay."""
     return config.save_replay and not config.sampler_only and not config.benchmark
 
 
@@ -28,14 +28,14 @@ def make_archive(
     shard_wakeups: list[Wakeup],
     start: ResumePoint,
 ) -> ReplayArchive:
-    """What saves the shards, and knows the replay that they go on with, if it fits. Raises
-    ConfigError if there is no room to save them."""
+    """Return the archive that saves the shards, with the saved replay to restore, if there is one
+    that fits. Raises ConfigError if the disk has no room to save the replay."""
     ours = geometry(slots, plan.stored_slots, config.priority_exponent)
     where = start.replays or ReplayFolder(Path())
     if where.saved is not None:
         changed = difference(where.saved.geometry, ours)
         if changed:
-            why = f"the saved one is laid out otherwise: {', '.join(changed)}"
+            why = f"the saved one has another layout: {', '.join(changed)}"
             where = dataclasses.replace(where, saved=None, missing=why)
     if saves(config):
         _check_room(config, where, _size(config, plan, slots))
@@ -43,15 +43,16 @@ def make_archive(
 
 
 def _size(config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots) -> int:
-    """Bytes of a full replay on the disk."""
+    """Return the bytes of a full replay on the disk."""
     stored = sum(plan.stored_slots)
     return saved_bytes(slots, stored, config.priority_exponent > 0, sum(plan.ring_bytes))
 
 
 def _check_room(config: ApexConfig, where: ReplayFolder, size: int) -> None:
-    """The replay before stays until the new one is complete."""
-    free, there = shutil.disk_usage(where.path).free, where.saved.size if where.saved else 0
-    if 2 * size - there > free:
+    """Raise ConfigError if the disk has no room for two replays of ``size`` bytes: the previous one
+    is kept until the new one is complete."""
+    free, existing = shutil.disk_usage(where.path).free, where.saved.size if where.saved else 0
+    if 2 * size - existing > free:
         raise ConfigError(
             f"--save-replay needs {human_bytes(size)} for a full replay, and as much again while "
             f"the next one is written, but only {human_bytes(free)} are free in {where.path}; make "
@@ -67,13 +68,14 @@ def replay_notes(
     archive: ReplayArchive,
     start: ResumePoint,
 ) -> list[str]:
-    """What is saved and restored, in words."""
+    """Return the messages about what is saved and restored."""
     notes = []
     if saves(config):
         size = human_bytes(_size(config, plan, slots))
         notes.append(
             f"each checkpoint (--checkpoint-interval {config.checkpoint_interval:g}) saves the "
-            f"replay: {size} when full, twice that while the next one is written; learning waits"
+            f"replay: {size} when full, twice that while the next one is written; the learner "
+            "waits meanwhile"
         )
     saved, missing = archive.where.saved, archive.where.missing
     if saved is not None:
@@ -86,6 +88,6 @@ def replay_notes(
         why = f" ({missing})" if missing else ""
         notes.append(
             f"resumed with an empty replay: {plan.learning_starts} transitions are collected "
-            f"with the trained policy before learning goes on{why}"
+            f"with the trained policy before learning continues{why}"
         )
     return notes

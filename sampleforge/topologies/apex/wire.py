@@ -42,6 +42,7 @@ from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     NewPolicy,
     PolicyStart,
+    RestartCounts,
     ResumePoint,
     acting_device,
     first_weights,
@@ -61,9 +62,9 @@ from sampleforge.topologies.graph import (
 )
 from sampleforge.topologies.rendezvous import (
     Meeting,
+    learner_devices,
     learners_in_words,
     meet_here,
-    member_devices,
 )
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -160,14 +161,15 @@ def _group_parts(
     start = policy.start
     new_network = network_maker(config, spec, start.seed)
     weights = first_weights(new_network, start)
-    shape = slot_shape(config, plan, spec, plan.places)
-    joined = channels(plan, shape, weights, actors, config.num_learners)
+    shape = slot_shape(config, plan, spec, plan.frame_buffers)
+    joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, joined, start)
 
     def new_policy(index: int) -> NewPolicy:
-        return partial(make_policy, index, new_network, weights, config, plan, start)
+        lives = joined.acting_lives
+        return partial(make_policy, index, new_network, weights, config, plan, start, lives)
 
     return GroupParts(policy, new_network, replay, ActingGroup(joined, replay.exchange, new_policy))
 
@@ -259,8 +261,10 @@ def make_policy(
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
+    lives: RestartCounts,
 ) -> EpsilonGreedyPolicy:
-    """The policy of the ``index``-th actor (inline) or policy worker."""
+    """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
+    each of its ``lives``."""
     return EpsilonGreedyPolicy(
         new_network(),
         weights,
@@ -268,7 +272,7 @@ def make_policy(
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.precision,
-        seed=policy_seed(index, start),
+        seed=policy_seed(index, start, lives),
     )
 
 
@@ -388,7 +392,9 @@ def make_shard_of(
     **kwargs: Any,
 ) -> ReplayShard:
     """One shard, with what compresses its frames, if they are to be compressed."""
-    store = None if frames is None else FrameStore(index, frames, slots, plan.places_of(index))
+    store = (
+        None if frames is None else FrameStore(index, frames, slots, plan.frame_buffers_of(index))
+    )
     return ReplayShard(index, slots, frames=store, **kwargs)
 
 
@@ -410,10 +416,11 @@ def _add_learners(
     if start.resume is not None and replay.archive.where.saved is not None:
         shard_choice = start.resume.plain()["shard_choice"]
     learners = config.num_learners
-    devices = config.learner_devices or member_devices(plan.device, learners)
+    devices = learner_devices(config, plan.device)
     meeting = relay = None
     if others:
-        meeting = meet_here(devices, config.learner_timeout, new_network, "learner")
+        errors = 8 * plan.batch_size // learners  # gathered as float64
+        meeting = meet_here(devices, config.learner_timeout, new_network, "learner", errors)
         relay = SampleRelay(others, config.prefetch_batches)
 
     def update(index: int) -> SampleUpdate:

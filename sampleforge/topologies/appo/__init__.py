@@ -1,0 +1,1 @@
+"""The topology of APPO: its plan and its wiring."""

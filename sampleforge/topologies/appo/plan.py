@@ -1,4 +1,4 @@
-"""The sizes of an APPO run: chosen for the machine, and checked before anything starts."""
+"""The sizes of an APPO run: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 
@@ -58,21 +58,20 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
 
 
 def check_compilers(device: str, sampler: SamplerPlan) -> None:
-    """Raises ConfigError if the passes of learner or actors cannot be compiled here."""
+    """Raise ConfigError if the passes of learner or actors cannot be compiled on this machine."""
     acting = device if sampler.inference == "worker" else "cpu"
     for where in {device, acting}:
         missing = lacking(where)
         if missing:
             raise ConfigError(
-                f"--compile has torch compile code for the {where}, but {missing}; or leave out "
-                "--compile"
+                f"--compile compiles code for the {where}, but {missing}; or leave out --compile"
             )
 
 
 def gathers_ahead(plan: Plan, *, serial: bool) -> bool:
-    """Whether a thread of the learner prepares the next batch. On a CUDA device only: on a CPU it
-    takes its core from those that learn and sample, and gains nothing (measured:
-    benchmarks/results/learner.md)."""
+    """Return whether a thread of the learner prepares the next batch. It does so only on a CUDA
+    device: on a CPU the thread would take time from learning and sampling, without a gain
+    (measured: benchmarks/results/learner.md)."""
     return _gathers_ahead(plan.device, synchronous=plan.synchronous, serial=serial)
 
 
@@ -81,7 +80,8 @@ def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
 
 
 def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
-    """How many slots make a batch; asked for in env steps. Each learner has as many."""
+    """Return the number of slots of a batch, which is divided equally among the splits (if
+    synchronous) and the learners."""
     learners = config.num_learners
     if config.batch_size is None:
         unit = math.lcm(splits, learners)
@@ -101,6 +101,7 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
         raise ConfigError(
             f"--batch-size {config.batch_size} is not a multiple of {unit} = {what}; "
             f"nearest: {nearest[0]} or {nearest[-1]}"
+            f"{', or use another --num-learners' if learners > 1 else ''}"
         )
     return count
 
@@ -108,16 +109,16 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
 def _slots(
     config: AppoConfig, slots_per_batch: int, sampler: SamplerPlan, synchronous: bool
 ) -> int:
-    """Slots in circulation: this number is the back-pressure.
+    """Return the number of slots in circulation, which limits how far the actors run ahead.
 
-    Synchronous: exactly one batch, given back when it is learned from. Asynchronous: one being
-    written per split, and so many complete ones as may wait. Each actor has the same share, and at
-    least one per split, so none can wait for a slot that only it could free. Each learner has the
-    same share, too.
+    Synchronous: exactly one batch, whose slots return after its update. Asynchronous: one slot that
+    is being written per split, and as many complete ones as may wait. Each actor has an equal
+    share, with at least one slot per split, so that no actor waits for a slot that only it could
+    free. Each learner has an equal share, too.
     """
     if synchronous:
         return slots_per_batch
     writing = sampler.num_workers * sampler.num_splits
     total = writing + config.num_batches_to_accumulate * slots_per_batch
-    unit = math.lcm(sampler.num_workers, config.num_learners)
+    unit = sampler.num_workers * config.num_learners
     return math.ceil(total / unit) * unit

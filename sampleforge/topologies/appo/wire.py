@@ -11,6 +11,7 @@ import torch
 
 from sampleforge.algos.experience import Share
 from sampleforge.algos.learner import Learner
+from sampleforge.distributed.group import join_nobody
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
@@ -42,7 +43,7 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import learners_in_words, meet_here, member_devices
+from sampleforge.topologies.rendezvous import learner_devices, learners_in_words, meet_here
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -59,7 +60,7 @@ from sampleforge.topologies.sampling import (
 )
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, nothing
+from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, at_once, nothing
 
 
 def appo(
@@ -124,14 +125,15 @@ def _group_parts(
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = first_weights(new_model, start)
-    joined = channels(plan, shape, weights, actors, config.num_learners)
+    joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
         noise = config.noise_correlation
-        return policy_maker(index, new_model, weights, plan, start, spec_if, noise)
+        lives = joined.acting_lives
+        return policy_maker(index, new_model, weights, plan, start, spec_if, noise, lives)
 
     acting = ActingGroup(joined, exchange, new_policy)
     return GroupParts(policy, new_model, exchange, acting)
@@ -181,30 +183,34 @@ def _add_learners(
     new_model: NewModel,
     save: Save,
 ) -> Learners:
-    """Add the learner, or several that take each gradient step together."""
-    wakeup = channels.learner_wakeups[0]
+    """Add the learner, or several that take each gradient step together. A killed one is replaced
+    and goes on from the newest state in shared memory, except in serial mode, which has no process
+    that could be killed."""
+    wakeups, count = channels.learner_wakeups, config.num_learners
     if config.sampler_only:
-        node = graph.add("learner", lambda counter_row: ExperienceSink(exchange, wakeup), wakeup)
-        return Learners((node,))
+        sink = partial(_sink, exchange, wakeups[0])
+        return Learners((graph.add("learner", sink, wakeups[0]),))
     new_learner = partial(make_learner, new_model, config, plan, start, compiled=config.compile)
     new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
-    if config.num_learners == 1:
+    if config.serial:
         make_worker = partial(
-            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
+            new_worker, wakeups[0], plan.device, weights=channels.weights, make_learner=new_learner
         )
-        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
-    devices = config.learner_devices or member_devices(plan.device, config.num_learners)
-    meeting = meet_here(devices, config.learner_timeout, new_model, "learner")
-    epoch = GroupEpoch(config.max_worker_restarts, config.num_learners)
-    snapshot, restart = StateSnapshot(new_model()), RestartInGroup(epoch, "learners")
+        return Learners((graph.add("learner", make_worker, wakeups[0], in_checkpoint=True),))
+    devices = learner_devices(config, plan.device)
+    timeout = config.learner_timeout
+    meeting = meet_here(devices, timeout, new_model, "learner") if count > 1 else None
+    epoch = GroupEpoch(config.max_worker_restarts, count)
+    snapshot = StateSnapshot(new_model())
+    restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
 
     def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
         weights = channels.weights if index == 0 else None
         member = GroupMember(
             index,
             counter_row,
-            meeting.rendezvous[index].join,
-            partial(new_learner, share=Share(index, config.num_learners), device=devices[index]),
+            meeting.rendezvous[index].join if meeting else join_nobody,
+            partial(new_learner, share=Share(index, count), device=devices[index]),
             weights,
             graph.progress,
             graph.stop,
@@ -214,25 +220,28 @@ def _add_learners(
         )
         worker = partial(
             new_worker,
-            channels.learner_wakeups[index],
+            wakeups[index],
             devices[index],
             weights=weights,
             counter_row=counter_row,
             index=index,
         )
-        return GroupLearnerWorker(member, worker, exchange)
+        name = f"learner {index}" if count > 1 else "learner"
+        others = [wakeup for at, wakeup in enumerate(wakeups) if at != index]
+        return GroupLearnerWorker(name, member, worker, exchange, others)
 
     nodes = tuple(
-        graph.add(
-            "learner",
-            partial(make_group_learner, index),
-            wakeup,
-            restart=restart,
-        )
-        for index, wakeup in enumerate(channels.learner_wakeups)
+        graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
+        for index, wakeup in enumerate(wakeups)
     )
     kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    if meeting is None:
+        return Learners(nodes, snapshot, (kept,))
     return Learners(nodes, snapshot, (meeting.note, kept), meeting.keep_alive)
+
+
+def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
+    return ExperienceSink(exchange, wakeup)
 
 
 def _make_worker(
@@ -248,6 +257,7 @@ def _make_worker(
     counter_row: int,
     make_learner: Callable[[], Learner],
     index: int = 0,
+    may_update: Callable[[], bool] = at_once,
     after_update: Callable[[], None] = nothing,
 ) -> LearnerWorker:
     """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
@@ -266,6 +276,7 @@ def _make_worker(
         prefetch=gathers_ahead(plan, serial=config.serial),
         counts_updates=index == 0,
         index=index,
+        may_update=may_update,
         after_update=after_update,
     )
 

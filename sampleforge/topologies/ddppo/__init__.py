@@ -1,0 +1,1 @@
+"""The topology of DD-PPO: its plan, its wiring, and its ranks under torchrun."""

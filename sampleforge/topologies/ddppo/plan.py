@@ -1,4 +1,4 @@
-"""The sizes of a DD-PPO run: chosen for the machine, and checked before anything starts."""
+"""The sizes of a DD-PPO run: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from sampleforge.topologies.sampler_plan import (
 
 
 def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
-    """Decide what the config leaves open; in the plan a rank is a worker. ``world``: the ranks are
-    started by torchrun. Raises ConfigError with the numbers, the reason and the remedy."""
-    found = World.of_environment()
-    if world is None and found is not None and found.size > 1:
+    """Return the sizes of a run, in which a rank counts as a worker. ``world``: given if torchrun
+    has started the ranks. Raises ConfigError, with the numbers, the reason and the remedy, if the
+    run is not possible."""
+    launched = World.of_environment()
+    if world is None and launched is not None and launched.size > 1:
         raise ConfigError(
-            f"WORLD_SIZE is {found.size}, as torchrun sets it, but this process was not started as "
-            "one of its ranks, and each would train by itself; under torchrun use the command line "
-            "(train.py ddppo), or start it without torchrun"
+            f"WORLD_SIZE is {launched.size}, as torchrun sets it, but this process was not started "
+            "as one of its ranks, and each would train by itself; under torchrun use the command "
+            "line (train.py ddppo), or start it without torchrun"
         )
     cores = len(available_cores())
     image = any(leaf.is_image for leaf in spec.observations.values())
@@ -40,7 +41,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     envs = _envs_per_rank(config, config.rollout, splits)
     if config.variable_experience and config.num_splits is None:
         splits = envs
-    # See `VariableActor`: as many as are filled, and one that each split may have open.
+    # The slots that are filled, and one more that each split may be writing; see `VariableActor`.
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
     shape = slot_shape(config, spec, envs // splits, ranks)
     precision, why_precision = choose_precision(config, device, image)
@@ -74,19 +75,20 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
 
 
 def check_lag(config: DdppoConfig, plan: Plan) -> None:
-    """Raises ConfigError if steps that go on through an update would be too old to learn from: they
-    are the slowest, which are to count."""
+    """Raise ConfigError if env steps that continue during an update would be too old to learn from.
+    They are those of the slowest environments, whose experience must count."""
     updates = plan.lag.steps_per_batch
     if plan.lag.versions > plan.lag.limit:
         raise ConfigError(
-            f"with --variable-experience steps go on through an update of {updates} gradient steps "
-            f"({config.num_epochs} epochs x {minibatches(config, plan.batch_size)} minibatches), "
-            f"but none is learned from that is older than {plan.lag.limit} (--max-policy-lag); "
-            f"use at least --max-policy-lag {2 * updates}, or leave it out"
+            f"--max-policy-lag {plan.lag.limit}: with --variable-experience env steps continue "
+            f"during an update of {updates} gradient steps ({config.num_epochs} epochs x "
+            f"{minibatches(config, plan.batch_size)} minibatches), and would then be too old to "
+            f"learn from; use at least --max-policy-lag {2 * updates}, or leave it out"
         )
 
 
 def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
+    """Return the shape of a rank's slots."""
     state, variable = config.model.state_size, config.variable_experience
     assert config.rollout is not None, "resolve_defaults comes first"
     rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
@@ -94,12 +96,13 @@ def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> Slo
 
 
 def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
-    """``count``, and what a rank that is early may add to it while it waits for others."""
+    """Return ``count`` (steps or slots) plus what an early rank may add while it waits for other
+    ranks."""
     return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
 
 
 def _envs_per_rank(config: DdppoConfig, rollout: int, splits: int) -> int:
-    """Env rows of a rank: as asked for, or those that fill the batch."""
+    """Return the env rows of a rank: as given, or as many as fill the batch."""
     envs, batch = config.num_envs_per_worker, config.batch_size
     assert envs is not None or batch is not None, "resolve_defaults comes first"
     if envs is not None and envs % splits:

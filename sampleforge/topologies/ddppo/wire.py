@@ -135,7 +135,13 @@ def wire_rank(
     exchange = SlotExchange(slots, [wakeup], [wakeup])
     weights = first_weights(new_model, start)
     new_policy = policy_maker(
-        rank, new_model, weights, plan, start, noise_correlation=config.noise_correlation
+        rank,
+        new_model,
+        weights,
+        plan,
+        start,
+        noise_correlation=config.noise_correlation,
+        lives=group_epoch,
     )
     policy = (new_policy, slots, plan.num_splits, rank)
     envs = env_makers(rank, config, plan, start, group_epoch)

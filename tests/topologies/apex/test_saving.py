@@ -156,7 +156,7 @@ def test_a_resumed_run_learns_at_once(tmp_path: Path) -> None:
     before = third["updates"]
     fourth = train(config(run, 1900, num_replay_shards=shards, save_replay=False)).summary
     assert fourth["updates"] == before
-    assert "before learning goes on (--save-replay keeps it)" in log_of(run)
+    assert "before learning continues (--save-replay would keep it)" in log_of(run)
 
 
 def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_saved_replay_of_another_layout_is_refilled_and_the_log_says_so(tmp_pa
     run = tmp_path / "run"
     train(config(run, 1500))
     train(config(run, 1600, num_replay_shards=2))
-    assert "the saved one is laid out otherwise: slots_per_shard: [60] -> [30, 30]" in log_of(run)
+    assert "the saved one has another layout: slots_per_shard: [60] -> [30, 30]" in log_of(run)
     assert "200 transitions are collected" in log_of(run)
 
 
@@ -241,7 +241,7 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
     """It has a second; if that is too short, the replay before stays."""
     from sampleforge.folder import replays
 
-    monkeypatch.setattr(replays, "HURRY", 0.0)
+    monkeypatch.setattr(replays, "INTERRUPTED_TIMEOUT", 0.0)
     run = tmp_path / "run"
     with Trainer(config(run, 10**9)) as trainer:
         reports = iter(trainer)

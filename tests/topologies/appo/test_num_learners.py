@@ -17,6 +17,7 @@ from sampleforge.algos.experience import Share
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
@@ -58,6 +59,7 @@ def over_learners(chosen: AppoConfig, core: str, learners: int) -> list[Learned]
         {"advantage": "gae", "minibatch_size": 8, "max_policy_lag": 3},
         {"advantage": "vtrace", "minibatch_size": 16},
         {"advantage": "gae", "core": "gru", "minibatch_size": 32, "lr_schedule": "linear"},
+        {"advantage": "gae", "lr_schedule": "kl_adaptive", "minibatch_size": 32},
         {"advantage": "gae"},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
@@ -192,27 +194,30 @@ def test_learners_train_with_equal_weights_and_resume_with_another_number(
 
 
 LEARNING = (
-    "train appo --env CartPole-v1 --num-learners 2 --seed 1 --run-dir run --debug "
+    "train appo --env CartPole-v1 --seed 1 --run-dir run --debug "
     "--report-interval 0.3 --train-for-env-steps 10000000"
 )
 
 
-def learner_process(driver: int, number: int) -> int:
+def learner_process(driver: int, name: str) -> int:
     """Process id of a learner."""
     (found,) = (
         child.pid
         for child in psutil.Process(driver).children(recursive=True)
-        if f"sampleforge: learner {number}" in " ".join(child.cmdline())
+        if f"sampleforge: {name}" in " ".join(child.cmdline())
     )
     return found
 
 
 @pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize("mode", ["--async-rl", "--no-async-rl"])
+@pytest.mark.parametrize("names", [["learner", "learner"], ["learner 1", "learner 0"]])
 def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
-    start_cli: StartCli, tmp_path: Path
+    start_cli: StartCli, tmp_path: Path, names: list[str], mode: str
 ) -> None:
     run = tmp_path / "run"
-    process = start_cli(*LEARNING.split())
+    several = "2" if "learner 1" in names else "1"
+    process = start_cli(*LEARNING.split(), mode, "--num-learners", several)
 
     def until_updates(least: float) -> float:
         def reached() -> bool:
@@ -224,16 +229,36 @@ def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
         return float(last_report(run)["updates"])
 
     updates = until_updates(100)
-    for number in (1, 0):
-        os.kill(learner_process(process.pid, number), signal.SIGKILL)
+    for name in names:
+        os.kill(learner_process(process.pid, name), signal.SIGKILL)
         updates = until_updates(updates + 200)
     process.terminate()
     _, shown = process.communicate(timeout=20)
     assert process.returncode == 143
-    resumed = re.findall(r"the learners go on from update [\d,]+: \d+ updates? (?:is|are)", shown)
+    pattern = r"the learners? goe?s? on from update [\d,]+: \d+ updates? (?:is|are)"
+    resumed = re.findall(pattern, shown)
     assert len(resumed) == 2, shown
     reported = [report["updates"] for report in read_metrics(run / "metrics.jsonl")]
-    assert reported == sorted(reported), "no update is lost that was on the screen"
+    assert reported == sorted(reported), "the version never goes back"
+    reports = read_metrics(run / "metrics.jsonl")
+    lags = [report["policy_lag_min"] for report in reports if "policy_lag_min" in report]
+    assert lags and min(lags) >= 0, "no behaviour is newer than the policy that learns from it"
+
+
+@pytest.mark.multiprocess(timeout=90)
+def test_a_learner_that_lacks_experience_at_the_end_holds_up_nobody(tmp_path: Path) -> None:
+    """Actors begin no rollout after the limit, so the last batch may be complete for one learner
+    alone."""
+    for number in range(4):
+        chosen = learners(
+            async_rl=True,
+            num_workers=1,
+            num_splits=1,
+            train_for_env_steps=300 + 24 * number,
+            run_dir=str(tmp_path / f"{number}"),
+            learner_timeout=20.0,
+        )
+        assert train(chosen).summary["status"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +266,7 @@ def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
     [
         ({"serial": True}, "--serial --num-learners 2: serial mode is one process"),
         ({"sampler_only": True}, "--sampler-only --num-learners 2: nothing is learned"),
+        ({"compile": True}, "--compile --num-learners 2: a learner's part of a minibatch"),
         ({"num_learners": 0}, "--num-learners 0"),
         ({"learner_devices": ("cpu",)}, "1 devices for 2 learners"),
         ({"learner_devices": ("cpu", "gpu")}, "gpu must be cpu or cuda:N"),
@@ -251,6 +277,23 @@ def test_settings_that_do_not_go_with_several_learners_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(answer)):
         learners(**kwargs)
+
+
+@pytest.mark.parametrize("learner_devices", [("cuda:0", "cuda:1"), ("cpu", "cuda:0")])
+def test_devices_that_the_run_does_not_have_are_refused(learner_devices: tuple[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--learner-devices .*another kind than the run's device"
+    ):
+        build(learners(learner_devices=learner_devices))
+
+
+def test_a_group_has_a_batch_when_each_of_its_members_has() -> None:
+    epoch = GroupEpoch(0, 2)
+    assert not epoch.mark_batch(0, 1)
+    assert epoch.mark_batch(1, 1) and epoch.mark_batch(0, 1)
+    assert not epoch.mark_batch(1, 2)
+    epoch.mark_batch(0, 0)  # it was replaced
+    assert not epoch.mark_batch(1, 2) and epoch.mark_batch(0, 2)
 
 
 def test_a_batch_that_learners_cannot_share_is_refused_with_the_nearest_size() -> None:
