@@ -17,6 +17,7 @@ from typing import Any
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runners.events import EventReader
+from sampleforge.runtime.open_files import check_workers
 from sampleforge.runtime.processes import process_context, wake_fork_server
 from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event, EventSender
@@ -211,6 +212,7 @@ class ProcessRunner:
         self._abandoned_told = 0
 
     def start(self) -> None:
+        check_workers(len(self._nodes))
         self._started = monotonic()
         for node in self._nodes:
             self._begin_life(node, 0)
@@ -229,6 +231,7 @@ class ProcessRunner:
         wait([life.sentinel for life in watched], timeout)
         self._check_lives(self._nodes)
         self._check_heartbeats()
+        self._check_silent()
         for rule in {id(node.restart): node.restart for node in self._nodes}.values():
             if (news := rule.news()) is not None:
                 self._alert(news)
@@ -265,6 +268,7 @@ class ProcessRunner:
             self._check_lives(nodes, restart=not alone)
             if not alone:
                 self._check_heartbeats()
+                self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
             if self._lives[node.name] is not life:  # its successor is asked again
@@ -307,6 +311,7 @@ class ProcessRunner:
         self._events.retire(before.events)
         row = self._graph.counters.row(node.counter_row)  # which has no other writer now
         row["heartbeat"][0] = monotonic() + START_GRACE
+        row["silent_s"][0] = 0.0
         if not node.restart.counts_itself:
             row["restarts"] += 1
         self._begin_life(node, before.life + 1)
@@ -330,6 +335,26 @@ class ProcessRunner:
                 )
                 if not self._restart(node, hung):
                     raise WorkerDied(hung)
+
+    def _check_silent(self) -> None:
+        """Replace the members of a group that the others wait for in vain: those inside an update
+        have no heartbeat."""
+        if self._interrupted():
+            return
+        silent = self._graph.counters.column("silent_s")
+        for node in self._nodes:
+            seconds = silent[node.counter_row]
+            if not seconds:
+                continue
+            life = self._lives[node.name]
+            life.dump_stacks()
+            life.kill()  # at once: it goes on if it was stopped, and must not meet the new group
+            message = (
+                f"{node.name} was silent for {seconds:g} s while the others of its group waited "
+                f"for it (--{node.role}-timeout); its stacks are above"
+            )
+            if not self._restart(node, message):
+                raise WorkerDied(message)
 
     def close(self) -> None:
         """End all workers: in order, or, after `STOP_GRACE`, by force."""

@@ -7,6 +7,7 @@ little private memory each, against 4 s and 222 MB by spawn. Other systems use s
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -19,6 +20,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import FrameType
 
+from sampleforge.runtime.cgroup import cgroup_cpu_quota
+from sampleforge.runtime.open_files import raise_limit
 from sampleforge.runtime.streams import make_lasting
 
 PRELOAD = "sampleforge.runners.preload"
@@ -51,6 +54,7 @@ def start_fork_server() -> None:
         from multiprocessing import forkserver, resource_tracker
 
         process_context()
+        raise_limit()  # the server inherits it, and its children from it
         if threading.current_thread() is not threading.main_thread():
             os.environ[STARTED_BY_THREAD] = "1"
         # A signal that ends the driver goes to its whole process group, but the server and its
@@ -187,7 +191,11 @@ def end_descendants() -> None:
 
 
 def available_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use, in order."""
+    """Return the numbers of the cores that this process may use, in order: no more than the CPU
+    quota of its container or control group allows."""
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    quota = cgroup_cpu_quota()
+    return cores if quota is None else cores[: max(1, math.ceil(quota))]

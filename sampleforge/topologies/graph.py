@@ -244,6 +244,7 @@ class GraphBuilder:
 COUNTERS = (
     "started_rows",  # env rows of an actor: half a row when constructed, half when reset
     "heartbeat",  # seconds of the monotonic clock at the latest step
+    "silent_s",  # seconds that the others of its group have waited for it in vain, else 0
     "env_steps",
     "env_frames",
     "episodes",

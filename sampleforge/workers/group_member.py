@@ -94,8 +94,8 @@ class GroupMember:
         while not self.ended:
             try:
                 return self._exchange_state()
-            except RankLost:
-                if not self._stop_or_new_group():
+            except RankLost as error:
+                if not self._stop_or_new_group(error):
                     raise
                 if not self.ended:
                     self._join_again(self._meet())
@@ -118,8 +118,9 @@ class GroupMember:
 
     def go_on_after(self, error: RankLost, hint: Callable[[], str] = str) -> None:
         """Wait, after a member was lost, until the driver has replaced it, or the run has ended.
+        The driver is told of a silent member, because it sees by itself only those that have died.
         Raises RankLost, with the ``hint`` at its end, if neither happens."""
-        if not self._stop_or_new_group():
+        if not self._stop_or_new_group(error):
             raise RankLost(f"{error}{hint()}") from error
 
     def has_batch(self) -> bool:
@@ -184,9 +185,12 @@ class GroupMember:
         assert isinstance(self._averaging, DataParallel), "a group of one is never formed again"
         self._group = self._averaging.group = group
 
-    def _stop_or_new_group(self) -> bool:
+    def _stop_or_new_group(self, error: RankLost) -> bool:
         """Return, after a member was lost, whether there is a new group, or the run has ended, so
         that the other members have left regularly."""
+        if error.silent is not None and not self.must_regroup:
+            row = self._counter_row - self.index + error.silent  # members have rows one by one
+            self._progress.counters.row(row)["silent_s"][0] = error.seconds
         if self._is_regrouped():
             return True
         if self._stop.is_set():

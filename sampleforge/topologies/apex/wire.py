@@ -34,7 +34,7 @@ from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
@@ -307,7 +307,7 @@ def _replay_channels(
     joined: Channels,
     start: ResumePoint,
 ) -> ReplayChannels:
-    shard_wakeups = [Wakeup() for _ in plan.stored_slots]
+    shard_wakeups = wakeups(len(plan.stored_slots))
     replay_counters = ReplayCounters(len(shard_wakeups))
     limiter = RateLimiter(
         replay_counters, plan.item_ratio, plan.tolerance, plan.learning_starts_items
