@@ -206,7 +206,7 @@ def test_an_environment_that_hangs_ends_the_command_with_its_stacks(
 
 
 def test_an_evaluation_uses_one_thread_and_restores_the_number(trained: Path) -> None:
-    """Sixteen rows on two threads took twice as long as on one."""
+    """More threads only cost time for a batch of sixteen rows."""
     seen: list[int] = []
     torch.set_num_threads(2)
     try:

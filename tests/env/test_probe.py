@@ -189,7 +189,7 @@ class LargeEnv(gym.Env[Any, Any]):
 
 
 def test_the_check_of_a_large_observation_takes_little_memory_and_time() -> None:
-    """As float64 at once, 200 MB took 8 s and 6 GB a look, which counted as a hang."""
+    """As float64 at once, observations of 200 MB took so long that they counted as a hang."""
     size = 20_000_000
     vector = make_vector(config(f"{__name__}:LargeEnv", size=size), 2, [0, 1])
     obs = {"obs": np.ones((2, size), np.uint8)}

@@ -15,7 +15,7 @@ from sampleforge.shared.counters import Counters
 def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """64 resets of Atari take 7 s."""
+    """Resets of many Atari rows, one after the other, take seconds."""
     clock = [100.0]
     monkeypatch.setattr(reporting, "monotonic", lambda: clock[0])
     counters, said = Counters(["started_rows", "env_steps"], 2), list[str]()
