@@ -16,11 +16,11 @@ def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
     """Train, or measure with --benchmark; return the exit code of the command. Raises ConfigError.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the session in order, with a checkpoint; a second one
-    ends it at once.
+    ends it at once. Ctrl-Z pauses it.
     """
     screen = Screen()
     session = Session(config, [screen], deployment=deployment)
-    interrupts = Interrupts(session.kill, session.interrupt)
+    interrupts = Interrupts(session.kill, session.interrupt, session.signal_workers)
     try:
         with interrupts:
             session.open()

@@ -1,4 +1,5 @@
-"""The handling of Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second at once."""
+"""The handling of Ctrl-C, SIGTERM and SIGHUP (the first ends a run in order, the second at once)
+and of Ctrl-Z."""
 
 from __future__ import annotations
 
@@ -29,14 +30,21 @@ class Interrupts:
 
     Before `defer` is called there is nothing to bring in order: then the first signal also raises
     KeyboardInterrupt, or SystemExit(128 + number). SIGHUP stays ignored if it was before (nohup).
+
+    Ctrl-Z (SIGTSTP) stops this process, and before it, by ``signal_workers(SIGSTOP)``, its workers,
+    which are in other process groups; they continue with it.
     """
 
     def __init__(
-        self, at_once: Callable[[], None], in_order: Callable[[], None] = lambda: None
+        self,
+        at_once: Callable[[], None],
+        in_order: Callable[[], None] = lambda: None,
+        signal_workers: Callable[[int], None] | None = None,
     ) -> None:
         self.received: int | None = None
         self._in_order = in_order
         self._at_once = at_once
+        self._signal_workers = signal_workers
         self._deferred = False
         self._received_at = -math.inf
 
@@ -49,6 +57,8 @@ class Interrupts:
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         self._before = {number: signal.signal(number, self._handle) for number in numbers}
+        if self._signal_workers and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+            self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,6 +70,12 @@ class Interrupts:
         """Exit code of the process: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 0 without a
         signal."""
         return 0 if self.received is None else 128 + self.received
+
+    def _pause(self, _number: int, _frame: FrameType | None) -> None:
+        assert self._signal_workers is not None
+        self._signal_workers(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT
+        self._signal_workers(signal.SIGCONT)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -380,6 +381,12 @@ class Session:
         """Whether the session was interrupted or has failed: the last checkpoint must not take
         long."""
         return self.is_interrupted() or self.has_failed
+
+    def signal_workers(self, number: int) -> None:
+        """Send a signal to the process group of each worker, and so to its environments'."""
+        for pid in self._runner.pids().values() if self._runner is not None else ():
+            with suppress(ProcessLookupError):
+                os.killpg(pid, number)
 
     def kill(self) -> None:
         """End the workers at once; nothing is saved."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.processes import RunCli, StartCli
@@ -26,9 +26,13 @@ def test_ctrl_z_and_fg_kill_no_worker_and_do_not_count_as_training(
     until_trained(process, run)
     before = last_report(run)
     began = time.monotonic()
-    os.killpg(process.pid, signal.SIGSTOP)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTSTP)
     time.sleep(7)
-    os.killpg(process.pid, signal.SIGCONT)
+    stopped = [child for child in workers if child.status() == psutil.STATUS_STOPPED]
+    names = " ".join(" ".join(child.cmdline()) for child in stopped)
+    assert all(f"sampleforge: {name}" in names for name in ("actor 0", "learner", "policy 0"))
+    process.send_signal(signal.SIGCONT)
     steps = before["env_steps"] + 3000
     until(lambda: last_report(run)["env_steps"] > steps, process)
     trained_s = last_report(run)["wall_s"] - before["wall_s"]
