@@ -110,7 +110,7 @@ class PolicyStatistics:
             **({} if self._exploring is None else self._exploring.scalars()),
             **learner,
             **self.evaluations.scalars(),
-            **returns_of([self]),
+            **return_scalars([self]),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class PolicyStatistics:
         return {
             "updates": self.updates,
             "episodes": self.episodes,
-            **summed_up([self]),
+            **return_summary([self]),
             "policy_lag": {
                 **{"mean": self._lag[0], "max": self._lag[1]},
                 "batches_mean": self._lag_batches[0],
@@ -128,7 +128,7 @@ class PolicyStatistics:
         }
 
 
-def returns_of(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
+def return_scalars(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
     """Return mean and standard deviation of the last 100 returns of each of ``policies``, all
     together, mean length, and the best mean of a policy; what is not known yet is left out."""
     policies = list(policies)
@@ -143,9 +143,9 @@ def returns_of(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
     return {**scalars, "return_best": max(best)} if best else scalars
 
 
-def summed_up(policies: Iterable[PolicyStatistics]) -> dict[str, float | None]:
+def return_summary(policies: Iterable[PolicyStatistics]) -> dict[str, float | None]:
     """Return the returns of ``policies`` for summary.json, with None for what is not known."""
-    known = returns_of(policies)
+    known = return_scalars(policies)
     return {name: known.get(name) for name in ("return_mean", "return_best", "return_std")}
 
 

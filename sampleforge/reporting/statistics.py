@@ -12,8 +12,8 @@ import numpy as np
 from sampleforge.reporting.policy_statistics import (
     LAST_EPISODES,
     PolicyStatistics,
-    returns_of,
-    summed_up,
+    return_scalars,
+    return_summary,
 )
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Graph
@@ -76,7 +76,7 @@ class RunStatistics:
     @property
     def return_mean(self) -> float | None:
         """Mean raw return of the last 100 episodes of each policy, None before the first."""
-        return returns_of(self.policies).get("return_mean")
+        return return_scalars(self.policies).get("return_mean")
 
     @property
     def episodes(self) -> int:
@@ -119,7 +119,7 @@ class RunStatistics:
             **{name: float(count) for name, count in self._checks().items()},
             **self._stages(),
             **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
-            **returns_of(self.policies),
+            **return_scalars(self.policies),
         }
         for group, policy in zip(self._graph.groups, self.policies, strict=True):
             prefix, own = self._graph.prefix(group), policy.scalars(learners[group.id])
@@ -142,7 +142,7 @@ class RunStatistics:
             "restarts": self._restarts_so_far(),
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
-            **summed_up(self.policies),
+            **return_summary(self.policies),
         }
         if len(self.policies) == 1:
             return {**measured, **self.policies[0].summary()}

@@ -43,7 +43,7 @@ class RolloutExchange(Protocol):
         their reader."""
 
 
-def left_behind(
+def abandoned_slots(
     slots: TrajectorySlots, of_actor: Iterable[int], free: set[int], ready: set[int]
 ) -> tuple[list[int], list[int]]:
     """Return the slots that a killed actor had: (being written, complete but not handed over).
@@ -137,7 +137,7 @@ class SlotExchange:
         free = _waiting(self._free, rings)
         ready = _waiting(self._ready, rings)
         own = range(actor, self.slots.count, self._actors)
-        self._inherited[actor], complete = left_behind(self.slots, own, free, ready)
+        self._inherited[actor], complete = abandoned_slots(self.slots, own, free, ready)
         for slot in complete:
             self._ready.push(self._ring_of(slot), slot)
         for wakeup in self._learner_wakeups:

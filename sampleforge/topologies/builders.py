@@ -148,7 +148,7 @@ def make_learner(
     return learner
 
 
-def first_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
+def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
     """Return the weights that the run begins with, already published, so that no worker has to wait
     for the learner's process."""
     model = new_model()

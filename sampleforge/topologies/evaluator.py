@@ -17,7 +17,7 @@ from sampleforge.workers.episode_player import evaluation_envs, evaluation_seed
 from sampleforge.workers.evaluator import EvaluatorWorker, NewModel
 from sampleforge.workers.worker import Placement
 
-NICER = 5
+EXTRA_NICENESS = 5
 """The evaluator's niceness beyond that of the actors: what trains goes first."""
 
 
@@ -30,8 +30,8 @@ class Evaluation:
     edges: tuple[Edge, ...] = ()
 
 
-def evaluators(config: AnyConfig) -> int:
-    """Return how many evaluators a policy has, 0 or 1."""
+def num_evaluators(config: AnyConfig) -> int:
+    """Return how many num_evaluators a policy has, 0 or 1."""
     return int(config.evaluate_interval is not None)
 
 
@@ -69,7 +69,7 @@ def add_evaluator(
         "evaluator",
         make_worker,
         wakeup,
-        Placement(niceness=min(19, config.worker_niceness + NICER)),
+        Placement(niceness=min(19, config.worker_niceness + EXTRA_NICENESS)),
         RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),
         (make_envs,),
         row=row,

@@ -83,7 +83,7 @@ class PolicyGroup:
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
     shared memory. ``exploration``: where env rows explore differently. ``archive`` and
     ``histograms``: of the replay, where experience is kept. ``evaluations``: results, where the
-    policy is evaluated while it is trained. ``keep_alive``: what must exist for as long as the
+    policy is evaluated while it is trained. ``resources``: what must exist for as long as the
     group does.
     """
 
@@ -98,7 +98,7 @@ class PolicyGroup:
     archive: ReplayArchive | None = None
     histograms: ReplayHistograms | None = None
     evaluations: Evaluations | None = None
-    keep_alive: tuple[object, ...] = ()
+    resources: tuple[object, ...] = ()
 
     @property
     def learner(self) -> Node:

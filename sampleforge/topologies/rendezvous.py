@@ -15,21 +15,21 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.workers.config import LearnersConfig
 
 
-class Meeting(NamedTuple):
-    """``rendezvous`` of each member; ``note`` says how gradients travel; ``keep_alive`` must exist
+class GroupRendezvous(NamedTuple):
+    """``rendezvous`` of each member; ``note`` says how gradients travel; ``resources`` must exist
     for as long as the members do."""
 
     rendezvous: list[Rendezvous]
     note: str
-    keep_alive: tuple[object, ...]
+    resources: tuple[object, ...]
 
 
-def meet_here(
+def local_rendezvous(
     devices: Sequence[str],
     timeout: float,
     new_model: Callable[[], torch.nn.Module],
     member: Member = "rank",
-) -> Meeting:
+) -> GroupRendezvous:
     """Return how the members of a group meet, each of which learns on its device. With nccl a store
     is opened at once."""
     size = len(devices)
@@ -40,12 +40,12 @@ def meet_here(
             store.rendezvous(rank, size, backend, timeout, device, member)
             for rank, device in enumerate(devices)
         ]
-        return Meeting(joins, f"gradients through {why}", (store,))
+        return GroupRendezvous(joins, f"gradients through {why}", (store,))
     gradients = sum(p.nbytes for p in new_model().parameters())
     memory = RankMemory(size, gradients + LEAST_ROOM)
     joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
     note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
-    return Meeting(joins, note, (memory,))
+    return GroupRendezvous(joins, note, (memory,))
 
 
 def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Backend, str]:
@@ -66,7 +66,7 @@ def member_devices(device: str, members: int) -> list[str]:
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
 
 
-def learners_in_words(config: LearnersConfig, device: str) -> str:
+def describe_learners(config: LearnersConfig, device: str) -> str:
     """Return how many learners there are, and where; ``device`` is the run's."""
     if config.num_learners == 1:
         return f"learner on {device}"

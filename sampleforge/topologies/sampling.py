@@ -26,10 +26,10 @@ from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.policy_mapping import (
-    DrawnAnew,
     FixedPerStream,
-    InTurn,
     PolicyMapping,
+    RandomPerRollout,
+    RoundRobin,
     only_policy,
 )
 from sampleforge.workers.stream import PolicyPort
@@ -46,7 +46,7 @@ class ActorChannels:
 
 
 @dataclass(frozen=True)
-class Channels:
+class GroupChannels:
     """What joins the workers of one policy group to the actors, and to each other."""
 
     weights: SharedWeights
@@ -58,7 +58,7 @@ class Channels:
     actor_restarts: RestartBudget
 
     @property
-    def acting_lives(self) -> RestartBudget:
+    def inference_restarts(self) -> RestartBudget:
         """Knows the life of each process that computes actions: actor, or policy worker."""
         return self.actor_restarts if self.requests is None else self.policy_restarts
 
@@ -68,7 +68,7 @@ class ActingGroup:
     """What actors and policy workers need of one policy group. ``new_policy(i)`` makes the policy
     of the i-th actor (inline) or policy worker."""
 
-    channels: Channels
+    channels: GroupChannels
     exchange: RolloutExchange
     new_policy: Callable[[int], NewPolicy]
 
@@ -99,14 +99,14 @@ def channels(
     weights: SharedWeights,
     actors: ActorChannels,
     learners: int,
-) -> Channels:
+) -> GroupChannels:
     """Make the channels of one policy group with so many ``learners``, whose slots have this
     ``shape``."""
     policy_wakeups = [Wakeup() for _ in range(plan.num_policy_workers)]
     requests = None
     if policy_wakeups:
         requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
-    return Channels(
+    return GroupChannels(
         weights,
         requests,
         actors.wakeups,
@@ -135,7 +135,7 @@ def choose_mapping(
                 f"{plan.num_splits} splits = {streams}; raise --num-workers or --num-splits"
             )
         return FixedPerStream(policies, plan.num_splits)
-    return InTurn(policies) if synchronous else DrawnAnew(policies, seed)
+    return RoundRobin(policies) if synchronous else RandomPerRollout(policies, seed)
 
 
 def add_actors(
@@ -209,7 +209,7 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policies_in_words(policies: int) -> tuple[str, ...]:
+def policy_notes(policies: int) -> tuple[str, ...]:
     """Return a note about several policy groups; nothing for one."""
     if policies == 1:
         return ()

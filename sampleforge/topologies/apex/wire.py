@@ -45,11 +45,11 @@ from sampleforge.topologies.builders import (
     RestartCounts,
     ResumePoint,
     acting_device,
-    first_weights,
+    initial_weights,
     policy_seed,
 )
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import (
     Edge,
     Exploration,
@@ -61,22 +61,22 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.rendezvous import (
-    Meeting,
-    learners_in_words,
-    meet_here,
+    GroupRendezvous,
+    describe_learners,
+    local_rendezvous,
     member_devices,
 )
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
     ActorChannels,
-    Channels,
+    GroupChannels,
     actor_channels,
     add_actors,
     add_policy_workers,
     channels,
     choose_mapping,
-    policies_in_words,
+    policy_notes,
     sampler_edges,
 )
 from sampleforge.workers.learner import NoLearner, Save
@@ -112,7 +112,7 @@ def apex(
     workers, replay shards and a learner of its own. Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     check_memory_of_groups(plan.slot_bytes + plan.frame_bytes + plan.tree_bytes, count)
-    in_group = plan.num_policy_workers + shards + config.num_learners + evaluators(config)
+    in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
     parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
@@ -124,7 +124,7 @@ def apex(
     edges: list[Edge] = []
     episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
     evaluations: list[Edge] = []
-    notes = [*policies_in_words(count), *_notes(config, plan, spec)]
+    notes = [*policy_notes(count), *_notes(config, plan, spec)]
     for part in parts:
         prefix = group_prefix(part.policy.id, count)
         group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
@@ -150,7 +150,7 @@ class GroupParts:
     acting: ActingGroup
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> GroupChannels:
         return self.acting.channels
 
 
@@ -160,7 +160,7 @@ def _group_parts(
     """Make the replay, the weights and the channels of one policy group."""
     start = policy.start
     new_network = network_maker(config, spec, start.seed)
-    weights = first_weights(new_network, start)
+    weights = initial_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
     joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
@@ -168,7 +168,7 @@ def _group_parts(
     replay = _replay_channels(config, plan, slots, frames, joined, start)
 
     def new_policy(index: int) -> NewPolicy:
-        lives = joined.acting_lives
+        lives = joined.inference_restarts
         return partial(make_policy, index, new_network, weights, config, plan, start, lives)
 
     return GroupParts(policy, new_network, replay, ActingGroup(joined, replay.exchange, new_policy))
@@ -197,7 +197,7 @@ def _add_group(
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
-        keep_alive=meeting.keep_alive if meeting else (),
+        resources=meeting.resources if meeting else (),
     )
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, own_start)
     return group, evaluation.edges, (*notes, *([meeting.note] if meeting else []))
@@ -304,7 +304,7 @@ def _replay_channels(
     plan: ApexPlan,
     slots: TrajectorySlots,
     frames: CompressedFrames | None,
-    joined: Channels,
+    joined: GroupChannels,
     start: ResumePoint,
 ) -> ReplayChannels:
     shard_wakeups = [Wakeup() for _ in plan.stored_slots]
@@ -401,13 +401,13 @@ def make_shard_of(
 def _add_learners(
     graph: GraphBuilder,
     replay: ReplayChannels,
-    joined: Channels,
+    joined: GroupChannels,
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
     new_network: NewNetwork,
     save: Save,
-) -> tuple[tuple[Node, ...], Meeting | None]:
+) -> tuple[tuple[Node, ...], GroupRendezvous | None]:
     """Add the learner, or several that have equal parts of each sample; returns how they meet."""
     wakeup, *others = joined.learner_wakeups
     if config.sampler_only:
@@ -419,7 +419,7 @@ def _add_learners(
     devices = config.learner_devices or member_devices(plan.device, learners)
     meeting = relay = None
     if others:
-        meeting = meet_here(devices, config.learner_timeout, new_network, "learner")
+        meeting = local_rendezvous(devices, config.learner_timeout, new_network, "learner")
         relay = SampleRelay(others, config.prefetch_batches)
 
     def update(index: int) -> SampleUpdate:
@@ -525,7 +525,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
     )
     return (
-        plan.envs_in_words(),
+        plan.describe_envs(),
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",
@@ -533,7 +533,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         *_sequence_notes(config),
         limit,
         *_clip_notes(config),
-        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)",
+        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

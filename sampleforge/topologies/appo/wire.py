@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algos.experience import Share
 from sampleforge.algos.learner import Learner
-from sampleforge.distributed.group import join_nobody
+from sampleforge.distributed.group import join_solo
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
@@ -27,13 +27,13 @@ from sampleforge.topologies.builders import (
     NewPolicy,
     PolicyStart,
     ResumePoint,
-    first_weights,
+    initial_weights,
     make_learner,
     model_maker,
     policy_maker,
 )
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import (
     Edge,
     Graph,
@@ -43,24 +43,24 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import learners_in_words, meet_here, member_devices
+from sampleforge.topologies.rendezvous import describe_learners, local_rendezvous, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
     ActorChannels,
-    Channels,
+    GroupChannels,
     actor_channels,
     add_actors,
     add_policy_workers,
     channels,
     choose_mapping,
-    policies_in_words,
+    policy_notes,
     sampler_edges,
 )
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, nothing
+from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, do_nothing
 
 
 def appo(
@@ -74,7 +74,7 @@ def appo(
     workers and a learner of its own. Nothing runs yet."""
     count = len(policies)
     check_memory_of_groups(plan.slot_bytes, count)
-    in_group = plan.num_policy_workers + config.num_learners + evaluators(config)
+    in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
     parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
@@ -113,7 +113,7 @@ class GroupParts:
     acting: ActingGroup
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> GroupChannels:
         return self.acting.channels
 
 
@@ -124,7 +124,7 @@ def _group_parts(
     start = policy.start
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
-    weights = first_weights(new_model, start)
+    weights = initial_weights(new_model, start)
     joined = channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
@@ -132,7 +132,7 @@ def _group_parts(
     def new_policy(index: int) -> NewPolicy:
         spec_if = spec if config.compile else None
         noise = config.noise_correlation
-        lives = joined.acting_lives
+        lives = joined.inference_restarts
         return policy_maker(index, new_model, weights, plan, start, spec_if, noise, lives)
 
     acting = ActingGroup(joined, exchange, new_policy)
@@ -159,7 +159,7 @@ def _add_group(
         plan.synchronous,
         learners.snapshot,
         evaluations=evaluation.results,
-        keep_alive=learners.keep_alive,
+        resources=learners.resources,
     )
     return group, evaluation.edges, learners.notes
 
@@ -170,12 +170,12 @@ class Learners(NamedTuple):
     nodes: tuple[Node, ...]
     snapshot: StateSnapshot | None = None
     notes: tuple[str, ...] = ()
-    keep_alive: tuple[object, ...] = ()
+    resources: tuple[object, ...] = ()
 
 
 def _add_learners(
     graph: GraphBuilder,
-    channels: Channels,
+    channels: GroupChannels,
     exchange: SlotExchange,
     config: AppoConfig,
     plan: Plan,
@@ -199,7 +199,7 @@ def _add_learners(
         return Learners((graph.add("learner", make_worker, wakeups[0], in_checkpoint=True),))
     devices = config.learner_devices or member_devices(plan.device, count)
     timeout = config.learner_timeout
-    meeting = meet_here(devices, timeout, new_model, "learner") if count > 1 else None
+    meeting = local_rendezvous(devices, timeout, new_model, "learner") if count > 1 else None
     epoch = GroupEpoch(config.max_worker_restarts, count)
     snapshot = StateSnapshot(new_model())
     restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
@@ -209,7 +209,7 @@ def _add_learners(
         member = GroupMember(
             index,
             counter_row,
-            meeting.rendezvous[index].join if meeting else join_nobody,
+            meeting.rendezvous[index].join if meeting else join_solo,
             partial(new_learner, share=Share(index, count), device=devices[index]),
             weights,
             graph.progress,
@@ -236,7 +236,7 @@ def _add_learners(
     kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
     if meeting is None:
         return Learners(nodes, snapshot, (kept,))
-    return Learners(nodes, snapshot, (meeting.note, kept), meeting.keep_alive)
+    return Learners(nodes, snapshot, (meeting.note, kept), meeting.resources)
 
 
 def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
@@ -256,7 +256,7 @@ def _make_worker(
     counter_row: int,
     make_learner: Callable[[], Learner],
     index: int = 0,
-    after_update: Callable[[], None] = nothing,
+    after_update: Callable[[], None] = do_nothing,
 ) -> LearnerWorker:
     """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
     return LearnerWorker(
@@ -297,13 +297,13 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tupl
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
         reason(config, spec),
-        *policies_in_words(policies),
-        plan.envs_in_words(),
+        *policy_notes(policies),
+        plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)"
+        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,

@@ -16,12 +16,12 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import (
+    add_rank,
     edges,
     notes,
-    only_of,
-    wire_rank,
+    single_policy,
 )
-from sampleforge.topologies.evaluator import Evaluation, add_evaluator, evaluators
+from sampleforge.topologies.evaluator import Evaluation, add_evaluator, num_evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
@@ -72,14 +72,14 @@ def ddppo_world(
     rendezvous: StartupRendezvous,
 ) -> Graph:
     """Wire the rank of this process, once all have met; rank 0 also has the evaluator."""
-    policy = only_of(policies)
+    policy = single_policy(policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0
-    graph = GraphBuilder("ddppo", world.size + leads * evaluators(config), config, start)
+    graph = GraphBuilder("ddppo", world.size + leads * num_evaluators(config), config, start)
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
-    node, exchange, weights = wire_rank(
+    node, exchange, weights = add_rank(
         graph,
         config,
         plan,
@@ -108,7 +108,7 @@ def ddppo_world(
         plan.lag.limit,
         synchronous=True,
         evaluations=evaluation.results,
-        keep_alive=(board,),
+        resources=(board,),
     )
     return graph.build(
         groups=[group],

@@ -28,17 +28,17 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     env_makers,
-    first_weights,
+    initial_weights,
     make_learner,
     model_maker,
     policy_maker,
 )
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.ddppo.plan import slot_shape, with_room
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import meet_here, member_devices
+from sampleforge.topologies.rendezvous import local_rendezvous, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import (
     Plan,
@@ -68,16 +68,16 @@ def ddppo(
 
     Rank 0 speaks for the group: it writes the checkpoints.
     """
-    policy = only_of(policies)
+    policy = single_policy(policies)
     start, ranks = policy.start, plan.num_workers
-    graph = GraphBuilder("ddppo", ranks + evaluators(config), config, start)
+    graph = GraphBuilder("ddppo", ranks + num_evaluators(config), config, start)
     episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
-    meeting = meet_here(member_devices(plan.device, ranks), config.rank_timeout, new_model)
+    meeting = local_rendezvous(member_devices(plan.device, ranks), config.rank_timeout, new_model)
     board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
     snapshot = None if config.serial else StateSnapshot(new_model())
     parts = (config, plan, spec, start, policy.save, episodes, board, group_epoch)
-    wire = partial(wire_rank, graph, *parts)
+    wire = partial(add_rank, graph, *parts)
     members = [wire(join, snapshot=snapshot) for join in meeting.rendezvous]
     nodes, exchanges, weights = zip(*members, strict=True)
     evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
@@ -90,7 +90,7 @@ def ddppo(
         synchronous=True,
         snapshot=snapshot,
         evaluations=evaluation.results,
-        keep_alive=meeting.keep_alive,
+        resources=meeting.resources,
     )
     return graph.build(
         groups=[group],
@@ -101,7 +101,7 @@ def ddppo(
     )
 
 
-def only_of(policies: Sequence[PolicyStart]) -> PolicyStart:
+def single_policy(policies: Sequence[PolicyStart]) -> PolicyStart:
     """Return the only policy. Raises ConfigError if there are several."""
     if len(policies) != 1:
         raise ConfigError(
@@ -111,7 +111,7 @@ def only_of(policies: Sequence[PolicyStart]) -> PolicyStart:
     return policies[0]
 
 
-def wire_rank(
+def add_rank(
     graph: GraphBuilder,
     config: DdppoConfig,
     plan: Plan,
@@ -133,7 +133,7 @@ def wire_rank(
     shape = slot_shape(config, spec, plan.rows, join.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], [wakeup])
-    weights = first_weights(new_model, start)
+    weights = initial_weights(new_model, start)
     new_policy = policy_maker(
         rank,
         new_model,
@@ -173,7 +173,7 @@ def wire_rank(
         debug=config.debug,
         metrics_sync=metrics_sync,
         snapshot=snapshot,
-        **({"replaced_within": 0.0} if metrics_sync else {}),
+        **({"replacement_timeout": 0.0} if metrics_sync else {}),
     )
 
     def make_worker(counter_row: int) -> RankWorker:
@@ -262,7 +262,7 @@ def notes(
     kept = "" if snapshot is None else human_bytes(snapshot.nbytes)
     return (
         reason(config, spec),
-        plan.envs_in_words("ranks"),
+        plan.describe_envs("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
         *plan.lag.notes,
