@@ -1,5 +1,4 @@
-"""How the ranks, or the learners of one policy, find each other on this machine, and what carries
-their gradients."""
+"""The rendezvous of ranks, or of the learners of one policy, on this machine."""
 
 from __future__ import annotations
 
@@ -16,10 +15,10 @@ from sampleforge.workers.config import LearnersConfig
 
 
 class GroupRendezvous(NamedTuple):
-    """``rendezvous`` of each member; ``note`` says how gradients travel; ``resources`` must exist
-    for as long as the members do."""
+    """``members``: the rendezvous of each member; ``note`` names the transport of gradients;
+    ``resources`` must exist for as long as the members do."""
 
-    rendezvous: list[Rendezvous]
+    members: list[Rendezvous]
     note: str
     resources: tuple[object, ...]
 
@@ -30,8 +29,8 @@ def local_rendezvous(
     new_model: Callable[[], torch.nn.Module],
     member: Member = "rank",
 ) -> GroupRendezvous:
-    """Return how the members of a group meet, each of which learns on its device. With nccl a store
-    is opened at once."""
+    """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
+    this opens its store."""
     size = len(devices)
     backend, why = choose_backend(devices, member)
     if backend == "nccl":
@@ -49,8 +48,8 @@ def local_rendezvous(
 
 
 def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Backend, str]:
-    """Return how torch's process groups carry gradients, and why: nccl where each member, of this
-    machine, has a GPU of its own."""
+    """Return the backend of torch's process groups, and the reason as text: nccl if each member on
+    this machine has a GPU of its own, else gloo."""
     if not all(device.startswith("cuda") for device in devices):
         return "gloo", f"gloo: the {member}s learn on the CPU"
     gpus = torch.cuda.device_count()
@@ -60,14 +59,14 @@ def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Bac
 
 
 def member_devices(device: str, members: int) -> list[str]:
-    """Return the device of each member: they take turns with the GPUs, unless one was named."""
+    """Return the device of each member: for "cuda" the GPUs in turn, otherwise ``device``."""
     if device != "cuda":
         return [device] * members
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
 
 
 def describe_learners(config: LearnersConfig, device: str) -> str:
-    """Return how many learners there are, and where; ``device`` is the run's."""
+    """Return the number of learners and their devices as text; ``device`` is the run's."""
     if config.num_learners == 1:
         return f"learner on {device}"
     where = ", ".join(config.learner_devices) or device

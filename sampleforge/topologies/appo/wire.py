@@ -53,8 +53,8 @@ from sampleforge.topologies.sampling import (
     actor_channels,
     add_actors,
     add_policy_workers,
-    channels,
     choose_mapping,
+    group_channels,
     policy_notes,
     sampler_edges,
 )
@@ -90,11 +90,11 @@ def appo(
     notes = [*_notes(config, plan, spec, count)]
     for part in parts:
         prefix = group_prefix(part.policy.id, count)
-        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
+        group, evaluation, own = _add_group(graph.of_group(prefix), part, config, plan, start)
         groups.append(group)
         edges += _edges(config, plan, prefix)
         evaluations += evaluation
-        notes += [prefix + note for note in told]
+        notes += [prefix + note for note in own]
     return graph.build(
         groups=groups,
         edges=[*edges, episodes, *evaluations],
@@ -105,7 +105,7 @@ def appo(
 
 @dataclass(frozen=True)
 class GroupParts:
-    """What one policy group is made from, before its workers are added."""
+    """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
     new_model: NewModel
@@ -125,33 +125,30 @@ def _group_parts(
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = initial_weights(new_model, start)
-    joined = channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-    exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
+    exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
-        spec_if = spec if config.compile else None
-        noise = config.noise_correlation
-        lives = joined.inference_restarts
-        return policy_maker(index, new_model, weights, plan, start, spec_if, noise, lives)
+        compiled_for = spec if config.compile else None
+        noise, lives = config.noise_correlation, channels.inference_restarts
+        return policy_maker(index, new_model, weights, plan, start, compiled_for, noise, lives)
 
-    acting = ActingGroup(joined, exchange, new_policy)
+    acting = ActingGroup(channels, exchange, new_policy)
     return GroupParts(policy, new_model, exchange, acting)
 
 
 def _add_group(
     graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan, start: ResumePoint
 ) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
-    its evaluator, and what is to be said of the group."""
-    policy, new_model, weights = parts.policy, parts.new_model, parts.channels.weights
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the edges of
+    its evaluator, and the notes about the group."""
+    new_model, weights = parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
-    learners = _add_learners(
-        graph, parts.channels, parts.exchange, config, plan, policy.start, new_model, policy.save
-    )
+    learners = _add_learners(graph, parts, config, plan)
     evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
     group = PolicyGroup(
-        policy.id,
+        parts.policy.id,
         learners.nodes,
         parts.exchange,
         weights,
@@ -165,7 +162,7 @@ def _add_group(
 
 
 class Learners(NamedTuple):
-    """The learners of one policy, and what they share."""
+    """The learners of one policy, with the state and the resources that they share."""
 
     nodes: tuple[Node, ...]
     snapshot: StateSnapshot | None = None
@@ -174,34 +171,44 @@ class Learners(NamedTuple):
 
 
 def _add_learners(
-    graph: GraphBuilder,
-    channels: GroupChannels,
-    exchange: SlotExchange,
-    config: AppoConfig,
-    plan: Plan,
-    start: ResumePoint,
-    new_model: NewModel,
-    save: Save,
+    graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan
 ) -> Learners:
-    """Add the learner, or several that take each gradient step together. A killed one is replaced
-    and goes on from the newest state in shared memory, except in serial mode, which has no process
-    that could be killed."""
-    wakeups, count = channels.learner_wakeups, config.num_learners
+    """Add the learners of one policy group."""
+    start, save = parts.policy.start, parts.policy.save
+    channels, exchange = parts.channels, parts.exchange
+    wakeup = channels.learner_wakeups[0]
     if config.sampler_only:
-        sink = partial(_sink, exchange, wakeups[0])
-        return Learners((graph.add("learner", sink, wakeups[0]),))
-    new_learner = partial(make_learner, new_model, config, plan, start, compiled=config.compile)
+        sink = partial(_sink, exchange, wakeup)
+        return Learners((graph.add("learner", sink, wakeup),))
+    new_learner = partial(
+        make_learner, parts.new_model, config, plan, start, compiled=config.compile
+    )
     new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
     if config.serial:
         make_worker = partial(
-            new_worker, wakeups[0], plan.device, weights=channels.weights, make_learner=new_learner
+            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
         )
-        return Learners((graph.add("learner", make_worker, wakeups[0], in_checkpoint=True),))
+        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
+    return _add_group_learners(graph, parts, config, plan, new_learner, new_worker)
+
+
+def _add_group_learners(
+    graph: GraphBuilder,
+    parts: GroupParts,
+    config: AppoConfig,
+    plan: Plan,
+    new_learner: Callable[..., Learner],
+    new_worker: Callable[..., LearnerWorker],
+) -> Learners:
+    """Add one learner, or several that take each gradient step together. If one is killed, its
+    successor continues from the newest state in shared memory."""
+    count, channels = config.num_learners, parts.channels
     devices = config.learner_devices or member_devices(plan.device, count)
-    timeout = config.learner_timeout
-    meeting = local_rendezvous(devices, timeout, new_model, "learner") if count > 1 else None
+    rendezvous = None
+    if count > 1:
+        rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
     epoch = GroupEpoch(config.max_worker_restarts, count)
-    snapshot = StateSnapshot(new_model())
+    snapshot = StateSnapshot(parts.new_model())
     restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
 
     def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
@@ -209,7 +216,7 @@ def _add_learners(
         member = GroupMember(
             index,
             counter_row,
-            meeting.rendezvous[index].join if meeting else join_solo,
+            rendezvous.members[index].join if rendezvous else join_solo,
             partial(new_learner, share=Share(index, count), device=devices[index]),
             weights,
             graph.progress,
@@ -220,23 +227,23 @@ def _add_learners(
         )
         worker = partial(
             new_worker,
-            wakeups[index],
+            channels.learner_wakeups[index],
             devices[index],
             weights=weights,
             counter_row=counter_row,
             index=index,
         )
         name = f"learner {index}" if count > 1 else "learner"
-        return GroupLearnerWorker(name, member, worker, exchange)
+        return GroupLearnerWorker(name, member, worker, parts.exchange)
 
     nodes = tuple(
         graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
-        for index, wakeup in enumerate(wakeups)
+        for index, wakeup in enumerate(channels.learner_wakeups)
     )
-    kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
-    if meeting is None:
-        return Learners(nodes, snapshot, (kept,))
-    return Learners(nodes, snapshot, (meeting.note, kept), meeting.resources)
+    note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    if rendezvous is None:
+        return Learners(nodes, snapshot, (note,))
+    return Learners(nodes, snapshot, (rendezvous.note, note), rendezvous.resources)
 
 
 def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
@@ -279,7 +286,7 @@ def _make_worker(
 
 
 def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
-    """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
+    """Return the edges of one policy group. ``group``: the prefix of its worker names."""
     actors = f"{plan.num_workers} actors"
     several = config.num_learners > 1
     learners = f"{config.num_learners} {group}learners" if several else f"{group}learner"
