@@ -11,12 +11,14 @@ For each channel, between two real processes, each kept on a core of its own:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import functools
 import mmap
 import multiprocessing
 import os
 import resource
+import select
 import struct
 import time
 from collections.abc import Callable
@@ -26,6 +28,9 @@ from typing import Protocol
 import faster_fifo
 from machine import describe, pin, table
 
+from sampleforge.shared.wakeup import FutexWakeup
+
+ONE = (1).to_bytes(8, "little")
 RECORD = struct.Struct("<iiq")
 """Worker, slot, generation: 16 bytes, as a slot hand-over has."""
 MESSAGE = (3, 17, 123_456)
@@ -39,7 +44,39 @@ class Channel(Protocol):
     def receive(self) -> None: ...
 
 
-class Wakeup:
+class Futex:
+    """The trainer's own wake-up: a counter in shared memory and a futex on it."""
+
+    def __init__(self) -> None:
+        self.wakeup = FutexWakeup()
+
+    def send(self) -> None:
+        self.wakeup.set()
+
+    def receive(self) -> None:
+        while not self.wakeup.wait(1.0):
+            pass
+
+
+class PolledEventfd:
+    """The trainer's wake-up before: an eventfd, and a poll for the time-out of a wait."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.poll = select.poll()
+        self.poll.register(self.fd, select.POLLIN)
+
+    def send(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.fd, ONE)
+
+    def receive(self) -> None:
+        while not self.poll.poll(1000.0):
+            pass
+        os.read(self.fd, 4096)
+
+
+class Eventfd:
     """A sequence counter in shared memory and an eventfd, without a message."""
 
     def __init__(self) -> None:
@@ -140,7 +177,9 @@ class StandardQueue:
 
 
 CHANNELS: dict[str, Callable[[], Channel]] = {
-    "eventfd + counter": Wakeup,
+    "futex": Futex,
+    "eventfd, polled": PolledEventfd,
+    "eventfd + counter": Eventfd,
     "index ring + eventfd": IndexRing,
     "pipe, 16 bytes": Pipe,
     "faster-fifo, 16 bytes": RawFifo,

@@ -206,7 +206,7 @@ def actor_processes() -> list[Any]:
 def private_mb(process: Any) -> tuple[float, float]:
     """MB private to a process: all (USS), and the part in shared memory that it alone mapped."""
     uss = process.memory_full_info().uss
-    shared = [m for m in process.memory_maps(grouped=False) if "/dev/shm" in m.path]
+    shared = [m for m in process.memory_maps(grouped=False) if "memfd:sampleforge" in m.path]
     return uss / 1e6, sum(m.private_clean + m.private_dirty for m in shared) / 1e6
 
 

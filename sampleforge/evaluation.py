@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -12,9 +13,12 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
+from sampleforge.env.starting import told_of_rows
+from sampleforge.env.vector import EnvVector
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust, imports_code
 from sampleforge.loaded_policy import load_model, read_config
+from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.workers.episode_player import (
@@ -54,6 +58,7 @@ def evaluate(
     policy: str | None = None,
     trust: Trust = NO_TRUST,
     display: Display | None = None,
+    alive: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = monotonic,
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
@@ -62,7 +67,9 @@ def evaluate(
     The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
     the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
     episodes, length_mean, episodes_cut (by a limit that the environment itself does not have),
-    stochastic, seed, env_steps (of the checkpoint). Raises ConfigError if the folder names code
+    stochastic, seed, env_steps (of the checkpoint). ``alive`` is called after the start of each row
+    and before each step. Numerical libraries have one thread meanwhile, because several are slower
+    for a few rows. Raises ConfigError if the folder names code
     that ``trust`` does not cover.
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
@@ -71,8 +78,12 @@ def evaluate(
         model, spec, state = load_model(folder, config, which, policy)
         seed = evaluation_seed(config.seed or 0) if seed is None else seed
         limited, limit = _with_limit(config, max_episode_steps)
-        envs = evaluation_envs(limited, episodes or EPISODES, seed)
-        try:
+        display = display or _Silent()
+        alive()
+        with ExitStack() as resources, told_of_rows(alive):
+            envs = evaluation_envs(limited, episodes or EPISODES, seed)
+            resources.callback(_close, envs, display, alive)
+            resources.callback(limit_threads(1))
             _check_same_env(folder, spec, envs.spec)
             player = EpisodePlayer(
                 envs,
@@ -82,11 +93,9 @@ def evaluate(
                 seed=seed,
                 limit=limit,
             )
-            _play(player, config.env, episodes is None, display or _Silent(), clock)
-        finally:
-            envs.close()
+            _play(player, config.env, episodes is None, display, alive, clock)
     cut = sum(one.cut for one in player.played)
-    if cut and limit is None and display is not None:
+    if cut and limit is None:
         display.message(_cut_warning(config, player, cut), "warning")
     return {
         **outcome(player.played),
@@ -110,6 +119,16 @@ def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> No
         )
 
 
+def _close(envs: EnvVector, display: Display, alive: Callable[[], None]) -> None:
+    """Close the rows. An error is only a warning: the episodes have been played, or another error
+    is why not."""
+    alive()
+    try:
+        envs.close()
+    except Exception as error:
+        display.message(f"closing the environments failed: {error!r}", "warning")
+
+
 def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:
     """Return the config of the env rows, and the limit that the player has to enforce. Only
     environments of a user's own factory do not obey ``max_episode_steps`` themselves."""
@@ -123,12 +142,14 @@ def _play(
     env: str,
     choose: bool,
     display: Display,
+    alive: Callable[[], None],
     clock: Callable[[], float],
 ) -> None:
     """Play until the player is done. ``choose``: choose the number of episodes by the duration of
     the first ones."""
     started, next_look = clock(), 0.0
     while not player.done:
+        alive()
         player.step()
         took = clock() - started
         if took < next_look:

@@ -23,7 +23,7 @@ from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
 from sampleforge.env.probe import probe
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.folder.checkpoint import CheckpointStore
-from sampleforge.folder.resume import model_tensors
+from sampleforge.folder.resume import load_weights, model_tensors
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import IMPORTABLE, Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
@@ -201,7 +201,7 @@ def load_model(
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     model = topology(config).model_maker(config, spec, 0)()
     try:
-        model.load_state_dict(model_tensors(checkpoint.tensors))
+        load_weights(model, model_tensors(checkpoint.tensors))
     except RuntimeError as error:
         raise ConfigError(
             f"{folder.path}: the weights of {entry.file} do not fit the model that config.yaml "

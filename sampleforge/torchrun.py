@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import TYPE_CHECKING, Any
 
 from sampleforge import __version__
@@ -104,6 +103,7 @@ class LeadingRank:
             session.folder.scratch,
             session.is_interrupted,
             session.config.env_timeout,
+            session.ticker.age,
         )
         beside = graph.having("evaluator")
         if not beside:
@@ -136,8 +136,10 @@ def follow(config: DdppoConfig, world: World) -> int:
             message = rendezvous.follow(rank_info(config, world, rendezvous))
             interrupts.defer()
             graph = follower_graph(config, message, rendezvous)
-            runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout)
+            ticker = graph.new_ticker()
+            runner = runner_of(graph, rendezvous, None, interrupted, config.env_timeout, ticker.age)
             try:
+                ticker.start()
                 runner.start()
                 reported = False
                 while not graph.progress.done and not interrupted():
@@ -145,6 +147,7 @@ def follow(config: DdppoConfig, world: World) -> int:
                     reported = reported or report_fault(graph, world)
             finally:
                 runner.close()
+                ticker.close()
     except ConfigError:
         raise
     except Exception as error:
@@ -229,9 +232,7 @@ def follower_graph(
     config = with_own_code(leaders, config)  # so that a forged message cannot run code here
     spec, chosen = spec_from_plain(message["spec"]), topology_of(rendezvous)
     assert config.seed is not None
-    start = ResumePoint(
-        config.seed, message["resumes"], message["env_steps"], message["wall_s"], time()
-    )
+    start = ResumePoint(config.seed, message["resumes"], message["env_steps"], message["wall_s"])
     resolved = chosen.resolve_defaults(config, spec)
     assert isinstance(resolved, DdppoConfig)
     config = resolved
@@ -270,8 +271,9 @@ def runner_of(
     scratch: Path | None,
     interrupted: Callable[[], bool],
     step_timeout: float,
+    age: Callable[[float], float],
 ) -> InProcessRunner:
     """Return the runner of the rank in this process."""
     from sampleforge.runners.in_process import InProcessRunner
 
-    return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout)
+    return InProcessRunner(graph, rendezvous, scratch, interrupted, step_timeout, age)

@@ -236,7 +236,7 @@ def test_a_rank_ends_when_torchrun_has_died(tmp_path: Path) -> None:
     """A shell in its place starts one, waits until it is watched, and is killed."""
     rank = (
         "import pathlib, time; from sampleforge.runtime.watch import Watch; "
-        "watch = Watch('rank 3', 0.2, time.time); watch.start(); "
+        "watch = Watch('rank 3', 0.2, time.monotonic); watch.start(); "
         "pathlib.Path('watched').touch(); time.sleep(50)"
     )
     script = f'{sys.executable} -c "{rank}" & until [ -e watched ]; do sleep 0.1; done; kill -9 $$'

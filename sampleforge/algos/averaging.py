@@ -35,7 +35,9 @@ class PartialLoss(Protocol):
 
 class Averaging(Protocol):
     """A learner's exchange with the other ranks. All ranks call the same methods in the same
-    order."""
+    order. ``solo``: whether there are no other ranks."""
+
+    solo: bool
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
         """Set the parameters whose gradients are averaged."""
@@ -51,6 +53,8 @@ class Averaging(Protocol):
 
 class Local:
     """The averaging of a single rank, which has all rows: it changes nothing."""
+
+    solo = True
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = list(parameters)
@@ -68,6 +72,8 @@ class Local:
 class DataParallel:
     """The averaging of one of several ranks, through its `RankGroup`. A new ``group`` may be set
     between two updates."""
+
+    solo = False
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group

@@ -23,7 +23,7 @@ from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size
 from sampleforge.models.noisy import Noise, noise_size, set_noise
 from sampleforge.models.q_network import QNetwork
-from sampleforge.ops.running_stats import Moments
+from sampleforge.ops.running_stats import Moments, alone
 from sampleforge.ops.schedules import linear
 from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
@@ -90,13 +90,15 @@ class DqnLearner:
         batch = self._in_units(batch.to(self._device))
         with autocast(self._device, self._precision):
             output = self._loss(batch, beta)
-        output.metrics["td_error_mean"] = output.errors.mean()
+        if not self._averaging.solo:
+            output.metrics["td_error_mean"] = output.errors.mean()
         means = self._averaging.backward(output)
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
-        largest = self._averaging.all_gather(own.reshape(1)).max()
-        scalars = {**means, **noise_size(self.model), "grad_norm": norm, "td_error_max": largest}
+        scalars = {**means, **noise_size(self.model), "grad_norm": norm}
+        if not self._averaging.solo:
+            own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
+            scalars["td_error_max"] = self._averaging.all_gather(own.reshape(1)).max()
         scalars["value_scale"] = self.model.value_scale
         metrics, errors = _fetch(scalars, output.errors)
         self._scale_is_known = metrics["value_scale"] > 0
@@ -114,9 +116,9 @@ class DqnLearner:
             self.target.load_state_dict(self.model.state_dict())
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
-            del metrics["td_error_mean"]
+            metrics.pop("td_error_mean", None)
             return UpdateResult(metrics, None)
-        return UpdateResult(metrics, errors)
+        return UpdateResult({"td_error_mean": float(errors.mean()), **metrics}, errors)
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of new observations into the statistics that normalise observations."""
@@ -154,7 +156,8 @@ class DqnLearner:
             network.rescale_values(scale, keep=keep)
 
     def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
-        config, gather = self._config, self._averaging.all_gather
+        config = self._config
+        gather = alone if self._averaging.solo else self._averaging.all_gather
         if isinstance(batch, Sequences):
             return r2d2_loss(self.model, self.target, batch, beta, config, config.burn_in, gather)
         if self.model.value_distribution is not None:

@@ -191,7 +191,9 @@ def minibatches(
     if share.learners > 1:
         order = torch.randperm(count * share.learners, generator=generator)
         for drawn in torch.split(order, per):
-            yield _part(experience, share.own(drawn, rows).to(device), whole_rows=whole_rows)
+            yield part_of_minibatch(
+                experience, share.own(drawn, rows).to(device), whole_rows=whole_rows
+            )
         return
     # From page-locked memory the copy does not block.
     on_host = torch.randperm(count, generator=generator, pin_memory=device.type == "cuda")
@@ -200,7 +202,9 @@ def minibatches(
         yield experience.rows(index) if whole_rows else experience.steps(index)
 
 
-def _part(experience: Experience, index: torch.Tensor, *, whole_rows: bool) -> Experience:
+def part_of_minibatch(
+    experience: Experience, index: torch.Tensor, *, whole_rows: bool
+) -> Experience:
     """Return one learner's part of a minibatch. If it has none of the steps, return one step that
     does not count in the loss, because all learners make the same passes."""
     empty = len(index) == 0

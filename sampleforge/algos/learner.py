@@ -113,7 +113,7 @@ class Learner:
         adapts, change = self._config.lr_schedule == "kl_adaptive", None
         with autocast(self._device, self._precision):
             if adapts:
-                change = UpdateKl(self.model, experience, self._generator)
+                change = UpdateKl(self.model, experience, self._generator, self._share)
             experience = self._loss.prepare(self.model, experience)
         per_step = [self._step(mb) for mb in self._minibatches(experience)]
         metrics_of_steps = self._over_minibatches(per_step)

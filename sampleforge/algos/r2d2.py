@@ -96,9 +96,8 @@ def r2d2_loss(
         each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)
     else:
         each = 0.5 * F.mse_loss(q_taken, targets, reduction="none")
-    steps = counted.sum()
-    weights, share = importance_weights(batch.scaled_probability, beta, steps, gather)
-    count = steps.clamp(min=1)
+    weights, share = importance_weights(batch.scaled_probability, beta, counted.sum, gather)
+    count = counted.sum().clamp(min=1)
     loss = (weights * each).masked_fill(~counted, 0.0).sum() / count
     errors = (targets - q_taken).detach().masked_fill(~counted, 0.0)
     metrics = {

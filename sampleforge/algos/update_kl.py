@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algos.experience import Experience
+from sampleforge.algos.experience import WHOLE, Experience, Share, part_of_minibatch
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.surrogate import masked_mean
@@ -23,13 +23,18 @@ class UpdateKl:
     """
 
     def __init__(
-        self, model: ActorCritic, experience: Experience, generator: torch.Generator
+        self,
+        model: ActorCritic,
+        experience: Experience,
+        generator: torch.Generator,
+        share: Share = WHOLE,
     ) -> None:
-        """Record the policy before the update. ``generator``, on the host, chooses the sample.
+        """Record the policy before the update. ``generator``, on the host, chooses the sample of
+        the whole batch, of which the experience is this learner's ``share``.
         Ranks compare their generators, so each call draws the same amount, whatever the size of the
         batch."""
         draws = torch.rand(KL_STEPS, generator=generator)
-        self._sample = _sample(experience, model.state_size > 0, draws)
+        self._sample = _sample(experience, model.state_size > 0, draws, share)
         self._before = _parameters(model, self._sample)
 
     def measure(self, model: ActorCritic, gather: Gather) -> torch.Tensor:
@@ -45,16 +50,21 @@ class UpdateKl:
         return kl.clamp(min=0.0)  # rounding can make a KL near 0 negative
 
 
-def _sample(experience: Experience, whole_rows: bool, draws: torch.Tensor) -> Experience:
+def _sample(
+    experience: Experience, whole_rows: bool, draws: torch.Tensor, share: Share
+) -> Experience:
     """Return all steps, or `KL_STEPS` random steps, or random rows with about so many steps."""
     rollout, rows = experience.reward.shape
-    count, enough = rollout * rows, KL_STEPS
+    count, enough = rollout * rows * share.learners, KL_STEPS
     if whole_rows:
-        count, enough = rows, max(1, KL_STEPS // rollout)
+        count, enough = rows * share.learners, max(1, KL_STEPS // rollout)
     if count <= enough:
         return experience
     device = experience.reward.device
     index = (draws[:enough].double() * count).long()
+    if share.learners > 1:
+        own = share.own(index, rows).to(device)
+        return part_of_minibatch(experience, own, whole_rows=whole_rows)
     if device.type == "cuda":  # from page-locked memory the copy is not waited for
         index = index.pin_memory().to(device, non_blocking=True)
     return experience.rows(index) if whole_rows else experience.steps(index)

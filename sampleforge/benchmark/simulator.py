@@ -6,7 +6,7 @@ Its rate is the upper limit of every sampler.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter, sleep, time
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class SimulatorWorker(EventDriven):
             env.reset(out.obs)
 
     def step(self) -> bool:
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         started = perf_counter()
         moved = [self._advance(split, env) for split, env in enumerate(self._envs)]
         self._count["env_s"] += perf_counter() - started

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from sampleforge import __version__
 from sampleforge.config import ConfigError, nearest
+from sampleforge.runtime.streams import write_any_letter
 
 VERBS = {
     "train": "train an agent, or resume a run",
@@ -33,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line ``argv`` (None: that of this process). Return the exit code: 0 done,
     1 failed, 2 bad command line or config, 130 interrupted."""
     args = sys.argv[1:] if argv is None else argv
+    write_any_letter()
     try:
         return _run(args)
     except ConfigError as error:

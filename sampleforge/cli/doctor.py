@@ -15,6 +15,7 @@ from typing import Literal
 from sampleforge import __version__
 from sampleforge.cli.flags import parse
 from sampleforge.folder.versions import git_commit, installed_version
+from sampleforge.runtime.cgroup import cgroup_cpu_quota, cgroup_memory_limit
 from sampleforge.runtime.machine import bf16_instructions, lacking
 
 GIB = 1 << 30
@@ -93,6 +94,9 @@ def _usable_cores() -> int:
 def _cores() -> Finding:
     count, usable = os.cpu_count() or 1, _usable_cores()
     note = "" if usable == count else " (limited by the affinity or the container)"
+    quota = cgroup_cpu_quota()
+    if quota is not None:
+        note += f"; this container's CPU quota is worth {quota:g}"
     return Finding("ok", "cores", f"{usable} usable of {count}{note}")
 
 
@@ -101,25 +105,23 @@ def _memory() -> Finding:
 
     memory = psutil.virtual_memory()
     text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available"
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and limit.read_text().strip().isdigit():
-        text += f"; this container may use {int(limit.read_text()) / GIB:.1f} GiB"
+    limit = cgroup_memory_limit()
+    if limit is not None:
+        text += f"; this container may use {limit / GIB:.1f} GiB"
     return Finding("ok", "memory", text)
 
 
 def _shared_memory() -> Finding:
-    """Check the size of /dev/shm, which holds the trajectories: 64 MiB, the default of containers,
-    is enough only for small vector observations."""
+    """Some simulators (ViZDoom) use it. SampleForge's own shared memory is not in it."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return Finding("ok", "shared memory", f"no {folder} on this system")
     usage = shutil.disk_usage(folder)
     text = f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {folder}"
-    if usage.free >= GIB / 2:
+    if usage.free >= GIB / 64:
         return Finding("ok", "shared memory", text)
     remedy = "; enlarge it (docker run --shm-size=2g, or mount -o remount,size=2g /dev/shm)"
-    state: Literal["bad", "lacks"] = "bad" if usage.free < GIB / 64 else "lacks"
-    return Finding(state, "shared memory", text + remedy)
+    return Finding("lacks", "shared memory", text + remedy)
 
 
 def _compiler() -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +29,14 @@ def run(args: Sequence[str]) -> int:
     """Print the ids by family. Raises ConfigError if no id contains any of the parts."""
     text = "List the environments, by the family of their simulator."
     flags = parse(EnvFlags, args, "sampleforge envs", text)
-    from sampleforge.env.registry import families, known_ids, load_plugins
+    from sampleforge.env.registry import families, family_ids, known_ids, load_plugins
 
-    groups = {_title(family): list(family.ids()) for family in families()}
+    groups, broken = dict[str, list[str]](), list[str]()
+    for family in families():
+        try:
+            groups[_title(family)] = list(family_ids(family))
+        except ConfigError as error:
+            broken.append(f"sampleforge: warning: {error}")
     load_plugins()
     groups["gymnasium"] = _others(families())
     shown = {title: _matching(ids, flags.parts) for title, ids in groups.items()}
@@ -42,6 +48,8 @@ def run(args: Sequence[str]) -> int:
         if ids or not flags.parts:
             print(title)
             print(_columns(ids))
+    for line in broken:
+        print(line, file=sys.stderr)
     if not families():
         print("\nThe bundled families are known once SampleForge is installed: pip install -e .")
     print(

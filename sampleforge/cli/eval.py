@@ -28,6 +28,9 @@ class EvalFlags(Checked):
     max_episode_steps: int | None = None
     """Truncate episodes after N env steps (default: the environment's own limit, or 27,000 where it
     has none)."""
+    env_timeout: float = 60.0
+    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
+    which ends the command."""
     stochastic: bool = False
     """Sample the actions, as in training; off: take the most likely actions."""
     seed: int | None = None
@@ -64,12 +67,17 @@ def run(args: Sequence[str]) -> int:
     flags = parse(EvalFlags, args, "sampleforge eval", text)
     check_range(flags, "episodes max_episode_steps", low=1)
     check_range(flags, "seed", low=0)
+    check_range(flags, "env_timeout", low=0, above=True)
     from sampleforge.evaluation import evaluate
     from sampleforge.folder.checkpoint import CheckpointError
     from sampleforge.reporting.evaluating import EvaluationDisplay
+    from sampleforge.runtime.watch import HangWatch
 
     try:
-        with EvaluationDisplay(quiet=flags.quiet) as display:
+        with (
+            EvaluationDisplay(quiet=flags.quiet) as display,
+            HangWatch("sampleforge eval", flags.env_timeout) as watch,
+        ):
             result = evaluate(
                 flags.run_dir,
                 episodes=flags.episodes,
@@ -79,6 +87,7 @@ def run(args: Sequence[str]) -> int:
                 which=flags.checkpoint,
                 trust=flags.trusted,
                 display=display,
+                alive=watch.alive,
             )
     except CheckpointError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import Any
 from sampleforge.reporting.closing import end_line, next_commands
 from sampleforge.reporting.display import QuietDisplay, open_display
 from sampleforge.reporting.progress import Goal
+from sampleforge.runtime.streams import LastingStream
 from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 
@@ -19,6 +20,8 @@ class Screen(Callback):
 
     def __init__(self) -> None:
         self._display: QuietDisplay | None = None
+        self._told: set[str] = set()
+        """The streams that were lost, and said to be."""
 
     def on_message(self, session: Session, message: Message) -> None:
         if message.level == "alert":
@@ -33,6 +36,15 @@ class Screen(Callback):
         graph = session.graph
         context = BenchmarkContext.of(session.resolved, session.plan, session.spec, graph)
         self._watch = BottleneckWatch(graph, context)
+
+    def on_poll(self, session: Session) -> None:
+        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+            if isinstance(stream, LastingStream) and stream.lost and name not in self._told:
+                self._told.add(name)
+                session.alert(
+                    f"{name} cannot be written to any more ({stream.lost.strerror}): the run goes "
+                    f"on, and {session.folder.log_file.name} has what it says"
+                )
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         self._opened(session).update(report, self._watch.look())

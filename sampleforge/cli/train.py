@@ -17,12 +17,18 @@ from sampleforge.cli import flags
 from sampleforge.config import ConfigError, from_plain, nearest
 from sampleforge.folder.stored_config import config_values
 from sampleforge.presets import preset_names, preset_values
+from sampleforge.runtime.streams import lasting_streams
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ALGOS
 
 
 def run(args: Sequence[str]) -> int:
     """Train; return the exit code. Raises ConfigError."""
+    with lasting_streams():
+        return _run(args)
+
+
+def _run(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_usage())
         return 0 if args else 2

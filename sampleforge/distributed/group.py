@@ -19,7 +19,13 @@ group's time-out."""
 
 
 class RankLost(RuntimeError):
-    """A collective failed: a rank has died, hangs, or cannot be reached."""
+    """A collective failed: a rank has died, hangs, or cannot be reached. ``silent``: the number of
+    a rank that lives but was waited for in vain, where that is known, and ``seconds``: how long."""
+
+    def __init__(self, text: str, silent: int | None = None, seconds: float = 0.0) -> None:
+        super().__init__(text)
+        self.silent = silent
+        self.seconds = seconds
 
 
 class RankGroup(Protocol):

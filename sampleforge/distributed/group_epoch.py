@@ -31,6 +31,7 @@ class GroupEpoch:
             {
                 "generation": ((1,), "int64"),
                 "agreed": ((ranks, 8), "int64"),  # a cache line and a single writer per rank
+                "has_batch": ((ranks, 8), "int64"),
                 "resumed": ((3,), "int64"),
             }
         )
@@ -59,6 +60,13 @@ class GroupEpoch:
     def set_agreed_version(self, rank: int, version: int) -> None:
         """Record, from ``rank``, that all ranks have agreed on ``version``."""
         self._arrays["agreed"][rank, 0] = version
+
+    def mark_batch(self, rank: int, iteration: int) -> bool:
+        """Record, from ``rank``, that it has its part of the batch of ``iteration`` (from 1; 0: it
+        has none). Return whether all ranks have theirs."""
+        marks = self._arrays["has_batch"][:, 0]
+        marks[rank] = iteration
+        return bool(marks.min() >= iteration)
 
     @property
     def resumed(self) -> GroupResumed:

@@ -7,6 +7,7 @@ number, rank 0 answers each nonce with the round's token, and all other keys beg
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import os
@@ -59,9 +60,11 @@ class StartupRendezvous:
                 is_master=is_master,
                 timeout=self._patience,
                 wait_for_workers=False,
+                master_listen_fd=_loopback_listener(world) if is_master else None,
             )
-        except RuntimeError as error:
-            if "EADDRINUSE" in str(error):
+        except (RuntimeError, OSError) as error:
+            in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            if in_use or "EADDRINUSE" in str(error):
                 raise ConfigError(
                     f"rank 0 cannot listen at {world.store}: another program has port "
                     f"{world.port}; end that program, or give all ranks another MASTER_PORT "
@@ -190,6 +193,20 @@ class WorldRendezvous:
             address=self.rendezvous.address,
             device=torch.device(self.device),
         )
+
+
+def _loopback_listener(world: World) -> int | None:
+    """Return the descriptor of a socket that listens for the store on loopback alone, if that is
+    where the store shall be; torch's own listens on all interfaces. None for another address."""
+    found = socket.getaddrinfo(world.host, world.port, type=socket.SOCK_STREAM)
+    if not all(ipaddress.ip_address(place[0]).is_loopback for *_, place in found):
+        return None
+    family, kind, protocol, _, place = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(socket.SOMAXCONN)
+        return listener.detach()
 
 
 def own_address(world: World) -> str:

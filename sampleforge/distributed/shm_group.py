@@ -21,7 +21,7 @@ import torch
 from sampleforge.distributed.group import Member, RankLost
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.arrays import SharedArrays
-from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.wakeup import wakeups
 
 SPIN_S = 200e-6
 """Seconds that a rank with a core of its own spins before it sleeps: a few times the cost of
@@ -56,7 +56,7 @@ class RankMemory:
                 "parts": ((ranks, 2, self.room), "uint8"),
             }
         )
-        self.wakeups = [Wakeup() for _ in range(ranks)]
+        self.wakeups = wakeups(ranks)
 
     @property
     def nbytes(self) -> int:
@@ -249,9 +249,10 @@ class MemoryGroup:
                 raise self._lost(other, what, "it has left")
             if here >= self._base and not self._is_alive(other):
                 raise self._lost(other, what, "its process has ended")
-            if not in_time:
-                reason = f"it was silent for {self.timeout:g} s (--{self._member}-timeout)"
-                raise self._lost(other, what, reason)
+        if not in_time and not self._all_arrived(count):
+            furthest_behind = int(self._arrived.argmin())
+            reason = f"it was silent for {self.timeout:g} s (--{self._member}-timeout)"
+            raise self._lost(furthest_behind, what, reason, silent=True)
 
     def _is_alive(self, other: int) -> bool:
         """Return whether the process of a rank that has joined exists, running or stopped."""
@@ -266,9 +267,12 @@ class MemoryGroup:
         except psutil.NoSuchProcess:
             return False
 
-    def _lost(self, other: int, what: str, why: str) -> RankLost:
+    def _lost(self, other: int, what: str, why: str, *, silent: bool = False) -> RankLost:
         who = self._member
-        return RankLost(f"{who} {self.rank} of {self.size} lost {who} {other} while {what}: {why}")
+        return RankLost(
+            f"{who} {self.rank} of {self.size} lost {who} {other} while {what}: {why}",
+            *((other, self.timeout) if silent else ()),
+        )
 
 
 def _process(pid: int) -> psutil.Process | None:

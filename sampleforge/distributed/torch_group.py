@@ -6,6 +6,8 @@ again.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
 
 from sampleforge.distributed.group import Member, RankLost
 
@@ -25,11 +27,18 @@ Backend = Literal["gloo", "nccl"]
 
 
 class RendezvousStore:
-    """A torch store on loopback, at a free port, through which the ranks of one machine find each
-    other; it lives as long as this object."""
+    """A torch store through which the ranks of one machine find each other; it lives as long as
+    this object.
+
+    It is a file in memory, which only processes of this user can open: a port, also on loopback,
+    would be open to every user of the machine, and whoever writes into the store decides what the
+    ranks connect to.
+    """
 
     def __init__(self) -> None:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        fd = os.memfd_create("sampleforge rendezvous", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, fd)
+        self._path = f"/proc/{os.getpid()}/fd/{fd}"
 
     def rendezvous(
         self,
@@ -42,16 +51,14 @@ class RendezvousStore:
     ) -> StoreRendezvous:
         """Return the object with which one rank joins the others; it can be pickled to its process.
         ``timeout`` in seconds."""
-        port = self._store.port
-        return StoreRendezvous("127.0.0.1", port, rank, size, backend, timeout, device, member)
+        return StoreRendezvous(self._path, rank, size, backend, timeout, device, member)
 
 
 @dataclass(frozen=True)
 class StoreRendezvous:
     """Joins one rank to the others through a `RendezvousStore`."""
 
-    host: str
-    port: int
+    path: str
     rank: int
     size: int
     backend: Backend
@@ -60,11 +67,8 @@ class StoreRendezvous:
     member: Member = "rank"
 
     def join(self, generation: int) -> ProcessGroup:
-        store = TCPStore(
-            self.host, self.port, is_master=False, timeout=timedelta(seconds=self.timeout)
-        )
         return ProcessGroup(
-            PrefixStore(f"generation {generation}", store),
+            PrefixStore(f"generation {generation}", FileStore(self.path)),
             self.rank,
             self.size,
             backend=self.backend,

@@ -20,8 +20,8 @@ class EnvConfig(Checked):
     env_backend: Literal["auto", "vector", "single"] = "auto"
     """vector: the simulator's own vector env, if it has one; single: one gymnasium env per row."""
     env_timeout: float = 60.0
-    """Seconds that making, resetting or stepping an environment may take before it counts as
-    hung."""
+    """Seconds that making, resetting or stepping an environment may take before it counts as hung.
+    Rows that start one after the other have this time each, rows of a VectorEnv together."""
     max_episode_steps: int | None = None
     """Truncate episodes after N env steps (default: the environment's own limit)."""
     rescale_actions: bool = True

@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import env_spec, offset
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import checked_reset, refuse_step
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import (
     ACTION,
@@ -77,6 +78,7 @@ class GymnasiumVector(EnvVector):
                 "asked for; its factory must honour its argument num_envs"
             )
         self._env = env
+        self._all_rows = f"all {env.num_envs} rows"
         self._seeds = list(seeds)
         self._leaves = dict(leaves(space, OBSERVATION))
         self._is_gymnasiums_own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
@@ -85,7 +87,8 @@ class GymnasiumVector(EnvVector):
     def reset(self, obs: Mapping[str, Array]) -> None:
         # Only gymnasium's own VectorEnvs take a seed per row; others are promised to take an int.
         seed: Any = self._seeds if self._is_gymnasiums_own else self._seeds[0]
-        observations, info = self._env.reset(seed=seed)
+        result = self._env.reset(seed=seed)
+        observations, info = checked_reset(result, self.spec.env_id, self._all_rows)
         if ACTION_MASK in info:
             raise ConfigError(
                 f"{self.spec.env_id}: this VectorEnv has its masks in info[{ACTION_MASK!r}]; "
@@ -111,7 +114,10 @@ class GymnasiumVector(EnvVector):
     def _step(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         if isinstance(self._env, AsyncVectorEnv):
             return self._env.step_wait()
-        return self._env.step(self._actions)
+        result = self._env.step(self._actions)
+        if len(result) != 5:
+            refuse_step(result, self.spec.env_id, self._all_rows)
+        return result
 
     def _complete(self, out: StepOut) -> None:
         observations, reward, terminated, truncated, info = self._step()
@@ -137,7 +143,7 @@ class GymnasiumVector(EnvVector):
             space = self._leaves[name]
             if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
                 raise ConfigError(
-                    f"{self.spec.env_id}, all {self.num_rows} rows: observation leaf {name!r} must "
+                    f"{self.spec.env_id}, {self._all_rows}: observation leaf {name!r} must "
                     f"be {space.dtype} of shape {space.shape} per row, as its "
                     f"single_observation_space says, but is {leaf.dtype} of shape {leaf.shape[1:]}"
                 )

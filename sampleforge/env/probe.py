@@ -44,8 +44,9 @@ class EnvProbeError(ConfigError):
 def probe(config: EnvConfig) -> EnvSpec:
     """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
 
-    Raises EnvProbeError with the child's traceback, or with its stacks if it took longer than
-    ``config.env_timeout`` seconds. No process is left in any case.
+    Raises EnvProbeError with the child's traceback, or with its stacks if a row's construction or
+    reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. No process is
+    left in any case.
     """
     if ":" in config.env:
         make_cwd_importable()
@@ -60,7 +61,7 @@ def probe(config: EnvConfig) -> EnvSpec:
         finally:
             os.close(write_end)
         try:
-            answer = _read(child, answers, time.monotonic() + config.env_timeout + GRACE_S)
+            answer = _read(child, answers, config.env_timeout + GRACE_S)
             if answer is not None:
                 child.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -111,11 +112,11 @@ def _own_part(config: EnvConfig) -> dict[str, Any]:
     return {name: value for name, value in to_plain(config).items() if name in names}
 
 
-def _read(child: subprocess.Popen[bytes], answers: IO[bytes], deadline: float) -> bytes | None:
-    """Return the child's line, or the part of it that was written when the child ended; None if the
-    deadline comes first. The end of the pipe is no sign that the child has ended, because a
-    simulator's processes may keep it open."""
-    answer = b""
+def _read(child: subprocess.Popen[bytes], answers: IO[bytes], limit: float) -> bytes | None:
+    """Return the child's line, or the part of it that was written when the child ended; None if
+    nothing is written for ``limit`` seconds. The end of the pipe is no sign that the child has
+    ended, because a simulator's processes may keep it open."""
+    answer, deadline = b"", time.monotonic() + limit
     reader = select.poll()  # not select(), which takes no descriptors from 1024 on
     reader.register(answers, select.POLLIN)
     while time.monotonic() < deadline:
@@ -125,8 +126,9 @@ def _read(child: subprocess.Popen[bytes], answers: IO[bytes], deadline: float) -
         if ready:
             part = os.read(answers.fileno(), 1 << 16)
             answer += part
+            deadline = time.monotonic() + limit
         if answer.endswith(b"\n") or ((ready or ended) and not part):
-            return answer
+            return answer.strip()
     return None
 
 
@@ -155,7 +157,7 @@ def _result(config: EnvConfig, answer: bytes | None, code: int, printed: str) ->
         raise EnvProbeError(message["error"])
     if answer is None or "Timeout (" in printed:
         raise EnvProbeError(
-            f"{printed}\n{config.env} hangs: it was not constructed, reset and stepped within "
+            f"{printed}\n{config.env} hangs: its construction, a reset or a step took more than "
             f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -40,9 +40,27 @@ log = logging.getLogger(__name__)
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """Return the installed families, in the order of their names."""
-    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    return tuple(entry.load().FAMILY for entry in entries)
+    """Return the installed families, in the order of their names. If one cannot be imported, a
+    warning is logged, and it is left out."""
+    found = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            found.append(entry.load().FAMILY)
+        except Exception as error:
+            log.warning("%s of the entry points %s failed: %r", entry.value, GROUP, error)
+    return tuple(found)
+
+
+def family_ids(family: Family) -> Sequence[str]:
+    """Return the ids of a family. Raises ConfigError if its package is installed but broken."""
+    try:
+        return family.ids()
+    except Exception as error:
+        raise ConfigError(
+            f"the environments of the family {family.name} are not known, because the package "
+            f"{family.requires} fails: {error!r}; install it again: "
+            f'pip install --force-reinstall "sampleforge[{family.extra}]"'
+        ) from error
 
 
 @functools.cache
@@ -69,8 +87,13 @@ def load_plugins() -> None:
 def known_ids() -> list[str]:
     """Return the ids of the installed families, gymnasium's own, and those of its plugins."""
     load_plugins()
-    ids = {env_id for family in families() for env_id in family.ids()}
-    return sorted({*ids, *gym.registry})
+    ids = set(gym.registry)
+    for family in families():
+        try:
+            ids.update(family_ids(family))
+        except ConfigError as error:
+            log.warning("%s", error)
+    return sorted(ids)
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
@@ -123,7 +146,7 @@ def find(env_id: str) -> Family | None:
     unknown id, with the nearest known one, or for a missing library, with the command that installs
     it."""
     family = _claiming(env_id)
-    if family is not None and env_id in family.ids():
+    if family is not None and env_id in family_ids(family):
         return family
     if family is None and env_id not in gym.registry:
         load_plugins()

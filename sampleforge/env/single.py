@@ -6,16 +6,19 @@ import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import checked_reset, first_reset, refuse_step
 from sampleforge.env.seeding import next_seed
+from sampleforge.env.starting import tell_of_row
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
@@ -68,8 +71,14 @@ class SyncVector(EnvVector):
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
-        self._envs = [make() for _ in range(num_rows)]
-        self._first = [env.reset(seed=s) for env, s in zip(self._envs, seeds, strict=True)]
+        self._envs: list[gym.Env[Any, Any]] = []
+        for _ in range(num_rows):
+            self._envs.append(make())
+            tell_of_row()
+        self._first: list[tuple[Any, dict[str, Any]]] = []
+        for row, env in enumerate(self._envs):
+            self._first.append(first_reset(env, seeds[row], config.env, row))
+            tell_of_row()
         env = self._envs[0]
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
@@ -142,9 +151,14 @@ class SyncVector(EnvVector):
                     rewards[row], terminated[row], truncated[row] = 0.0, False, False
                 else:
                     result = env.step(actions[row])
-                    value, rewards[row], terminated[row], truncated[row], info = result
+                    try:
+                        value, rewards[row], terminated[row], truncated[row], info = result
+                    except (TypeError, ValueError):
+                        refuse_step(result, self.spec.env_id, f"row {row}")
                     if info and EPISODE_STATS in info:
                         send_episode_stats(info[EPISODE_STATS])
+            except ConfigError:
+                raise  # another env would give the same
             except Exception as error:
                 value, info = self._rebuild(row, error)
                 rewards[row], terminated[row], truncated[row] = 0.0, False, False
@@ -163,11 +177,13 @@ class SyncVector(EnvVector):
     def _reset_row(self, row: int) -> tuple[Any, dict[str, Any]]:
         if self._limits is not None:
             self._limits[row] = self.spec.max_episode_steps or 0  # after a shorter first episode
-        return self._envs[row].reset()
+        return checked_reset(self._envs[row].reset(), self.spec.env_id, f"row {row}")
 
     def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
         try:
             value, info = self._reset_row(row)
+        except ConfigError:
+            raise
         except Exception as error:
             value, info = self._rebuild(row, error)
         self._observations.write(row, value, info, obs)
@@ -222,9 +238,11 @@ class SyncVector(EnvVector):
         return good_steps > GOOD_STEPS or int(self._finished[row]) > faults.finished
 
     def close(self) -> None:
+        """Close every env, even where another one's ``close`` raises; then raise that error."""
         envs, self._envs = self._envs, []
-        for env in envs:
-            env.close()
+        with ExitStack() as stack:
+            for env in reversed(envs):
+                stack.callback(env.close)
 
 
 def send_episode_stats(stats: Mapping[str, float]) -> None:

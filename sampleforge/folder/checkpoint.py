@@ -87,7 +87,7 @@ class CheckpointStore:
         TypeError for a state that is not plain, and CheckpointError for a tensor that is not finite
         or weights that are older than a valid checkpoint, which they would replace.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         for leftover in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink()
         entries, _ = self._entries(_ignore)

@@ -72,6 +72,7 @@ def decode(data: bytes) -> Checkpoint:
         raise CheckpointError(f"it holds no checkpoint ({error})") from error
     if not isinstance(state, dict):
         raise CheckpointError("its state is not a mapping")
+    _assert_finite(tensors)
     return Checkpoint(tensors, state)
 
 

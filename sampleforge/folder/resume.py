@@ -39,7 +39,7 @@ class ResumeCheckpoint:
     def weights(self, model: torch.nn.Module) -> int:
         """Load the weights of the checkpoint into ``model``; return their policy version."""
         checkpoint = self._load()
-        model.load_state_dict(model_tensors(checkpoint.tensors))
+        load_weights(model, model_tensors(checkpoint.tensors))
         return int(checkpoint.state["learner"]["version"])
 
     def learner(self, learner: LoadableLearner) -> None:
@@ -56,6 +56,16 @@ class ResumeCheckpoint:
         loaded = self._store.load(log=lambda text: None)
         assert loaded is not None, "the driver has loaded it before"
         return loaded[0]
+
+
+def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Load the weights of a checkpoint. Raises RuntimeError if they are not those of the model, in
+    names, shapes or dtypes: torch would convert another dtype without a word."""
+    for name, own in model.state_dict().items():
+        found = tensors.get(name, own)
+        if found.dtype != own.dtype:
+            raise RuntimeError(f"{name!r} is {found.dtype}, but must be {own.dtype}")
+    model.load_state_dict(tensors)
 
 
 def model_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

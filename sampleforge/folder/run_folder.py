@@ -59,6 +59,10 @@ def with_folder_and_seed(config: C) -> C:
     return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
 
 
+class RunFolderGone(OSError):
+    """The run folder was removed or moved while the run wrote to it."""
+
+
 class RunFolder:
     """The files of one run. Their permissions follow the umask; no file contains an absolute
     path."""
@@ -109,6 +113,18 @@ class RunFolder:
                 f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
                 "give another --run-dir"
             ) from error
+
+    def check_there(self) -> None:
+        """Raise RunFolderGone unless this is still the folder that `create` has locked."""
+        assert self._lock is not None, "create() comes first"
+        try:
+            there = os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock))
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        if not there:
+            raise RunFolderGone(
+                f"The run folder {self.path} was removed or moved while the run wrote to it"
+            )
 
     def policy_checkpoints(self, policy: str | None) -> Path:
         """Return the folder of the checkpoints of a policy: of the only one (None), or of the one

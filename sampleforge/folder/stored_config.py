@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
+DEEPEST, MOST_VALUES = 50, 100_000
+"""Of the values in a YAML file."""
 HEADER = ("algo", "versions", "left_open")
 """Keys of config.yaml that are not fields of the config."""
 NOT_STORED = ("run_dir", "resume")
@@ -106,7 +108,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the keys and values of a YAML file. Raises ConfigError if it is missing or damaged."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        _check_size(content)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise ConfigError(f"{path} cannot be read: {reason}") from error
     if content is None:
@@ -115,6 +118,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
         kind = type(content).__name__
         raise ConfigError(f"{path} holds a {kind}, but must hold key: value lines")
     return content
+
+
+def _check_size(value: Any) -> None:
+    """Raise ValueError for nesting or repetition beyond reason: YAML's aliases make a value of any
+    size, even an endless one, out of a few lines."""
+    waiting, seen = [(value, 1)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        seen += 1
+        if depth > DEEPEST or seen > MOST_VALUES:
+            raise ValueError(
+                f"its values are nested more than {DEEPEST} deep, or more than {MOST_VALUES:,}"
+            )
+        children = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            waiting += [(child, depth + 1) for child in children]
 
 
 def config_values(path: Path, algo: str) -> dict[str, Any]:

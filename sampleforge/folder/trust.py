@@ -102,7 +102,10 @@ def check_places(folder: Path, names: tuple[str, ...]) -> None:
             continue
         waiting += [path / name for name in below]
         if stat.S_ISLNK(mode):
-            target = path.resolve()
+            try:
+                target = path.resolve()
+            except (OSError, RuntimeError) as error:  # RuntimeError: before Python 3.13
+                raise ConfigError(f"{path} is a link that leads nowhere; remove it") from error
             if not target.is_relative_to(inside):
                 raise ConfigError(
                     f"{path} is a link to {target}, outside of the run folder, and such links are "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
+import torch
 from torch import nn
 
 from sampleforge.config import ConfigError, nearest
@@ -23,6 +25,8 @@ _BUILT_IN = {
     "doom_cnn": "sampleforge.models.cnn:DoomCNN",
     "impala_resnet": "sampleforge.models.cnn:ImpalaResNet",
 }
+TRIED_ROWS = 2
+"""Observations that a user's encoder is tried with when it is created."""
 _registered: dict[str, str] = {}
 
 
@@ -59,14 +63,57 @@ def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) 
     return dataclasses.replace(config, encoder=name)
 
 
-def make_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) -> nn.Module:
-    """Return a new encoder of all leaves but the action mask. Raises ConfigError if the class does
-    not exist or is not an encoder."""
+def with_import_string(config: ModelConfig) -> ModelConfig:
+    """Return ``config`` with the import string of an encoder that `register_encoder` knows in the
+    place of its name, which no other process knows."""
+    return dataclasses.replace(config, encoder=_registered.get(config.encoder, config.encoder))
+
+
+def make_encoder(
+    config: ModelConfig, observations: Mapping[str, ArraySpec], floats: Collection[str] = ()
+) -> nn.Module:
+    """Return a new encoder of all leaves but the action mask. ``floats``: leaves that it gets as
+    float32 whatever their dtype, because they are normalised. Raises ConfigError if the class does
+    not exist or is not an encoder, or if its output has another width than it says."""
     name = resolve_encoder(config, observations).encoder
     encoder = _load(_BUILT_IN.get(name, name))(encoded_leaves(observations), config)
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"encoder {name} has no attribute out_features: int; set it in __init__")
+    if name not in _BUILT_IN:
+        _try_out(encoder, name, observations, floats)
     return encoder
+
+
+def _try_out(
+    encoder: nn.Module, name: str, observations: Mapping[str, ArraySpec], floats: Collection[str]
+) -> None:
+    """Raise ConfigError if a user's encoder does not turn `TRIED_ROWS` observations of zeros into
+    [TRIED_ROWS, out_features] floats."""
+    obs = {
+        leaf: torch.zeros(
+            (TRIED_ROWS, *spec.shape),
+            dtype=torch.float32 if leaf in floats else getattr(torch, spec.dtype),
+        )
+        for leaf, spec in observations.items()
+    }
+    expected = [TRIED_ROWS, encoder.out_features]
+    training = encoder.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            out = encoder.eval()(obs)
+    except Exception as error:
+        shapes = {leaf: f"{tuple(x.shape)} {x.dtype}" for leaf, x in obs.items()}
+        raise ConfigError(
+            f"--model.encoder {name}: forward fails for observations {shapes}: {error!r}; correct "
+            "the encoder"
+        ) from error
+    encoder.train(training)
+    got: Any = list(out.shape) if isinstance(out, torch.Tensor) else f"a {type(out).__name__}"
+    if got != expected:
+        raise ConfigError(
+            f"--model.encoder {name}: forward must return a tensor of shape [rows, out_features], "
+            f"here {expected}, but returned {got}; correct forward or out_features"
+        )
 
 
 def encoded_leaves(observations: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:

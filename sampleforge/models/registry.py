@@ -6,10 +6,14 @@ from collections.abc import Mapping
 
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoder_registry import register_encoder, resolve_encoder
+from sampleforge.models.encoder_registry import (
+    register_encoder,
+    resolve_encoder,
+    with_import_string,
+)
 from sampleforge.spec import ActionSpec, ArraySpec
 
-__all__ = ["make_model", "register_encoder", "resolve_encoder"]
+__all__ = ["make_model", "register_encoder", "resolve_encoder", "with_import_string"]
 
 
 def make_model(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.cores import Core
 from sampleforge.models.encoder_registry import make_encoder
+from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.spec import ArraySpec
 
 
@@ -19,7 +20,8 @@ class Trunk(nn.Module):
 
     def __init__(self, config: ModelConfig, observations: Mapping[str, ArraySpec]) -> None:
         super().__init__()
-        self.encoder = make_encoder(config, observations)
+        floats = normalised_leaves(observations) if config.normalise_observations else ()
+        self.encoder = make_encoder(config, observations, floats)
         self.out_features: int = self.encoder.out_features  # type: ignore[assignment]
         self.core, self.state_size = None, 0
         if config.core != "none":

@@ -28,9 +28,8 @@ class Transitions:
     scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [B], of the step alone, as the environment gave it
 
-    @property
     def count(self) -> torch.Tensor:
-        """Number of transitions to learn from, []: those of a `blank` batch do not count."""
+        """Return the number of transitions to learn from, []: a `blank` batch has none."""
         return torch.isfinite(self.scaled_probability).sum()
 
     def blank(self) -> Transitions:

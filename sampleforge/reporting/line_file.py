@@ -20,7 +20,7 @@ class LineFile:
 
     def write(self, line: str) -> None:
         """Append one line. Raises OSError that names the file, as on a full disk."""
-        left = line.encode() + b"\n"
+        left = line.encode(errors="backslashreplace") + b"\n"
         try:
             while left:  # a disk that fills up takes a part before it refuses the rest
                 left = left[os.write(self._handle, left) :]

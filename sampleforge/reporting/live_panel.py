@@ -15,6 +15,7 @@ from sampleforge.reporting.progress import (
     evaluation,
     has_replay,
     number,
+    restarts,
     short,
 )
 
@@ -111,7 +112,7 @@ def _system(values: Values) -> list[Figure]:
         figures.append(("frames/s", short(get("frames_per_s"))))
     figures += [("trained/s", short(get("trained_per_s"))), ("updates", number(get("updates")))]
     figures += _replay(values) if has_replay(values) else _exchange(values)
-    return [*figures, ("restarts", f"{number(get('restarts'))} workers")]
+    return [*figures, ("restarts", restarts(values))]
 
 
 def _exchange(values: Values) -> list[Figure]:

@@ -79,6 +79,14 @@ def env_restarts(values: Values) -> str:
     )
 
 
+def restarts(values: Values) -> str:
+    """How many workers of which role were restarted, from the values of a report."""
+    name = "restarts_"
+    counts = {key.removeprefix(name): values[key] for key in values if key.startswith(name)}
+    parts = [f"{role} {number(count)}" for role, count in counts.items() if count]
+    return ", ".join(parts) or f"{number(values.get('restarts'))} workers"
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration as hours, minutes and seconds, such as 1:02:03 or 2:03; "-" for None."""
     if seconds is None:

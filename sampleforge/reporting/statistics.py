@@ -41,6 +41,7 @@ class RunStatistics:
         # The checkpoints of the policies are written one after the other: the last has the most.
         run = max(earlier.values(), key=lambda state: state.get("env_frames", 0), default={})
         self._restarts = int(run.get("restarts", 0))
+        self._restarts_by_role: dict[str, int] = run.get("restarts_by_role", {})
         self._nonfinite = int(run.get("nonfinite_steps", 0))
         self._nonfinite_told = False
         self._env_restarts = int(run.get("env_restarts", 0))
@@ -88,6 +89,7 @@ class RunStatistics:
         """Return the plain values that a checkpoint of one policy stores."""
         return {
             "restarts": self._restarts_so_far(),
+            "restarts_by_role": self._by_role(),
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
@@ -114,6 +116,7 @@ class RunStatistics:
             "trained_per_s": trained_10s,
             "episodes": float(self.episodes),
             "restarts": float(self._restarts_so_far()),
+            **{f"restarts_{role}": float(count) for role, count in self._by_role().items()},
             "nonfinite_steps": float(self._nonfinite_so_far()),
             "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
@@ -142,6 +145,7 @@ class RunStatistics:
             **self._checks(),
             "episodes": self.episodes,
             "restarts": self._restarts_so_far(),
+            "restarts_by_role": self._by_role(),
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
             **return_summary(self.policies),
@@ -155,6 +159,11 @@ class RunStatistics:
 
     def _restarts_so_far(self) -> int:
         return self._restarts + int(self._graph.counters.total("restarts"))
+
+    def _by_role(self) -> dict[str, int]:
+        """Restarts of the workers of each role so far, also in earlier runs of the folder."""
+        before, now = self._restarts_by_role, self._graph.restarts()
+        return {role: before.get(role, 0) + now.get(role, 0) for role in sorted({*before, *now})}
 
     def _env_restarts_so_far(self) -> int:
         return self._env_restarts + int(self._graph.counters.total("env_restarts"))

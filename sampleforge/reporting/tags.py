@@ -37,6 +37,7 @@ GROUPS = {
 """Group -> names of its metrics. Names with a variable part are in `PATTERNS`."""
 PATTERNS = {
     "eval": r"eval_\w+",
+    "perf": r"restarts_\w+",
     "ranks": r"rank\d+_\w+",
     "replay": r"replay_priority_sum_\d+",
     "rollout": r"return_mean_epsilon_.+|env_.+",

@@ -186,7 +186,6 @@ class PrefetchingBatchSource:
         self._ending = True
         self._process_wakeup.set()
         self._thread.join()
-        self.wakeup.close()
 
     def _run(self) -> None:
         try:

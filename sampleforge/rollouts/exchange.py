@@ -85,6 +85,7 @@ class SlotExchange:
         for count, role in ((self._actors, "actors"), (self._learners, "learners")):
             if slots.count % count:
                 raise ValueError(f"{slots.count} slots cannot be dealt evenly to {count} {role}")
+        self._learner_of = _deal(slots.count, self._actors, self._learners)
         rings, capacity = self._learners * self._actors, slots.count // self._actors
         self._free = IndexRings(rings, capacity)
         self._ready = IndexRings(rings, capacity)
@@ -107,7 +108,7 @@ class SlotExchange:
         return learner * self._actors + actor
 
     def _ring_of(self, slot: int) -> int:
-        return self._ring(slot * self._learners // self.slots.count, slot % self._actors)
+        return self._ring(self._learner_of[slot], slot % self._actors)
 
     def num_free(self, actor: int) -> int:
         """Return the number of slots that this actor can take. Called by the actor."""
@@ -180,8 +181,9 @@ class SlotExchange:
         rings = [self._ring(learner, actor) for actor in range(self._actors)]
         free = _waiting(self._free, rings)
         ready = _waiting(self._ready, rings)
-        share = self.slots.count // self._learners
-        for slot in range(learner * share, (learner + 1) * share):
+        for slot in range(self.slots.count):
+            if self._learner_of[slot] != learner:
+                continue
             owner = self.slots.owner[slot]
             if owner == Owner.READING and slot in ready:  # marked, but not yet taken
                 self.slots.move(slot, Owner.READING, Owner.READY)
@@ -194,6 +196,14 @@ class SlotExchange:
         """Return the fractions (0 to 1) of all slots that are free, and that wait for their
         learner."""
         return self._free.total() / self.slots.count, self._ready.total() / self.slots.count
+
+
+def _deal(slots: int, actors: int, learners: int) -> list[int]:
+    """Return the learner of each slot; slot i belongs to actor i % ``actors``. Each learner gets an
+    equal share, also of each actor's slots if these can be dealt evenly."""
+    if slots % (actors * learners) == 0:
+        return [slot // actors % learners for slot in range(slots)]
+    return [slot * learners // slots for slot in range(slots)]
 
 
 def _waiting(rings: IndexRings, which: Iterable[int]) -> set[int]:

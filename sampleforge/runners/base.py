@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sampleforge.shared.events import Event
@@ -30,9 +31,22 @@ class Runner(Protocol):
         """Return the events that workers have sent since the last call; also allowed after
         `close`."""
 
-    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
         """Return a worker's answer to a request (`Worker.handle`). Raises WorkerDied, or
-        TimeoutError after ``timeout`` s."""
+        TimeoutError after ``timeout`` s. ``waiting`` is called several times a second meanwhile; it
+        may raise. ``alone``: whatever has become of all other workers."""
+
+    def wake(self, node: Node) -> None:
+        """Continue a worker's process, if it was stopped."""
 
     def close(self) -> None:
         """End all workers, in order if possible, and release their resources."""

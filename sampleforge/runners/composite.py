@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sampleforge.runners.base import Runner
@@ -31,8 +32,20 @@ class CompositeRunner:
     def take_events(self) -> list[Event]:
         return self._main.take_events() + self._beside.take_events()
 
-    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
-        return self._main.ask(node, kind, payload, timeout)
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
+        return self._main.ask(node, kind, payload, timeout, waiting=waiting, alone=alone)
+
+    def wake(self, node: Node) -> None:
+        self._main.wake(node)
 
     def close(self) -> None:
         try:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from queue import Empty
 from time import monotonic
 
+from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event, EventSender
 
 LOOK = 0.05
@@ -26,9 +28,11 @@ LAST_LOOK_S = 1.0
 
 class EventReader:
     """Collects the events of all queues. ``abandoned``: names of the workers whose queue was
-    abandoned because its mutex was lost."""
+    abandoned because its mutex was lost. ``age`` returns the seconds since a time, without those in
+    which this process was paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, age: Callable[[float], float] = seconds_since) -> None:
+        self._age = age
         self.abandoned: list[str] = []
         self._senders: list[EventSender] = []
         self._retired: set[int] = set()
@@ -40,7 +44,7 @@ class EventReader:
         sender = EventSender(source)
         self._senders.append(sender)
         if self._round is None:
-            self._round = _Round(self._senders, self._retired, self._events)
+            self._round = self._new_round()
         return sender
 
     def retire(self, sender: EventSender) -> None:
@@ -72,13 +76,23 @@ class EventReader:
         self._round.abandon()
         self._senders.remove(stuck)
         self.abandoned.append(stuck.source)
-        self._round = _Round(self._senders, self._retired, self._events)
+        self._round = self._new_round()
+
+    def _new_round(self) -> _Round:
+        return _Round(self._senders, self._retired, self._events, self._age)
 
 
 class _Round:
     """One thread that reads all queues in turn."""
 
-    def __init__(self, senders: list[EventSender], retired: set[int], events: deque[Event]) -> None:
+    def __init__(
+        self,
+        senders: list[EventSender],
+        retired: set[int],
+        events: deque[Event],
+        age: Callable[[float], float],
+    ) -> None:
+        self._age = age
         self._senders = senders
         self._retired = retired
         self._events = events
@@ -90,7 +104,7 @@ class _Round:
     def stuck_at(self) -> EventSender | None:
         """Return the queue at which the thread blocks, or None."""
         at = self._at
-        return at[0] if at is not None and monotonic() - at[1] > STUCK_S else None
+        return at[0] if at is not None and self._age(at[1]) > STUCK_S else None
 
     def abandon(self) -> None:
         """Abandon the thread where it blocks; if it ever continues, it ends without an effect."""
@@ -98,7 +112,7 @@ class _Round:
 
     def end(self) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(STUCK_S)  # it may have stuck at a queue just now
 
     def _run(self) -> None:
         while not self._ended.is_set():

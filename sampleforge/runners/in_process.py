@@ -23,6 +23,7 @@ from sampleforge.runtime.watch import Watch
 from sampleforge.shared.events import Event, Kind, send_through
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.rank import RankWorker
+from sampleforge.workers.worker import close
 
 IDLE_WAIT = 0.05
 """Seconds that a rank waits for an event when it has nothing to do."""
@@ -35,7 +36,7 @@ class InProcessRunner:
     ``interrupted`` returns whether the rank was asked to end; it then ends between two steps, or as
     soon as the other ranks, which are also asked, have left the group. ``step_timeout``: longest
     time of an env step in seconds; after it a `Watch` ends the process, and torchrun restarts the
-    ranks.
+    ranks. ``age``: see `ProcessRunner`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class InProcessRunner:
         scratch: Path | None,
         interrupted: Callable[[], bool],
         step_timeout: float,
+        age: Callable[[float], float],
     ) -> None:
         (node,) = graph.having("rank")
         worker = node.worker
@@ -58,7 +60,7 @@ class InProcessRunner:
         self._resources = ExitStack()
         self._events: list[Event] = []
         row = graph.counters.row(node.counter_row)
-        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]))
+        self._watch = Watch(worker.name, step_timeout, lambda: float(row["heartbeat"][0]), age)
 
     def start(self) -> None:
         setproctitle.setproctitle(f"sampleforge: {self._worker.name}")
@@ -103,14 +105,26 @@ class InProcessRunner:
         events, self._events = self._events, []
         return events
 
-    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
         """Return the rank's answer to a request."""
         return self._worker.handle(kind, payload)
+
+    def wake(self, node: Node) -> None:
+        """It is this process."""
 
     def close(self) -> None:
         if self._worker.ended:
             self._rendezvous.wait_for_shutdown_barrier()
-        self._worker.close()
+        close(self._worker)
         for resource in (each for group in self._graph.groups for each in group.resources):
             if isinstance(resource, StoreBoard):
                 resource.close()

@@ -6,22 +6,28 @@ means is the node's own rule (`sampleforge.topologies.restarts`).
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import Any
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runners.events import EventReader
-from sampleforge.runtime.processes import process_context
+from sampleforge.runtime.open_files import check_workers
+from sampleforge.runtime.processes import process_context, wake_fork_server
+from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import FAILED, StopFlag, WorkerContext, WorkerEnd, run_worker
 
 STOP_GRACE = 1.5
 """Seconds a worker has to leave its loop before it is killed."""
+END_GRACE = 5.0
+"""Seconds a killed process has to be gone; one that a broken disk holds is not waited for."""
 START_GRACE = 30.0
 """Seconds a process has to begin: it may have to wait for the fork server's imports."""
 
@@ -52,6 +58,7 @@ class WorkerProcess:
             name=f"sampleforge: {node.name}",
             daemon=False,  # an environment may have processes of its own
         )
+        wake_fork_server()  # the start would wait for it without limit
         self._process.start()
         theirs.close()
         self._requests = 0
@@ -124,6 +131,7 @@ class WorkerProcess:
             return f"{name} failed; its traceback:\n\n{self._traceback.rstrip()}"
         if not self._hung_up:
             return f"the fork server has died, and nobody watches over {name} any more"
+        wake_fork_server()  # which alone knows how the process has ended
         self._process.join(STOP_GRACE)
         code = self._process.exitcode
         if code is None or code >= 0:
@@ -137,18 +145,33 @@ class WorkerProcess:
             os.kill(self.pid, number)
         sleep(0.5)
 
+    def wake(self) -> None:
+        """Continue the process, if it was stopped."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
     def join(self, timeout: float) -> None:
         self._process.join(timeout)
 
     def kill(self) -> None:
-        """End the process, if it has not ended."""
+        """End the process, if it has not ended, and the processes that its environments have
+        started and not ended."""
+        with suppress(ProcessLookupError, PermissionError):  # no such group, or nothing but zombies
+            os.killpg(self.pid, signal.SIGKILL)
         if self._process.exitcode is None:
             self._process.kill()
 
-    def close(self) -> None:
-        """Release what the life had, after it has ended or was killed."""
-        self._process.join()
-        self._process.close()  # hangs up, too: its end even if the fork server had lost it
+    def close(self, timeout: float = END_GRACE) -> None:
+        """Release what the life had, after it has ended or was killed. A process that is not gone
+        after ``timeout`` s is left to the kernel, which kills it as soon as it can."""
+        wake_fork_server()
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            # Python would wait for it, without limit, when this process ends.
+            multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+            self._process._popen.close()
+        else:
+            self._process.close()  # hangs up, too: its end even if the fork server had lost it
         self._channel.close()
 
 
@@ -158,7 +181,9 @@ class ProcessRunner:
     ``step_timeout``: seconds a worker may spend in one step before it counts as hung. ``alert`` is
     told of restarts, ``note`` of what is for the log alone. ``interrupted``: the run is about to
     end by a signal, which may have ended what the environments run on, and workers by that: those
-    that no checkpoint needs are neither restarted nor missed.
+    that no checkpoint needs are neither restarted nor missed. ``age`` returns the seconds since a
+    time of ``monotonic``, without those in which the driver was paused: so were the workers, or
+    they may have waited for it.
     """
 
     def __init__(
@@ -170,6 +195,7 @@ class ProcessRunner:
         note: Callable[[str], None] = lambda text: None,
         interrupted: Callable[[], bool] = lambda: False,
         nodes: Sequence[Node] | None = None,
+        age: Callable[[float], float] = seconds_since,
     ) -> None:
         self._graph = graph
         self._nodes = graph.nodes if nodes is None else nodes
@@ -178,14 +204,16 @@ class ProcessRunner:
         self._alert = alert
         self._note = note
         self._interrupted = interrupted
+        self._age = age
         self._not_missed: dict[str, str] = {}
         """Death messages of the workers that ended after the run was interrupted."""
         self._lives: dict[str, WorkerProcess] = {}
-        self._events = EventReader()
+        self._events = EventReader(age)
         self._abandoned_told = 0
 
     def start(self) -> None:
-        self._started = time()
+        check_workers(len(self._nodes))
+        self._started = monotonic()
         for node in self._nodes:
             self._begin_life(node, 0)
 
@@ -201,8 +229,9 @@ class ProcessRunner:
         """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
         watched = [life for name, life in self._lives.items() if name not in self._not_missed]
         wait([life.sentinel for life in watched], timeout)
-        self._check_alive()
+        self._check_lives(self._nodes)
         self._check_heartbeats()
+        self._check_silent()
         for rule in {id(node.restart): node.restart for node in self._nodes}.values():
             if (news := rule.news()) is not None:
                 self._alert(news)
@@ -216,16 +245,30 @@ class ProcessRunner:
             )
         return events
 
-    def ask(self, node: Node, kind: str, payload: Any, timeout: float) -> Any:
+    def ask(
+        self,
+        node: Node,
+        kind: str,
+        payload: Any,
+        timeout: float,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        alone: bool = False,
+    ) -> Any:
         """As `Runner.ask`. When the run is interrupted, metrics are not waited for, and empty."""
         deadline = monotonic() + timeout
-        self._check_alive()
+        nodes = [node] if alone else self._nodes
+        self._check_lives(nodes, restart=not alone)
         life = self._lives[node.name]
         number = life.request(kind, payload)
         while (answer := life.answer(number, 0.05)) is None:
             if kind == "metrics" and self._interrupted():
                 return {}
-            self._check_alive()
+            waiting()
+            self._check_lives(nodes, restart=not alone)
+            if not alone:
+                self._check_heartbeats()
+                self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
             if self._lives[node.name] is not life:  # its successor is asked again
@@ -235,11 +278,18 @@ class ProcessRunner:
                 raise TimeoutError(f"{node.name} did not answer {kind!r} within {timeout:.0f} s")
         return answer[0]
 
-    def _check_alive(self) -> None:
-        """Raises WorkerDied if a worker has ended, unless it is restarted or not missed."""
-        for node in self._nodes:
+    def wake(self, node: Node) -> None:
+        if node.name in self._lives:
+            self._lives[node.name].wake()
+
+    def _check_lives(self, nodes: Sequence[Node], *, restart: bool = True) -> None:
+        """Raises WorkerDied if the worker of one of ``nodes`` has ended, unless it is restarted, as
+        far as it may, or not missed."""
+        for node in nodes:
             if node.name in self._not_missed:
                 continue
+            if node.name not in self._lives:
+                raise WorkerDied(f"{node.name} was ended")
             life = self._lives[node.name]
             if not life.has_ended:
                 continue
@@ -247,7 +297,7 @@ class ProcessRunner:
             if self._interrupted() and not node.in_checkpoint:
                 self._not_missed[node.name] = message
                 self._note(f"after the interrupt: {message}")
-            elif not life.was_killed or not self._restart(node, message):
+            elif not (restart and life.was_killed and self._restart(node, message)):
                 raise WorkerDied(message)
 
     def _restart(self, node: Node, why: str) -> bool:
@@ -260,7 +310,8 @@ class ProcessRunner:
         before.close()
         self._events.retire(before.events)
         row = self._graph.counters.row(node.counter_row)  # which has no other writer now
-        row["heartbeat"][0] = time() + START_GRACE
+        row["heartbeat"][0] = monotonic() + START_GRACE
+        row["silent_s"][0] = 0.0
         if not node.restart.counts_itself:
             row["restarts"] += 1
         self._begin_life(node, before.life + 1)
@@ -275,7 +326,7 @@ class ProcessRunner:
             beat = beats[node.counter_row]
             if node.role == "learner" and not beat:
                 continue  # an update has no limit; what it is asked for has
-            age = time() - (beat or self._started + START_GRACE)
+            age = self._age(beat or self._started + START_GRACE)
             if age > self._step_timeout:
                 self._lives[node.name].dump_stacks()
                 hung = (
@@ -284,6 +335,26 @@ class ProcessRunner:
                 )
                 if not self._restart(node, hung):
                     raise WorkerDied(hung)
+
+    def _check_silent(self) -> None:
+        """Replace the members of a group that the others wait for in vain: those inside an update
+        have no heartbeat."""
+        if self._interrupted():
+            return
+        silent = self._graph.counters.column("silent_s")
+        for node in self._nodes:
+            seconds = silent[node.counter_row]
+            if not seconds:
+                continue
+            life = self._lives[node.name]
+            life.dump_stacks()
+            life.kill()  # at once: it goes on if it was stopped, and must not meet the new group
+            message = (
+                f"{node.name} was silent for {seconds:g} s while the others of its group waited "
+                f"for it (--{node.role}-timeout); its stacks are above"
+            )
+            if not self._restart(node, message):
+                raise WorkerDied(message)
 
     def close(self) -> None:
         """End all workers: in order, or, after `STOP_GRACE`, by force."""
@@ -296,7 +367,8 @@ class ProcessRunner:
     def kill(self) -> None:
         for life in self._lives.values():
             life.kill()
+        deadline = monotonic() + END_GRACE
         for life in self._lives.values():
-            life.close()
+            life.close(max(0.0, deadline - monotonic()))
         self._lives.clear()
         self._events.close()

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import stat
+import threading
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
@@ -14,6 +15,9 @@ ONE_SIGNAL_S = {signal.SIGINT: 0.3, signal.SIGTERM: 1.0, signal.SIGHUP: math.inf
 """Seconds within which a second signal counts as a copy of the first: `timeout` signals its child
 and then the child's group, `uv run` and torchrun pass on signals that the group has received
 already, and a closing terminal sends SIGHUP twice."""
+
+AT_ONCE_S = 1.5
+"""Seconds that ``at_once`` may take."""
 
 
 class Interrupts:
@@ -63,6 +67,9 @@ class Interrupts:
         if self.received is not None:
             if monotonic() - self._received_at < ONE_SIGNAL_S[signal.Signals(number)]:
                 return
+            end = threading.Timer(AT_ONCE_S, os._exit, (128 + number,))
+            end.daemon = True
+            end.start()
             self._at_once()
             os._exit(128 + number)
         self.received, self._received_at = number, monotonic()

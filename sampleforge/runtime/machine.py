@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from sampleforge.config import ConfigError
+from sampleforge.runtime.cgroup import cgroup_memory_free
 
 
 def resolve_device(asked: str) -> str:
@@ -49,11 +50,19 @@ def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def shared_memory_free() -> int | None:
-    """Return the number of free bytes of shared memory, or None on a system without /dev/shm."""
-    if not os.path.isdir("/dev/shm"):
+    """Return the bytes of shared memory that can be had now: what is available to this process, its
+    container or control group (see `sampleforge.runtime.cgroup`). None where the system keeps
+    shared memory in a place of its own."""
+    if sys.platform != "linux":
         return None
-    stat = os.statvfs("/dev/shm")
-    return min(stat.f_bavail * stat.f_frsize, int(psutil.virtual_memory().available))
+    return memory_available()
+
+
+def memory_available() -> int:
+    """Return the bytes of memory that this process and its children can still have."""
+    available = int(psutil.virtual_memory().available)
+    free = cgroup_memory_free()
+    return available if free is None else min(available, free)
 
 
 def human_bytes(count: float) -> str:

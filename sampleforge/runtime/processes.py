@@ -7,6 +7,7 @@ little private memory each, against 4 s and 222 MB by spawn. Other systems use s
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -14,8 +15,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from types import FrameType
+
+from sampleforge.runtime.cgroup import cgroup_cpu_quota
+from sampleforge.runtime.open_files import raise_limit
+from sampleforge.runtime.streams import make_lasting
 
 PRELOAD = "sampleforge.runners.preload"
 """The module that the fork server imports; only its name, because lower layers do not import it."""
@@ -47,6 +54,7 @@ def start_fork_server() -> None:
         from multiprocessing import forkserver, resource_tracker
 
         process_context()
+        raise_limit()  # the server inherits it, and its children from it
         if threading.current_thread() is not threading.main_thread():
             os.environ[STARTED_BY_THREAD] = "1"
         # A signal that ends the driver goes to its whole process group, but the server and its
@@ -62,14 +70,29 @@ def start_fork_server() -> None:
             os.environ.pop(STARTED_BY_THREAD, None)
 
 
+def wake_fork_server() -> None:
+    """Continue the fork server, if it was stopped: processes start, and are known to have ended,
+    only through it. Its pid has no public name."""
+    if sys.platform == "linux":
+        from multiprocessing import forkserver
+
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
     """Set up the calling child process: title, signals, threads, cores, and its end with the
-    parent."""
+    parent. It leads a process group, which the processes that its environments start belong to, so
+    that they can be ended with it."""
     import setproctitle
     import torch
 
     setproctitle.setproctitle(f"sampleforge: {name}")
+    os.setpgid(0, 0)
     outlive_signals()
+    make_lasting()  # what an environment prints must not end it
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
@@ -110,8 +133,9 @@ def die_with_parent() -> None:
     """End this process when its parent has died, in any way.
 
     The parent's sentinel is a pipe whose other end only the parent holds. On Linux the kernel sends
-    SIGKILL when that end closes. So a process also dies if a simulator hangs in C and holds the
-    interpreter's lock, which would stop a thread. (PDEATHSIG would watch the fork server, which
+    SIGKILL to this process's group when that end closes. So a process also dies if a simulator
+    hangs in C and holds the interpreter's lock, which would stop a thread; and the processes that
+    its environments have started die with it. (PDEATHSIG would watch the fork server, which
     outlives a killed driver as long as it has children.)
     """
     parent = multiprocessing.parent_process()
@@ -122,7 +146,7 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
@@ -140,19 +164,38 @@ def end_with_parent() -> None:
 
 
 def _kill_at_hangup(pipe: int) -> None:
-    """Make the kernel kill this process when the other end of ``pipe`` closes; end now if it has
-    closed already."""
+    """Make the kernel kill this process's group when the other end of ``pipe`` closes; end now if
+    it has closed already."""
     import fcntl
 
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     if multiprocessing.connection.wait([pipe], 0):
         os._exit(1)
 
 
+def end_descendants() -> None:
+    """Kill all processes that this one and its children have started. On Linux only."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    for pid in family - {os.getpid()}:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def available_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use, in order."""
+    """Return the numbers of the cores that this process may use, in order: no more than the CPU
+    quota of its container or control group allows."""
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+        cores = sorted(os.sched_getaffinity(0))
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    quota = cgroup_cpu_quota()
+    return cores if quota is None else cores[: max(1, math.ceil(quota))]

@@ -1,4 +1,4 @@
-"""A thread that ends this process if a step hangs, or if the parent process has died."""
+"""Threads that end this process if a step hangs, or if the parent process has died."""
 
 from __future__ import annotations
 
@@ -9,25 +9,42 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from time import time
+from time import monotonic
+
+from sampleforge.runtime.processes import end_descendants
 
 INTERVAL = 1.0
 """Seconds between two checks."""
+WITHOUT_LOCK_S = 5.0
+"""Seconds after the limit of a `HangWatch` at which a process ends whose threads cannot run."""
+
+
+def seconds_since(at: float) -> float:
+    """Return the seconds since ``at``, a time of ``monotonic``, which is common to all processes of
+    a machine."""
+    return monotonic() - at
 
 
 class Watch:
-    """Watches the code that runs `inside` it: the time that ``beat`` returns (seconds since the
-    epoch) must not be more than ``limit`` seconds ago. `start` begins the watch and `close` ends
-    it.
+    """Watches the code that runs `inside` it: the time of ``monotonic`` that ``beat`` returns must
+    not be more than ``limit`` seconds ago. ``age`` returns the seconds since such a time, without
+    those in which this process was paused. `start` begins the watch and `close` ends it.
 
     If a simulator hangs in C and holds the interpreter's lock, this thread stops as well; then only
     the other ranks notice.
     """
 
-    def __init__(self, name: str, limit: float, beat: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        limit: float,
+        beat: Callable[[], float],
+        age: Callable[[float], float] = seconds_since,
+    ) -> None:
         self._name = name
         self._limit = limit
         self._beat = beat
+        self._age = age
         self._entered = inf
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
@@ -39,7 +56,7 @@ class Watch:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Return a context whose body is watched."""
-        self._entered = time()
+        self._entered = monotonic()
         try:
             yield
         finally:
@@ -48,7 +65,7 @@ class Watch:
     def look(self) -> None:
         """Check now, from inside the watched code. If environments step in threads, this code
         continues while one of them hangs; then the beat is that of the oldest step."""
-        self._judge(time() - self._beat())
+        self._judge(self._age(self._beat()))
 
     def close(self) -> None:
         self._closed.set()
@@ -59,7 +76,7 @@ class Watch:
         while not self._closed.wait(min(INTERVAL, self._limit)):
             if os.getppid() != self._parent:
                 self._end("its parent process (torchrun) has died")
-            self._judge(time() - max(self._beat(), self._entered))
+            self._judge(self._age(max(self._beat(), self._entered)))
 
     def _judge(self, age: float) -> None:
         if age > self._limit:
@@ -71,4 +88,47 @@ class Watch:
 
     def _end(self, why: str) -> None:
         print(f"{self._name}: {why}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+class HangWatch:
+    """Ends this process, and those that it has started, when more than ``limit`` seconds pass
+    between two calls of `alive` inside of the context. It begins with the first call."""
+
+    def __init__(self, name: str, limit: float) -> None:
+        self._name = name
+        self._limit = limit
+        self._alive_at = inf
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
+
+    def alive(self) -> None:
+        self._alive_at = monotonic()
+
+    def __enter__(self) -> HangWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        pause = min(INTERVAL, self._limit / 4)
+        while not self._closed.wait(pause):
+            # For a simulator that keeps the interpreter's lock, and with it this thread.
+            faulthandler.dump_traceback_later(self._limit + WITHOUT_LOCK_S, exit=True)
+            if monotonic() - self._alive_at > self._limit:
+                self._end()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _end(self) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        end_descendants()
+        print(
+            f"{self._name}: the environment hangs: its construction, a reset or a step took more "
+            f"than {self._limit:g} s (the stacks are above); --env-timeout sets the limit",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.folder.resume import SaveCheckpoint
-from sampleforge.folder.saving import CheckpointTimer, Saving
+from sampleforge.folder.saving import Ask, CheckpointTimer, Saving
 from sampleforge.runners.base import WorkerDied
 from sampleforge.session.callback import Callback
 
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT = 300.0
 URGENT_TIMEOUT = 2.0
-"""Seconds for the last checkpoint of a session that was interrupted."""
+"""Seconds for the last checkpoint of a session that ends early, if the learner's state is in shared
+memory as well."""
+LAST_TIMEOUT = 30.0
+"""Seconds for it if the learner alone has its state: it answers between two updates."""
+WHILE_WAITING = 0.05
 
 
 class Checkpoints(Callback):
@@ -31,6 +37,8 @@ class Checkpoints(Callback):
     def __init__(self, session: Session) -> None:
         config, policies = session.config, session.opened.policies
         self.writes = not (config.sampler_only or config.benchmark)
+        counters = session.graph.counters
+        self._has_learned: Callable[[], bool] = lambda: counters.total("updates") > 0
         self._policies = [
             PolicyCheckpoints(session, *parts)
             for parts in zip(
@@ -39,10 +47,7 @@ class Checkpoints(Callback):
         ]
 
     def on_start(self, session: Session) -> None:
-        counters = session.graph.counters
-        self._timer = CheckpointTimer(
-            session.config.checkpoint_interval, lambda: counters.total("updates") > 0
-        )
+        self._timer = CheckpointTimer(session.config.checkpoint_interval, self._has_learned)
 
     def on_poll(self, session: Session) -> None:
         if self.writes and self._timer.due:
@@ -51,18 +56,20 @@ class Checkpoints(Callback):
 
     def on_stop(self, session: Session) -> None:
         if self.writes:
-            self._save_all(session, last=True)
+            self.save(session)
 
-    def save(self, session: Session) -> None:
-        """Write a checkpoint now. Raises OSError if it cannot be written; see `Saving`."""
-        self._save_all(session, last=False)
-
-    def _save_all(self, session: Session, *, last: bool) -> None:
-        """Write the checkpoint of every policy, and tell the session of it. ``last``: the training
-        has ended."""
+    def save(self, session: Session) -> int:
+        """Write a checkpoint of every policy now, and tell the session of it; returns its env
+        steps. Raises OSError if it cannot be written; see `Saving`."""
+        session.folder.check_there()
         for policy in self._policies:
-            env_steps = policy.save_last(session) if last else policy.save(session)
+            env_steps = policy.save(session)
         session.checkpoint_written(env_steps)
+        return env_steps
+
+    def save_after_failure(self, session: Session) -> int | None:
+        """As `save`, in a session that has failed; None if there is nothing to save."""
+        return self.save(session) if self.writes and self._has_learned() else None
 
 
 class PolicyCheckpoints:
@@ -79,6 +86,7 @@ class PolicyCheckpoints:
         self._group = group
         self._store = stored.store
         self._statistics = statistics
+        self._is_last = False
         self._saving = Saving(
             stored.replays,
             group.archive,
@@ -86,26 +94,60 @@ class PolicyCheckpoints:
             lambda: progress.env_steps,
         )
 
-    def save(self, session: Session, timeout: float = ANSWER_TIMEOUT) -> int:
-        """Have the learner write a checkpoint; returns its env steps. Raises OSError."""
+    def save(self, session: Session) -> int:
+        """Have the learner write a checkpoint; returns its env steps. Raises OSError.
 
-        def ask(kind: str, about: dict[str, Any], timeout: float) -> Any:
-            return session.runner.ask(self._group.learner, kind, about, timeout)
-
+        In a session that ends early, the state in shared memory is written in the place of a
+        learner that does not do so soon. There is no later checkpoint then.
+        """
+        if self._is_last:
+            return session.graph.progress.env_steps
         about = partial(self._state, session)
-        return self._saving.save(ask, session.work, about, timeout, session.message)
-
-    def save_last(self, session: Session) -> int:
-        """As `save`, at the end of the training; what was interrupted does not wait for long."""
-        if not session.is_interrupted():
-            return self.save(session)
+        wait = partial(_let_work, session)
         try:
-            return self.save(session, URGENT_TIMEOUT)
+            return self._saving.save(
+                self._learner_writes(session), wait, about, ANSWER_TIMEOUT, session.message
+            )
         except (TimeoutError, WorkerDied):
             snapshot = self._group.snapshot
-            if snapshot is None or snapshot.version < 0:
+            if not session.ends_early or snapshot is None or snapshot.version < 0:
                 raise
+            self._is_last = True
             return self._save_snapshot(session, snapshot)
+
+    def _learner_writes(self, session: Session) -> Ask:
+        learner, snapshot = self._group.learner, self._group.snapshot
+        began: float | None = None
+        told = False
+
+        def waiting() -> None:
+            """Once the session is to end early, wait for a shorter time."""
+            nonlocal began, told
+            if not session.ends_early:
+                return
+            began = began or monotonic()
+            waited = monotonic() - began
+            if waited > LAST_TIMEOUT:
+                raise TimeoutError(
+                    f"{learner.name} did not write the last checkpoint within {LAST_TIMEOUT:.0f} s"
+                )
+            if waited <= URGENT_TIMEOUT:
+                return
+            if snapshot is not None and snapshot.version >= 0:
+                raise TimeoutError(f"{learner.name} did not write the last checkpoint in time")
+            if not told:
+                told = True
+                session.runner.wake(learner)
+                session.alert(
+                    f"Waiting up to {LAST_TIMEOUT:.0f} s for {learner.name}: it writes the last "
+                    "checkpoint after its current update (Ctrl-C ends the run without it)"
+                )
+
+        def ask(kind: str, about: dict[str, Any], timeout: float) -> Any:
+            alone = session.ends_early
+            return session.runner.ask(learner, kind, about, timeout, waiting=waiting, alone=alone)
+
+        return ask
 
     def _save_snapshot(self, session: Session, snapshot: StateSnapshot) -> int:
         """Write the checkpoint in the place of a learner that does not do so in time."""
@@ -115,7 +157,7 @@ class PolicyCheckpoints:
         def write(_kind: str, about: dict[str, Any], _timeout: float) -> str | None:
             try:
                 SaveCheckpoint(self._store)(tensors, {**about, "learner": plain})
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: as for the learner itself
                 return f"{type(error).__name__}: {error}"
             return None
 
@@ -136,3 +178,11 @@ class PolicyCheckpoints:
             "statistics": session.statistics.state(self._statistics),
             **self._statistics.rating(),
         }
+
+
+def _let_work(session: Session) -> None:
+    """Let the workers work for a moment, and those that are left of a failed session."""
+    if session.has_failed:
+        sleep(WHILE_WAITING)
+    else:
+        session.work()

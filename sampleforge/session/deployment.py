@@ -32,7 +32,8 @@ class Deployment(Protocol):
         """Return what the user is to know before the workers start."""
 
     def saves_after(self, error: BaseException) -> bool:
-        """Whether the state is whole after ``error``, so that a checkpoint is written."""
+        """Whether a checkpoint can be written after ``error``: the state is whole, as far as the
+        learner has it, and there is a place to write it to."""
 
 
 def processes(session: Session, graph: Graph, nodes: Sequence[Node] | None = None) -> Runner:
@@ -47,6 +48,7 @@ def processes(session: Session, graph: Graph, nodes: Sequence[Node] | None = Non
         session.note,
         session.is_interrupted,
         nodes,
+        age=session.ticker.age,
     )
 
 
@@ -72,4 +74,4 @@ class OneMachine:
         return []
 
     def saves_after(self, error: BaseException) -> bool:
-        return False
+        return not isinstance(error, OSError) or isinstance(error, TimeoutError)

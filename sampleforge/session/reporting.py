@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ from sampleforge.topologies.policy_lag import stale_warning
 
 if TYPE_CHECKING:
     from sampleforge.session.session import Session
+
+
+WAITING_S = 5.0
+"""Seconds between two messages that the environments are waited for."""
 
 
 class Reports:
@@ -51,6 +56,7 @@ class RunFiles(Callback):
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         graph = session.graph
+        session.folder.check_there()
         self._reporter.report(
             report,
             env_steps=graph.progress.env_steps,
@@ -62,6 +68,28 @@ class RunFiles(Callback):
     def on_message(self, session: Session, message: Message) -> None:
         level = "warning" if message.level == "alert" else message.level
         self._reporter.log(message.text, level, message.source)
+
+
+class Starting(Callback):
+    """Says which part of the env rows has started, while that takes long: until the first env
+    step, every `WAITING_S` seconds."""
+
+    def __init__(self) -> None:
+        self._next = inf
+
+    def on_start(self, session: Session) -> None:
+        self._next = monotonic() + WAITING_S
+
+    def on_poll(self, session: Session) -> None:
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + WAITING_S
+        counters, plan = session.graph.counters, session.plan
+        started, rows = int(counters.total("started_rows")), plan.num_workers * plan.envs
+        if counters.total("env_steps"):
+            self._next = inf
+        elif started < rows:
+            session.message(f"Waiting for the environments: {started} of {rows} have started")
 
 
 class StaleExperience(Callback):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from time import time
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sampleforge.folder.run_folder import RunFolder
     from sampleforge.replay.histograms import Histogram
     from sampleforge.runners.base import Runner
+    from sampleforge.shared.training_clock import ClockTicker
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.apex.plan import ApexPlan
     from sampleforge.topologies.builders import ResumePoint
@@ -86,8 +87,9 @@ class Session:
                 f"policy ids must differ and consist of letters, digits and _: {list(policies)}"
             )
         self.asked = config
-        """The config as it was asked for; ``config`` is what the run folder made of it, and
-        ``resolved`` what it is with all defaults."""
+        """The config as it was asked for, with an encoder's import string in the place of its
+        registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
+        with all defaults."""
         self._policies = policies
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = list(callbacks)
@@ -95,7 +97,7 @@ class Session:
         self._runner: Runner | None = None
         self._is_open = False
         self._warnings_told: set[str] = set()
-        self._stopping, self._interrupted = _Flag(), _Flag()
+        self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
 
     # ---- beginning ----
 
@@ -130,16 +132,20 @@ class Session:
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
+        from sampleforge.models.registry import with_import_string
         from sampleforge.spec import with_action_units
         from sampleforge.topologies.registry import topology
 
+        model = with_import_string(self.asked.model)
+        self.asked = dataclasses.replace(self.asked, model=model)
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
+        interrupted, failed = self._interrupted, self._failed  # no reference back to this object
         self.opened: OpenRun = open_folder(
             self.asked,
             fitted,
             self._resources,
-            self._interrupted.is_set,
+            lambda: interrupted.is_set() or failed.is_set(),
             damaged.append,
             self._policies,
         )
@@ -158,7 +164,7 @@ class Session:
         from sampleforge.reporting.opening import opening
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
-        from sampleforge.session.reporting import StaleExperience
+        from sampleforge.session.reporting import StaleExperience, Starting
         from sampleforge.shared.rings import check_store_order
         from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
         from sampleforge.workers.worker import WorkerContext
@@ -180,7 +186,6 @@ class Session:
             resumes=earlier.get("resumes", -1) + 1,
             env_steps=earlier.get("env_steps", 0),
             wall_s=earlier.get("wall_s", 0.0),
-            started=time(),
         )
         policies = [
             PolicyStart(
@@ -196,6 +201,8 @@ class Session:
             for index, stored in enumerate(opened.policies)
         ]
         self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, policies)
+        self.ticker: ClockTicker = self.graph.new_ticker()
+        self._resources.callback(self.ticker.close)
         stored_statistics = {
             stored.id: stored.earlier.get("statistics", {}) for stored in opened.policies
         }
@@ -203,7 +210,7 @@ class Session:
         limit = config.max_env_restart_rate
         self._env_restarts = EnvRestarts(self.graph.counters, limit)
         self.checkpoints = Checkpoints(self)
-        self._callbacks += [StaleExperience(self.graph), self.checkpoints]
+        self._callbacks += [Starting(), StaleExperience(self.graph), self.checkpoints]
         self.worker_context: WorkerContext = WorkerContext(
             self.folder.log_file, self.folder.scratch
         )
@@ -217,6 +224,7 @@ class Session:
 
     def _start(self) -> None:
         self._runner = self._deployment.runner(self, self.graph)
+        self.ticker.start()
         self._runner.start()
         for callback in self._callbacks:
             callback.on_start(self)
@@ -362,6 +370,17 @@ class Session:
         """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
         return self._interrupted.is_set()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended the session: some workers may be gone."""
+        return self._failed.is_set()
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the session was interrupted or has failed: the last checkpoint must not take
+        long."""
+        return self.is_interrupted() or self.has_failed
+
     def kill(self) -> None:
         """End the workers at once; nothing is saved."""
         if self._runner is not None:
@@ -374,19 +393,33 @@ class Session:
             if error is None or isinstance(error, KeyboardInterrupt):
                 for callback in self._callbacks:
                     callback.on_stop(self)
-            elif self._deployment.saves_after(error):
+            else:
                 self._save_after(error)
         except BaseException as problem:
+            self._save_after(problem)
             error = problem
             raise
         finally:
             self._end(error)
 
     def _save_after(self, error: BaseException) -> None:
+        """Save what the learners have, if they can still say it. Raises nothing: the error that has
+        ended the session is what the user is to see."""
+        if self.has_failed or not self._deployment.saves_after(error):
+            return
+        if self.is_interrupted() and isinstance(error, TimeoutError):
+            return  # the learner has had its time
+        self._failed.set()
         try:
-            self.save()
-        except OSError as problem:
-            self.alert(f"after {describe(error)}: {problem}")
+            env_steps = self.checkpoints.save_after_failure(self)
+            if env_steps is not None:
+                self.alert(
+                    f"The run has failed. A checkpoint was written at {env_steps:,} env steps; the "
+                    "reason of the failure follows"
+                )
+        except Exception as problem:
+            with suppress(OSError):  # a disk that is full for log.txt, too
+                self.note(f"no checkpoint after the failure: {describe(problem)}")
 
     def ending_on_error(self) -> ExitStack:
         """Return a context that ends an open session with the error that is raised in it."""
@@ -400,21 +433,36 @@ class Session:
         return stack
 
     def _end(self, error: BaseException | None) -> None:
-        """Close everything, whatever fails; write the summary if there is anything to sum up."""
-        with self._resources:
-            if self._runner is None:
-                return
-            self._runner.close()
-            self._take_events()
-            failed = error is not None and not isinstance(error, KeyboardInterrupt)
-            if failed:
-                assert error is not None
-                self.message(describe(error), "error")
-            summary = self._summary(error if failed else None)
+        """Close everything, whatever fails; write the summary if there is anything to sum up.
+        Raises the first thing that fails, unless the session has ended with an error."""
+        failure = None if isinstance(error, KeyboardInterrupt) else error
+
+        def end(step: Callable[[], object]) -> None:
+            nonlocal failure
+            try:
+                step()
+            except Exception as problem:
+                failure = failure or problem
+
+        if self._runner is not None:
+            end(self._runner.close)
+            end(self._take_events)
+            if failure is not None:
+                end(partial(self.message, describe(failure), "error"))
+            end(lambda: self._sum_up(failure))
+        self._runner = None  # it refers back to this object, which is freed at once now
+        end(self._resources.close)
+        if failure is not None and failure is not error:
+            raise failure
+
+    def _sum_up(self, error: BaseException | None) -> None:
+        """Write the summary, and tell the callbacks of the end."""
+        summary = self._summary(error)
+        try:
             self.folder.write_summary(summary)
+        finally:
             for callback in self._callbacks:
                 callback.on_end(self, summary)
-            self._runner = None  # it refers back to this object, which is freed at once now
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
         status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"
@@ -432,10 +480,12 @@ def describe(error: BaseException) -> str:
     """Return an error as text: a worker's death ends with the worker's own traceback, and where the
     session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
     from sampleforge.distributed.group import RankLost
+    from sampleforge.folder.run_folder import RunFolderGone
     from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.reporting.env_restarts import EnvironmentFails
     from sampleforge.runners.base import WorkerDied
 
-    if isinstance(error, WorkerDied | RankLost | CheckpointNotWritten | EnvironmentFails):
+    ends_in_words = (WorkerDied, RankLost, CheckpointNotWritten, RunFolderGone, EnvironmentFails)
+    if isinstance(error, ends_in_words):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +14,14 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.machine import human_bytes, shared_memory_free
+from sampleforge.runtime.open_files import no_more_open_files, too_many_open_files
 
 Layout = Mapping[str, tuple[tuple[int, ...], str]]
 """Array name -> (shape, numpy dtype name)."""
 
+_NOT_CHECKED = 1 << 24
+"""Bytes up to which the free memory is not asked for, which takes longer than to reserve them."""
 _ALIGNMENT = 64  # a cache line: columns with different writers never share one
 
 
@@ -29,25 +35,52 @@ def _padded(shape: tuple[int, ...], dtype: str) -> int:
     return max(_ALIGNMENT, -(-size // _ALIGNMENT) * _ALIGNMENT)
 
 
+def _reserved(size: int) -> torch.UntypedStorage:
+    """Return ``size`` bytes of shared memory, all of them 0. Raises OSError, or, outside of Linux,
+    RuntimeError."""
+    storage: torch.UntypedStorage
+    if sys.platform != "linux":
+        storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
+        return storage
+    free = shared_memory_free() if size > _NOT_CHECKED else None
+    if free is not None and size > free:  # the kernel would end a process instead of refusing
+        raise OSError(errno.ENOMEM, f"only {human_bytes(free)} are free")
+    fd = os.memfd_create("sampleforge", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        storage = torch.UntypedStorage._new_shared_fd_cpu(fd, size)  # type: ignore[attr-defined]
+        return storage
+    except RuntimeError as error:  # torch does not say which of the two
+        raise OSError(errno.EMFILE if no_more_open_files() else errno.ENOMEM, str(error)) from error
+    finally:
+        os.close(fd)  # the storage has its own
+
+
+def _not_reserved(size: int, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_open_files()
+    return (
+        f"{human_bytes(size)} of shared memory cannot be had ({error}); give the machine or the "
+        "container more memory, or use --serial --num-envs-per-worker 2"
+    )
+
+
 class SharedArrays:
     """Zero-initialised arrays by name, as numpy views (``arrays["x"]``) and torch views.
 
-    The memory is one file descriptor without a name (torch's file-descriptor sharing): a killed run
-    leaves nothing in /dev/shm. All of it is reserved at once, so that no later write can fail with
-    SIGBUS. It can be pickled to child processes, which then see the same memory.
+    The memory is one file descriptor that never had a name, so that a process that is killed at any
+    point leaves nothing in /dev/shm. All of it is reserved at once, so that no later write can fail
+    with SIGBUS. It can be pickled to child processes, which then see the same memory.
     """
 
     def __init__(self, layout: Layout) -> None:
-        """Reserve the memory. Raises ConfigError if there is not enough shared memory."""
+        """Reserve the memory. Raises ConfigError if there is not enough of it, or if this process
+        has too many open files."""
         size = layout_bytes(layout)
         try:
-            storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise ConfigError(
-                f"{human_bytes(size)} of shared memory are not available ({error}); give the "
-                "machine more (/dev/shm; docker run --shm-size=1g), or use --serial "
-                "--num-envs-per-worker 2"
-            ) from error
+            storage = _reserved(size)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(_not_reserved(size, error)) from error
         self._attach(torch.empty(0, dtype=torch.uint8).set_(storage), dict(layout))
 
     def _attach(self, buffer: torch.Tensor, layout: dict[str, tuple[tuple[int, ...], str]]) -> None:

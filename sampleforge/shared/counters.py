@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import time
 
 import numpy as np
 import numpy.typing as npt
 
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.training_clock import TrainingClock
 
 FAULT_BYTES = 16 << 10
 """Longest text of a fault in bytes. The beginning of a longer one is left out, because the cause
@@ -87,7 +87,7 @@ class FirstFault:
         )
 
     def put(self, worker: int, text: str, at: float) -> None:
-        """Write ``text``, with the time ``at`` (seconds since the epoch), unless this worker has
+        """Write ``text``, with the time ``at`` (``monotonic()``), unless this worker has
         written one before."""
         arrays = self._arrays
         if arrays["size"][worker, 0]:
@@ -112,11 +112,11 @@ class FirstFault:
 class Progress:
     """Env steps and seconds so far, including earlier runs of the same folder, and their limits.
 
-    ``started`` is the wall clock (seconds since the epoch) at which this run began.
+    ``clock`` has the seconds since this run's first env step, without pauses.
     """
 
     counters: Counters
-    started: float
+    clock: TrainingClock
     base_env_steps: int = 0
     base_wall_s: float = 0.0
     limit_env_steps: int | None = None
@@ -128,7 +128,7 @@ class Progress:
 
     @property
     def wall_s(self) -> float:
-        return self.base_wall_s + time() - self.started
+        return self.base_wall_s + self.clock.seconds
 
     @property
     def fraction(self) -> float:

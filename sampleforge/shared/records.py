@@ -3,15 +3,15 @@ evaluations."""
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterable
-from time import monotonic, sleep
+from collections.abc import Callable, Iterable
+from time import sleep
 from typing import NamedTuple, Protocol
 
 from sampleforge.shared.arrays import SharedArrays
 
-PATIENCE = 10.0
-"""Seconds that an actor waits for room in a full queue before it fails."""
+
+def _nothing() -> None:
+    pass
 
 
 class EpisodeRecord(NamedTuple):
@@ -40,7 +40,12 @@ class Episodes(Protocol):
     """A queue of finished episodes from the actors to the driver."""
 
     def put(
-        self, actor: int, split: int, episodes: Iterable[_Episode], policy: int = 0
+        self,
+        actor: int,
+        split: int,
+        episodes: Iterable[_Episode],
+        policy: int = 0,
+        waiting: Callable[[], None] = _nothing,
     ) -> None: ...
 
     def take(self) -> list[EpisodeRecord]: ...
@@ -52,7 +57,14 @@ class EpisodeList:
     def __init__(self) -> None:
         self._records: list[EpisodeRecord] = []
 
-    def put(self, actor: int, split: int, episodes: Iterable[_Episode], policy: int = 0) -> None:
+    def put(
+        self,
+        actor: int,
+        split: int,
+        episodes: Iterable[_Episode],
+        policy: int = 0,
+        waiting: Callable[[], None] = _nothing,
+    ) -> None:
         self.extend(EpisodeRecord(actor, split, e.row, e.ret, e.length, policy) for e in episodes)
 
     def extend(self, records: Iterable[EpisodeRecord]) -> None:
@@ -86,25 +98,31 @@ class EpisodeQueue:
             )
         )
 
-    def put(self, actor: int, split: int, episodes: Iterable[_Episode], policy: int = 0) -> None:
-        """Send finished episodes. Raises queue.Full if the driver takes none for 10 seconds."""
+    def put(
+        self,
+        actor: int,
+        split: int,
+        episodes: Iterable[_Episode],
+        policy: int = 0,
+        waiting: Callable[[], None] = _nothing,
+    ) -> None:
+        """Send finished episodes. Waits for room as long as the driver takes none, and calls
+        ``waiting`` again and again meanwhile: a driver that is held goes on, and one that has died
+        takes its workers with it."""
         arrays, tails = self._arrays, self._arrays["tail"]
         capacity = arrays["ret"].shape[1]
         for episode in episodes:
-            self._wait_for_room(actor, capacity)
+            self._wait_for_room(actor, capacity, waiting)
             at = tails[actor, 0] % capacity
             arrays["who"][actor, at] = split, episode.row, policy
             arrays["ret"][actor, at] = episode.ret
             arrays["length"][actor, at] = episode.length
             tails[actor, 0] += 1  # last: an incomplete record is never read
 
-    def _wait_for_room(self, actor: int, capacity: int) -> None:
+    def _wait_for_room(self, actor: int, capacity: int, waiting: Callable[[], None]) -> None:
         heads, tails = self._arrays["head"], self._arrays["tail"]
-        give_up_at = None
         while tails[actor, 0] - heads[actor, 0] >= capacity:
-            give_up_at = give_up_at or monotonic() + PATIENCE
-            if monotonic() > give_up_at:
-                raise queue.Full
+            waiting()
             sleep(0.001)
 
     def take(self) -> list[EpisodeRecord]:

@@ -73,7 +73,6 @@ class ResumePoint:
     resumes: int = 0
     env_steps: int = 0
     wall_s: float = 0.0
-    started: float = 0.0
     resume: Resume | None = None
     replays: ReplayFolder | None = None
 

@@ -186,6 +186,12 @@ def _check_learners(config: RunConfig, learners: int) -> None:
             f"--serial --num-learners {learners}: serial mode is one process, and learners wait "
             "for each other; use 1 learner, or leave out --serial"
         )
+    if getattr(config, "compile", False):
+        raise ConfigError(
+            f"--compile --num-learners {learners}: a learner's part of a minibatch has another "
+            "number of rows each time, for which code would be compiled anew; leave out one of the "
+            "two"
+        )
     if config.sampler_only:
         raise ConfigError(
             f"--sampler-only --num-learners {learners}: nothing is learned; leave out one of the "

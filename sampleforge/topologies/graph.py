@@ -18,6 +18,7 @@ from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Episodes, Evaluations
 from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.training_clock import ClockTicker, TrainingClock
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import ResumePoint
@@ -134,6 +135,18 @@ class Graph:
         beside = [node.counter_row for node in self.having("evaluator")]
         return float(self.counters.total(name) - self.counters.column(name)[beside].sum())
 
+    def restarts(self) -> dict[str, int]:
+        """Return how often workers of each role were restarted."""
+        counts = self.counters.column("restarts")
+        totals: dict[str, int] = {}
+        for node in self.nodes:
+            totals[node.role] = totals.get(node.role, 0) + int(counts[node.counter_row])
+        return totals
+
+    def new_ticker(self) -> ClockTicker:
+        """Return what counts the seconds of training, from the first env step on."""
+        return ClockTicker(self.progress.clock, lambda: self.total("env_steps") > 0)
+
     def stop_all(self) -> None:
         """Ask every worker to leave its loop."""
         self.stop.set()
@@ -168,7 +181,7 @@ class GraphBuilder:
         self.stop = StopFlag()
         self.progress = Progress(
             self.counters,
-            start.started,
+            TrainingClock(),
             start.env_steps,
             start.wall_s,
             config.train_for_env_steps,
@@ -232,7 +245,9 @@ class GraphBuilder:
 
 
 COUNTERS = (
-    "heartbeat",  # seconds since the epoch at the latest step
+    "started_rows",  # env rows of an actor: half a row when constructed, half when reset
+    "heartbeat",  # seconds of the monotonic clock at the latest step
+    "silent_s",  # seconds that the others of its group have waited for it in vain, else 0
     "env_steps",
     "env_frames",
     "episodes",

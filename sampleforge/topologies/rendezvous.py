@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 
+from sampleforge.config import ConfigError, typed
 from sampleforge.distributed.group import Member, Rendezvous
 from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.distributed.torch_group import Backend, RendezvousStore
-from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.machine import human_bytes, resolve_device
 from sampleforge.workers.config import LearnersConfig
 
 
@@ -28,9 +29,11 @@ def local_rendezvous(
     timeout: float,
     new_model: Callable[[], torch.nn.Module],
     member: Member = "rank",
+    extra_bytes: int = 0,
 ) -> GroupRendezvous:
     """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
-    this opens its store."""
+    this opens its store. ``extra_bytes``: the other data that a member sends at a time, beside its
+    gradients."""
     size = len(devices)
     backend, why = choose_backend(devices, member)
     if backend == "nccl":
@@ -41,7 +44,7 @@ def local_rendezvous(
         ]
         return GroupRendezvous(joins, f"gradients through {why}", (store,))
     gradients = sum(p.nbytes for p in new_model().parameters())
-    memory = RankMemory(size, gradients + LEAST_ROOM)
+    memory = RankMemory(size, gradients + extra_bytes + LEAST_ROOM)
     joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
     note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
     return GroupRendezvous(joins, note, (memory,))
@@ -65,9 +68,28 @@ def member_devices(device: str, members: int) -> list[str]:
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
 
 
+def learner_devices(config: LearnersConfig, device: str) -> list[str]:
+    """Return the device of each learner; ``device`` is the run's. Raises ConfigError for a device
+    that the machine does not have, or that is of another kind than the run's."""
+    if not config.learner_devices:
+        return member_devices(device, config.num_learners)
+    given = typed("learner_devices", config.learner_devices)
+    for name in config.learner_devices:
+        if name.split(":")[0] != device.split(":")[0]:
+            raise ConfigError(
+                f"{given}: {name} is of another kind than the run's device {device}, after which "
+                "precision and inference are chosen; give --device, too"
+            )
+        try:
+            resolve_device(name)
+        except ConfigError as error:
+            raise ConfigError(f"{given}: {error}") from error
+    return list(config.learner_devices)
+
+
 def describe_learners(config: LearnersConfig, device: str) -> str:
     """Return the number of learners and their devices as text; ``device`` is the run's."""
-    if config.num_learners == 1:
-        return f"learner on {device}"
     where = ", ".join(config.learner_devices) or device
+    if config.num_learners == 1:
+        return f"learner on {where}"
     return f"{config.num_learners} learners on {where}, each with an equal part of every batch"

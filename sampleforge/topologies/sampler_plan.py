@@ -151,7 +151,7 @@ def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
         raise ConfigError(
             f"the trajectory slots need {human_bytes(plan.slot_bytes)} of shared memory "
             f"({plan.slots} slots of {shape.rows} rows x {shape.rollout} steps), but only "
-            f"{human_bytes(free)} are free; lower {flags}, or give the machine more (/dev/shm)"
+            f"{human_bytes(free)} are free; lower {flags}, or give the machine or container more"
         )
 
 
@@ -164,7 +164,7 @@ def check_memory_of_groups(nbytes: int, groups: int) -> None:
             f"{groups} policies need {groups} x {human_bytes(nbytes)} of shared memory for their "
             f"slots, because all actors may have slots of any of them, but only "
             f"{human_bytes(free)} are free; train fewer policies in one run, lower "
-            "--num-envs-per-worker or --rollout, or give the machine more (/dev/shm)"
+            "--num-envs-per-worker or --rollout, or give the machine or container more"
         )
 
 

@@ -15,7 +15,7 @@ from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.restart_budget import RestartBudget
-from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import NewPolicy, ResumePoint, env_makers
 from sampleforge.topologies.config import AnyConfig
@@ -88,7 +88,7 @@ def actor_channels(config: AnyConfig, plan: SamplerPlan) -> ActorChannels:
     """Make the channels that all policy groups of a graph share."""
     return ActorChannels(
         episodes=EpisodeQueue(plan.num_workers),
-        wakeups=[Wakeup() for _ in range(plan.num_workers)],
+        wakeups=wakeups(plan.num_workers),
         restart_budget=RestartBudget(plan.num_workers, config.max_worker_restarts),
     )
 
@@ -103,7 +103,7 @@ def group_channels(
 ) -> GroupChannels:
     """Make the channels of one policy group. ``shape``: of its slots; ``learners``: their
     number."""
-    policy_wakeups = [Wakeup() for _ in range(plan.num_policy_workers)]
+    policy_wakeups = wakeups(plan.num_policy_workers)
     requests = None
     if policy_wakeups:
         requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
@@ -112,7 +112,7 @@ def group_channels(
         requests,
         actors.wakeups,
         policy_wakeups,
-        [Wakeup() for _ in range(learners)],
+        wakeups(learners),
         RestartBudget(plan.num_policy_workers, config.max_worker_restarts),
         actors.restart_budget,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from time import perf_counter, time
+from contextlib import ExitStack
+from time import monotonic, perf_counter
 
 import numpy as np
 
 from sampleforge.env.not_finite import NotFiniteError
+from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
@@ -89,34 +91,47 @@ class ActorWorker(EventDriven):
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
+        self._count["started_rows"][0] = 0
         # Not 0 in a later life: the policies are picked on from where the previous one was.
         rollouts = int(self._count["rollouts"][0]) // len(self._make_envs)
         for index, make in enumerate(self._make_envs):
-            self._splits.append(Split(self._index, index, make(), rollouts))
+            with told_of_rows(self._row_started):
+                env = make()
+            self._splits.append(Split(self._index, index, env, rollouts))
         limit_threads(1)  # also of libraries that the environments have loaded
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         for port in self._ports:
             port.inference.start()
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         for split in self._splits:
             try:
                 split.env.reset(split.stream.carry)
             except NotFiniteError as error:
                 raise self._named(split, error) from None
+        self._count["started_rows"][0] = sum(split.env.num_rows for split in self._splits)
+
+    def _row_started(self) -> None:
+        self._count["started_rows"] += 0.5  # constructed, and then reset
+        self._count["heartbeat"][0] = monotonic()
+
+    def _beat(self) -> None:
+        self._count["heartbeat"][0] = self.alive_at()
 
     def step(self) -> bool:
         """Advance every split as far as is possible without waiting."""
         started = perf_counter()
-        self._count["heartbeat"][0] = self.alive_at()
+        self._beat()
         self._ending = self._is_ending()
         moved = any([self._advance(split) for split in self._splits])
         self._count["step_s"] += perf_counter() - started
         return moved
 
     def close(self) -> None:
-        for split in self._splits:
-            split.env.close()
+        """Close all environments, even where the ``close`` of one of them raises."""
+        with ExitStack() as stack:
+            for split in reversed(self._splits):
+                stack.callback(split.env.close)
 
     @property
     def idle(self) -> bool:
@@ -124,9 +139,9 @@ class ActorWorker(EventDriven):
         return all(split.stream.slot is None for split in self._splits)
 
     def alive_at(self) -> float:
-        """Return the time (seconds since the epoch) at which this actor was last known to be alive:
-        now, for an actor that waits for its environments."""
-        return time()
+        """Return the time (of ``monotonic``) at which this actor was last known to be alive: now,
+        for an actor that waits for its environments."""
+        return monotonic()
 
     def _is_ending(self) -> bool:
         """Return whether all rollouts end now, with any step in progress. This is decided before
@@ -198,7 +213,7 @@ class ActorWorker(EventDriven):
         stream.keep(out)
         self._account(split, out, len(ended))
         if ended:
-            self._episodes.put(self._index, split.index, ended, stream.policy)
+            self._episodes.put(self._index, split.index, ended, stream.policy, self._beat)
         stream.ask_final(out)
         return True if stream.valuing else self._next(split)
 
@@ -220,7 +235,7 @@ class ActorWorker(EventDriven):
         self._count["split_steps"] += 1
         if split.env.rebuilt != split.rebuilt:
             faults = self._progress.counters.first_fault
-            faults.put(self._counter_row, f"{split.env.fault}", time())
+            faults.put(self._counter_row, f"{split.env.fault}", monotonic())
             self._count["env_restarts"] += split.env.rebuilt - split.rebuilt
             split.rebuilt = split.env.rebuilt
         events = split.env.not_finite

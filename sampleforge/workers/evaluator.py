@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import time
+from time import monotonic
 
+from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
@@ -69,13 +70,13 @@ class EvaluatorWorker(EventDriven):
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
 
     def step(self) -> bool:
         """Begin an evaluation if it is due, or take one step of the current one."""
-        self._count["heartbeat"][0] = time()
+        self._beat()
         if self._player is None:
             return self._begin()
         self._player.step()
@@ -95,11 +96,14 @@ class EvaluatorWorker(EventDriven):
             self._envs.close()
             self._envs = None
 
+    def _beat(self) -> None:
+        self._count["heartbeat"][0] = monotonic()
+
     def _count_rebuilt(self) -> None:
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
             faults = self._progress.counters.first_fault
-            faults.put(self._counter_row, f"{self._envs.fault}", time())
+            faults.put(self._counter_row, f"{self._envs.fault}", monotonic())
             self._count["env_restarts"] += self._envs.rebuilt - self._rebuilt
             self._rebuilt = self._envs.rebuilt
 
@@ -113,7 +117,8 @@ class EvaluatorWorker(EventDriven):
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
         _, self._version = self._weights.read(self._tensors)
-        self._envs, self._rebuilt = self._make_envs(), 0
+        with told_of_rows(self._beat):
+            self._envs, self._rebuilt = self._make_envs(), 0
         self._player = EpisodePlayer(
             self._envs,
             self._model,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sampleforge.distributed.group import RankLost
 from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.rank import POLL_INTERVAL, NewLearnerWorker
 
@@ -25,11 +27,14 @@ class GroupLearnerWorker:
         member: GroupMember,
         new_learner_worker: NewLearnerWorker,
         exchange: SlotExchange,
+        others: Sequence[Wakeup] = (),
     ) -> None:
+        """Store the arguments. ``others``: the wake-ups of the other learners."""
         self.name = name
         self._member = member
         self._new_learner_worker = new_learner_worker
         self._exchange = exchange
+        self._others = others
         self._worker: Any = None
 
     def recover(self) -> None:
@@ -40,7 +45,9 @@ class GroupLearnerWorker:
     def start(self) -> None:
         learner = self._member.start()
         self._worker = self._new_learner_worker(
-            make_learner=lambda: learner, after_update=self._member.agree
+            make_learner=lambda: learner,
+            may_update=self._may_update,
+            after_update=self._member.agree,
         )
         self._worker.start()
         self._member.take_over()
@@ -57,6 +64,15 @@ class GroupLearnerWorker:
             self._worker.abandon()
             self._member.wait_for_replacement(error)
             return True
+
+    def _may_update(self) -> bool:
+        """Return whether all learners have their parts of the batch; the last one wakes the
+        others."""
+        ready = self._member.has_batch()
+        if ready:
+            for wakeup in self._others:
+                wakeup.set()
+        return ready
 
     def wait(self, timeout: float) -> None:
         self._worker.wait(min(timeout, POLL_INTERVAL))

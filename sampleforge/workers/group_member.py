@@ -78,6 +78,7 @@ class GroupMember:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = math.inf  # it may wait for other members without a limit
         self._generation = self._epoch.generation
+        self._epoch.mark_batch(self.index, 0)
         self._count["restarts"] += min(1, self._generation)  # later generations are replacements
         self._group = self._join_newest()
         solo = isinstance(self._group, SoloGroup)
@@ -93,8 +94,8 @@ class GroupMember:
         while not self.ended:
             try:
                 return self._exchange_state()
-            except RankLost:
-                if not self._stop_or_new_group():
+            except RankLost as error:
+                if not self._stop_or_new_group(error):
                     raise
                 if not self.ended:
                     self._set_group(self._join_newest())
@@ -109,16 +110,24 @@ class GroupMember:
         all members."""
         assert self._group is not None
         self._count["heartbeat"][0] = math.inf
+        self._epoch.mark_batch(self.index, 0)
         self._group.close()
         self._generation = self._epoch.generation
         self._set_group(self._join(self._generation))
         self._exchange_state()
 
-    def wait_for_replacement(self, error: RankLost, hint: str = "") -> None:
+    def wait_for_replacement(self, error: RankLost, hint: Callable[[], str] = str) -> None:
         """Wait, after a member was lost, until the driver has replaced it, or the run has ended.
-        Raises RankLost, with the ``hint``, if neither happens."""
-        if not self._stop_or_new_group():
-            raise RankLost(f"{error}{hint}") from error
+        The driver is told of a silent member, because it sees by itself only those that have died.
+        Raises RankLost, with the ``hint`` at its end, if neither happens."""
+        if not self._stop_or_new_group(error):
+            raise RankLost(f"{error}{hint()}") from error
+
+    def has_batch(self) -> bool:
+        """Record that this member has its part of the next batch. Return whether all members have
+        theirs: no member begins an update before, so that each can answer the driver while others
+        still wait for experience."""
+        return self._epoch.mark_batch(self.index, self.iteration)
 
     def agree(self) -> None:
         """Complete an update together with the other members: exchange metrics, decide whether to
@@ -135,8 +144,12 @@ class GroupMember:
         if self._debug:
             check_same_state(self._learner, self._group)
             self._count["checksums_compared"] += self.index == 0  # one member counts for all
-        self._count["wait_s"] += self._group.waited
-        self._group.waited = 0.0
+
+    def take_waited(self) -> float:
+        """Return the seconds that this member has waited for other members since the last call."""
+        assert self._group is not None
+        waited, self._group.waited = self._group.waited, 0.0
+        return waited
 
     def publish_state(self) -> None:
         """Copy the learner's state into the snapshot, from which new members resume if no member
@@ -173,9 +186,12 @@ class GroupMember:
         assert isinstance(self._averaging, DataParallel), "a group of one is never formed again"
         self._group = self._averaging.group = group
 
-    def _stop_or_new_group(self) -> bool:
+    def _stop_or_new_group(self, error: RankLost) -> bool:
         """Return, after a member was lost, whether there is a new group, or the run has ended, so
         that the other members have left regularly."""
+        if error.silent is not None and not self.must_regroup:
+            row = self._counter_row - self.index + error.silent  # members have rows one by one
+            self._progress.counters.row(row)["silent_s"][0] = error.seconds
         if self._is_regrouped():
             return True
         if self._stop.is_set():

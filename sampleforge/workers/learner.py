@@ -22,6 +22,11 @@ from sampleforge.workers.worker import EventDriven
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 
+def at_once() -> bool:
+    """Return True: the update begins as soon as the batch is complete."""
+    return True
+
+
 def do_nothing() -> None:
     """Do nothing after an update: no other process takes part in it."""
 
@@ -36,8 +41,9 @@ class LearnerWorker(EventDriven):
     Ranks, and the learners of one policy, take each gradient step together. ``index``: number of
     this learner in the exchange. ``weights``: None if another learner publishes them.
     ``counts_updates``: whether this worker counts the updates, whose number is the same for all
-    learners. ``after_update`` is called when the weights of an update are published, before slots
-    are given back.
+    learners. ``may_update()``: called when the batch is complete, until it returns True; then the
+    update begins. Meanwhile requests are answered. ``after_update`` is called when the weights of
+    an update are published, before slots are given back.
     """
 
     name = "learner"
@@ -59,6 +65,7 @@ class LearnerWorker(EventDriven):
         prefetch: bool = False,
         counts_updates: bool = True,
         index: int = 0,
+        may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
     ) -> None:
         assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
@@ -77,10 +84,14 @@ class LearnerWorker(EventDriven):
         self._batch_source: BatchSource | None = None
         self._counts_updates = counts_updates
         self._index = index
+        self._may_update = may_update
         self._after_update = after_update
+        self._batch: Batch | None = None
 
     def start(self) -> None:
         limit_threads(self._threads)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # page-locking would open a context on cuda:0 too
         self._learner = self._make_learner()
         self._metrics = ReportMetrics()
         self._divergence = Divergence()
@@ -109,12 +120,15 @@ class LearnerWorker(EventDriven):
 
     def step(self) -> bool:
         assert self._batch_source is not None
-        moved = self._batch_source.gather()
-        batch = self._batch_source.take()
-        if batch is None:
+        moved = False
+        if self._batch is None:
+            moved = self._batch_source.gather()
+            self._batch = self._batch_source.take()
+        if self._batch is None or not self._may_update():
             return moved
-        self._learn(batch)
+        self._learn(self._batch)
         self._batch_source.done()
+        self._batch = None
         return True
 
     def _learn(self, batch: Batch) -> None:
@@ -138,6 +152,7 @@ class LearnerWorker(EventDriven):
         """Drop the batch that is being learned from, and give back the slots that are kept until an
         update."""
         assert self._batch_source is not None
+        self._batch = None
         self._batch_source.abandon()
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from time import perf_counter, time
+from time import monotonic, perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -52,10 +52,10 @@ class PolicyWorker(EventDriven):
         self._count["heartbeat"][0] = math.inf  # a model may be compiled first
         self._policy = self._make_policy()
         self._staging = staging_to(self._device, [self._slots.arrays, self._requests.arrays])
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
 
     def step(self) -> bool:
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
         actors, splits = self._requests.waiting(self._actors)
         if not len(actors):
             return False

@@ -86,7 +86,7 @@ class RankWorker:
             moved = self._worker.step() or moved
         except RankLost as error:
             self._abandon()
-            self._member.wait_for_replacement(error, f"; {self._missing_ranks()}")
+            self._member.wait_for_replacement(error, lambda: f"; {self._missing_ranks()}")
             return True
         self._count["heartbeat"][0] = self._actor.alive_at()
         return moved
@@ -95,8 +95,10 @@ class RankWorker:
         self._wakeup.wait(min(timeout, POLL_INTERVAL))
 
     def close(self) -> None:
-        self._actor.close()
-        self._member.close()
+        try:
+            self._actor.close()
+        finally:
+            self._member.close()
 
     @property
     def ended(self) -> bool:
@@ -151,4 +153,5 @@ class RankWorker:
     def _complete_iteration(self) -> None:
         """Agree with the other ranks on the update, and begin the next iteration."""
         self._member.agree()
+        self._count["wait_s"] += self._member.take_waited()
         self._begin_iteration()

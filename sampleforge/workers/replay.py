@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter, time
+from time import monotonic, perf_counter
 
 from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
@@ -59,7 +59,7 @@ class ReplayWorker(EventDriven):
         self._saves = 0  # latest request to save the replay
 
     def _beat(self) -> None:
-        self._count["heartbeat"][0] = time()
+        self._count["heartbeat"][0] = monotonic()
 
     def step(self) -> bool:
         self._beat()

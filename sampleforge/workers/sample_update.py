@@ -31,7 +31,7 @@ class Updated(NamedTuple):
     """float32 [B], from which the new priorities are made, 0 for items that were evicted before
     they were read; None if the step was skipped."""
     late: int
-    """Number of items of this learner's part that were evicted before they were read."""
+    """Number of items of the whole sample that were evicted before they were read."""
     trained: int
     """Number of env steps of this learner's part that were learned from."""
     read_s: float
@@ -91,7 +91,8 @@ class SampleUpdate:
             requests.scaled_probability[request, part],
         )
         batch, still_valid = gathered[0], gathered.still_valid
-        if not self._gather(still_valid).any():
+        late = int(np.count_nonzero(self._gather(still_valid) == 0))
+        if late == requests.items.shape[1]:
             return None
         if not still_valid.any():
             batch = batch.blank()
@@ -99,12 +100,11 @@ class SampleUpdate:
         metrics, errors = self.learner.update(batch, self._beta(progress), progress)
         if self._debug and self._group is not None:
             check_same_state(self.learner, self._group)
-        late = int(np.count_nonzero(~still_valid))
         trained = gathered.trained
         if errors is None:
             return Updated(metrics, None, late, trained, read_s)
         own = np.zeros(len(still_valid), np.float32)
-        own[still_valid] = errors[: len(still_valid) - late]
+        own[still_valid] = errors[: np.count_nonzero(still_valid)]
         return Updated(metrics, self._gather(own), late, trained, read_s)
 
     def close(self) -> None:

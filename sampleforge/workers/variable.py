@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter, time
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,10 @@ class VariableActor(ActorWorker):
         return moved
 
     def alive_at(self) -> float:
-        """Return the time (seconds since the epoch) at which the oldest step in progress began; now
+        """Return the time (of ``monotonic``) at which the oldest step in progress began; now
         if there is none."""
         busy = [self._sent[s.index] for s in self._splits if s.stepping and not s.env.ready]
-        return min(busy, default=time())
+        return min(busy, default=monotonic())
 
     def _answer(self) -> None:
         """Compute the actions of all splits that wait; a step in progress keeps its own action."""
@@ -103,7 +103,7 @@ class VariableActor(ActorWorker):
         return True
 
     def _act(self, split: Split) -> bool:
-        self._sent[split.index] = time()
+        self._sent[split.index] = monotonic()
         return super()._act(split)
 
     def _next(self, split: Split) -> bool:

@@ -28,6 +28,8 @@ from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.events import EventLogHandler, EventSender, send_through
 from sampleforge.shared.wakeup import Wakeup
 
+log = logging.getLogger(__name__)
+
 IDLE_WAIT = 0.5
 """Seconds after which a waiting process checks the stop flag."""
 
@@ -138,9 +140,10 @@ class WorkerEnd:
             self._connection.send((number, worker.handle(kind, payload)))
 
     def fail(self, traceback: str) -> None:
-        """Send the traceback with which this life ends to the driver."""
-        self._connection.send((FAILED, traceback))
-        self._connection.close()
+        """Send the traceback with which this life ends to the driver; only the first is sent."""
+        if not self._connection.closed:
+            self._connection.send((FAILED, traceback))
+            self._connection.close()
 
 
 FAILED = -1
@@ -168,14 +171,18 @@ def run_worker(
         with scratch_directory(context.scratch):
             run(worker, stop, channel, life)
     except BaseException:
-        channel.fail(traceback.format_exc())
+        channel.fail(traceback.format_exc())  # if `run` has not
         # Not a regular exit of the interpreter: other threads may hang on what is broken.
         sys.stderr.flush()
         os._exit(1)
 
 
 def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
-    """Run one life of a worker in the calling thread, until ``stop`` is set."""
+    """Run one life of a worker in the calling thread, until ``stop`` is set.
+
+    What it fails with is sent before it is closed, because closing broken environments may raise
+    as well, or hang.
+    """
     try:
         if life:
             worker.recover()
@@ -185,5 +192,16 @@ def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
             if not worker.step():
                 worker.wait(IDLE_WAIT)
                 channel.check_next_time()
+    except BaseException:
+        channel.fail(traceback.format_exc())
+        raise
     finally:
+        close(worker)
+
+
+def close(worker: Worker) -> None:
+    """Close ``worker``. An error is only logged: it is not why a run ends."""
+    try:
         worker.close()
+    except Exception as error:
+        log.warning("%s: closing its environments failed: %r", worker.name, error)

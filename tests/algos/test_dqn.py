@@ -64,11 +64,10 @@ def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> N
 
 def test_importance_weights_are_relative_to_the_largest_of_the_batch() -> None:
     scaled_probability = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
-    three = torch.tensor(3)
-    weights, share = importance_weights(scaled_probability, 1.0, three)
+    weights, share = importance_weights(scaled_probability, 1.0, lambda: torch.tensor(3))
     torch.testing.assert_close(weights, torch.tensor([1.0, 0.5, 0.125]))
     assert share == 1.0
-    weights, _ = importance_weights(scaled_probability, 0.0, three)
+    weights, _ = importance_weights(scaled_probability, 0.0, lambda: torch.tensor(3))
     torch.testing.assert_close(weights, torch.ones(3))
 
 

@@ -226,6 +226,7 @@ def test_eval_prints_json_last(monkeypatch, capsys, tmp_path):
         print("protocol: one life")
         assert not kwargs.pop("trust").everything
         kwargs.pop("display")
+        kwargs.pop("alive")()
         return {"return_mean": 1.0, "return_std": float("nan"), **kwargs}
 
     monkeypatch.setattr(evaluation, "evaluate", fake)

@@ -22,8 +22,8 @@ def test_a_missing_package_is_bad_and_says_how_to_install_it(capsys, monkeypatch
     assert "pip install faster-fifo" in capsys.readouterr().out
 
 
-def test_little_shared_memory_is_lacking_or_bad(monkeypatch):
-    for free, state in ((8 << 20, "bad"), (64 << 20, "lacks"), (4 << 30, "ok")):
+def test_little_shared_memory_is_lacking(monkeypatch):
+    for free, state in ((8 << 20, "lacks"), (64 << 20, "ok"), (4 << 30, "ok")):
         usage = SimpleNamespace(free=free, total=8 << 30)
         monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
         finding = doctor._shared_memory()

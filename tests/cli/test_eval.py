@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,16 @@ from rich.console import Console
 
 from sampleforge.api import load_policy, train
 from sampleforge.cli import main
+from sampleforge.config import ConfigError
+from sampleforge.env.vector import EnvVector
 from sampleforge.evaluation import evaluate
 from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import register_encoder
 from sampleforge.reporting.evaluating import EvaluationDisplay
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.workers.episode_player import evaluation_envs
+from tests.support.processes import RunCli
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +174,89 @@ def test_an_environment_without_a_limit_does_not_play_for_ever(
     said = Said()
     found = evaluate(endless, episodes=16, max_episode_steps=30, trust=known, display=said)
     assert (found["length_mean"], found["episodes_cut"], said.messages) == (30, 16, [])
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in an environment that hangs in its 400th step."""
+    run = tmp_path_factory.mktemp("hanging") / "run"
+    train(
+        AppoConfig(
+            env="tests.support.envs:HangingEnv",
+            env_kwargs={"where": "step", "after": 400, "length": 1000},
+            run_dir=str(run),
+            seed=5,
+            serial=True,
+            quiet=True,
+            train_for_env_steps=300,
+            num_envs_per_worker=4,
+        )
+    )
+    return run
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_an_environment_that_hangs_ends_the_command_with_its_stacks(
+    run_cli: RunCli, hanging: Path
+) -> None:
+    done = run_cli("eval", str(hanging), "--trust", "--env-timeout", "2", timeout=90)
+    assert done.returncode == 1 and "in hang" in done.stderr
+    last = done.stderr.rstrip().splitlines()[-1]
+    assert "the environment hangs" in last and "more than 2 s" in last and "--env-timeout" in last
+
+
+def test_an_evaluation_uses_one_thread_and_restores_the_number(trained: Path) -> None:
+    """More threads only cost time for a batch of sixteen rows."""
+    seen: list[int] = []
+    torch.set_num_threads(2)
+    try:
+        evaluate(trained, episodes=2, alive=lambda: seen.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert len(seen) > 10 and set(seen[5:-1]) == {1}, "of both rows' starts, and of all steps"
+
+
+def test_episodes_count_though_closing_the_environments_fails(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close() -> None:
+        raise RuntimeError("deliberate: close raises")
+
+    def made(*args: Any) -> EnvVector:
+        envs = evaluation_envs(*args)
+        monkeypatch.setattr(envs, "close", close)
+        return envs
+
+    monkeypatch.setattr("sampleforge.evaluation.evaluation_envs", made)
+    said = Said()
+    assert evaluate(trained, episodes=2, display=said)["episodes"] == 2
+    assert said.messages == [
+        ("warning", "closing the environments failed: RuntimeError('deliberate: close raises')")
+    ]
+
+
+def test_a_registered_encoder_is_stored_as_what_other_processes_can_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_encoder("own", "tests.models.test_models:OwnEncoder")
+    run = tmp_path / "run"
+    config = AppoConfig(
+        env="CartPole-v1",
+        run_dir=str(run),
+        serial=True,
+        quiet=True,
+        train_for_env_steps=500,
+        num_envs_per_worker=4,
+        model=ModelConfig(encoder="own"),
+    )
+    train(config)
+    train(dataclasses.replace(config, train_for_env_steps=1000))  # resumes
+    monkeypatch.setattr("sampleforge.models.encoder_registry._registered", {})
+    found = evaluate(run, episodes=2, trust=Trust(everything=True))
+    assert found["env_steps"] >= 1000
+    with pytest.raises(ConfigError, match=r"tests\.models\.test_models:OwnEncoder"):
+        evaluate(run, episodes=2)
 
 
 def test_max_episode_steps_ends_episodes_of_an_evaluation(trained: Path) -> None:

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sampleforge.folder.checkpoint import CheckpointStore
 from tests.support import REPO
-from tests.support.processes import RunCli, StartCli, end_session
+from tests.support.processes import RunCli, StartCli, end_session, session_members
 from tests.support.runs import last_report, summary, until, until_trained, worker
 
 WITHIN_S = 20.0
@@ -98,10 +99,13 @@ def test_ctrl_c_and_a_terminal_that_hangs_up_leave_a_checkpoint(
 def test_engines_that_the_signal_ends_do_not_turn_the_end_into_a_crash(
     start_cli: StartCli, tmp_path: Path, algo: str
 ) -> None:
-    """Also not where the learner itself steps them: the state that was kept is saved then."""
+    """Also not where the learner itself steps them: the state that was kept is saved then. Workers
+    and engines are not in the driver's process group, but systemd signals every process."""
     process = start_cli(*command(algo, ENGINE))
     until_trained(process, tmp_path / "run")
-    os.killpg(process.pid, signal.SIGTERM)
+    for member in session_members(process.pid):
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(signal.SIGTERM)
     check_interrupted(process, tmp_path / "run", signal.SIGTERM)
     assert summary(tmp_path / "run")["error"] is None
 

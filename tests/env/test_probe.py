@@ -5,13 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import tracemalloc
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import EnvProbeError, probe
+from sampleforge.env.probe_child import check
 from sampleforge.env.registry import make_vector
+from sampleforge.env.starting import told_of_rows
+from tests.support.envs import CodeEnv, CountingVectorEnv
 
 pytestmark = pytest.mark.multiprocess
 FAKES = "tests.support.envs"
@@ -69,6 +77,29 @@ def test_a_hang_ends_at_the_time_out_with_the_stacks(where: str) -> None:
     assert time.monotonic() - begin < 4
 
 
+def test_each_row_may_take_as_long_as_the_time_out() -> None:
+    """Two constructions and two resets of .7 s within a time-out of 2 s each."""
+    assert probe(config(f"{__name__}:SlowStart", timeout=2.0)).env_id.endswith("SlowStart")
+
+
+class SlowStart(CodeEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(0.7)
+
+    def reset(self, **kwargs: Any) -> Any:
+        time.sleep(0.7)
+        return super().reset(**kwargs)
+
+
+def test_who_waits_for_rows_is_told_of_each() -> None:
+    told: list[None] = []
+    with told_of_rows(lambda: told.append(None)):
+        make_vector(config("CodeEnv"), 3, [0, 1, 2]).close()
+    make_vector(config("CodeEnv"), 1, [0]).close()
+    assert len(told) == 6, "three constructions, three resets"
+
+
 def test_a_stopped_process_is_killed() -> None:
     with pytest.raises(EnvProbeError, match="stops hangs"):
         probe(config(f"{__name__}:stops", timeout=1.0))
@@ -79,6 +110,102 @@ def stops() -> None:
     import signal
 
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_environments_may_fork_in_their_constructor() -> None:
+    """gymnasium's AsyncVectorEnv does by default; a forked process closes its stdin."""
+    assert probe(config(f"{__name__}:forks")).asynchronous
+
+
+def forks(num_envs: int) -> AsyncVectorEnv:
+    return AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * num_envs, context="fork")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "FourValues",
+            r"row 0: step\(\) must return 5 values .*returned 4 values \(ndarray, float",
+        ),
+        ("NoInfo", r"row 0: reset\(\) must return \(observation, info\).*returned a ndarray"),
+        ("NoSeed", r"row 0: reset\(\) must take the keyword argument seed"),
+        ("OldVector", r"all 2 rows: step\(\) must return 5 values .*returned 4 values"),
+    ],
+)
+def test_environments_of_old_gym_are_refused_with_the_reason_and_the_remedy(
+    name: str, message: str
+) -> None:
+    with pytest.raises(EnvProbeError, match=message) as caught:
+        probe(config(f"{__name__}:{name}"))
+    assert "Traceback" not in str(caught.value)
+    assert "gym before 0.26" in str(caught.value)
+
+
+class FourValues(CodeEnv):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class NoInfo(CodeEnv):
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+
+class NoSeed(CodeEnv):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset(seed=1)
+
+
+class OldVector(CountingVectorEnv):
+    def step(self, actions: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(actions)
+        return observation, reward, terminated | truncated, info
+
+
+class LargeEnv(gym.Env[Any, Any]):
+    """Observations of ``size`` bytes, of which the last one is 7 at step ``wrong``; bounds 1, 5."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, size: int, wrong: int = -1) -> None:
+        self.observation_space = spaces.Box(1, 5, (size,), np.uint8)
+        self.wrong = wrong
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self._look(), {}
+
+    def _look(self) -> Any:
+        assert self.observation_space.shape is not None
+        look = np.ones(self.observation_space.shape, np.uint8)
+        look[-1] = 7 if self.steps == self.wrong else 1
+        return look
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._look(), 0.0, False, False, {}
+
+
+def test_the_check_of_a_large_observation_takes_little_memory_and_time() -> None:
+    """As float64 at once, observations of 200 MB took so long that they counted as a hang."""
+    size = 20_000_000
+    vector = make_vector(config(f"{__name__}:LargeEnv", size=size), 2, [0, 1])
+    obs = {"obs": np.ones((2, size), np.uint8)}
+    tracemalloc.start()
+    check(vector, obs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    vector.close()
+    assert peak < 2 * size
+
+
+def test_one_element_outside_of_its_bounds_is_found_in_a_large_observation() -> None:
+    size = 1_000_000
+    where = rf"row 0: .* must be in \[1, 5\] at \[{size - 1}\], .* but is 7; correct the space"
+    with pytest.raises(EnvProbeError, match=where):
+        probe(config(f"{__name__}:LargeEnv", size=size, wrong=2))
 
 
 def test_environments_and_their_probe_know_no_torch() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.env import registry
 from sampleforge.env.config import EnvConfig
@@ -199,6 +200,41 @@ def test_ids_of_gymnasiums_entry_points_are_found(
         assert "plugged:nothing of the entry points gymnasium.envs failed" in caplog.text
     finally:
         registry.load_plugins.cache_clear()
+
+
+def test_a_family_whose_simulator_is_broken_is_left_out_with_the_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One whose module cannot be imported, and one whose simulator fails when it is asked."""
+    (tmp_path / "half.py").write_text(
+        "from sampleforge.env.family import Family\n"
+        "def ids():\n"
+        "    raise ImportError('libhalf.so: undefined symbol')\n"
+        "def claims(env):\n"
+        "    return env.startswith('half/')\n"
+        "FAMILY = Family('half', claims, ids, None, None, 'half', 'half')\n"
+    )
+    (tmp_path / "broken.py").write_text("import not_installed_anywhere\n")
+    metadata = tmp_path / "half-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[sampleforge.envs]\nbroken = broken\nhalf = half\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.families.cache_clear()
+    try:
+        assert main(["envs", "CartPole"]) == 0
+        found = capsys.readouterr()
+        assert "CartPole-v1" in found.out
+        assert "the package half fails: ImportError('libhalf.so: undefined symbol')" in found.err
+        assert "broken of the entry points sampleforge.envs failed" in caplog.text
+        assert "CartPole-v1" in registry.known_ids()
+        with pytest.raises(ConfigError, match=r"family half are not known.*undefined symbol"):
+            vector("half/One-v0")
+    finally:
+        registry.families.cache_clear()
 
 
 def test_a_module_that_fails_to_import_another_says_so(

@@ -296,6 +296,31 @@ class OwnEncoder(nn.Module):
         return out
 
 
+class TooWide(OwnEncoder):
+    """Says that it has fewer features than it has."""
+
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
+        super().__init__(observations, config)
+        self.out_features = 2
+
+
+class Flat(OwnEncoder):
+    """Forgets that there are rows."""
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return super().forward({"obs": obs["obs"].flatten()})
+
+
+def test_an_encoder_of_normalised_bytes_is_tried_with_floats_and_goes_on_training() -> None:
+    torch.manual_seed(3)
+    model = make_model(
+        ModelConfig(encoder=f"{__name__}:OwnEncoder", normalise_observations=True),
+        {"obs": ArraySpec((4,), "uint8")},
+        action_specs(ACTIONS),
+    )
+    assert model.training and model.actor.encoder.training
+
+
 def test_a_registered_encoder_resolves_to_what_another_process_can_import() -> None:
     register_encoder("own", OwnEncoder)
     specs = observation_specs(MASKED)
@@ -321,6 +346,11 @@ def test_auto_is_resolved_by_the_observations() -> None:
         ("sampleforge.spec:Missing", "importing it fails"),
         ("sampleforge.spec:ArraySpec", "not a torch.nn.Module"),
         ("torch.nn:Identity", "out_features"),
+        (
+            f"{__name__}:TooWide",
+            r"shape \[rows, out_features\], here \[2, 2\], .* returned \[2, 3\]",
+        ),
+        (f"{__name__}:Flat", "forward fails for observations .*shapes cannot be multiplied"),
         ("nature_cnn", "no observation leaf is an image"),
     ],
 )

@@ -1,12 +1,15 @@
 """Reports: every scalar in metrics.jsonl and TensorBoard, and lines that people can read."""
 
+import io
 import json
 import math
 import re
 
 import pytest
+from rich.console import Console
 
 from sampleforge.reporting.line_file import LineFile
+from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
 from sampleforge.reporting.tags import tag
@@ -208,3 +211,12 @@ def test_numbers_and_durations_are_shortened_for_the_screen():
         *("0", "12.3", "1k", "45.2k", "2.5M", "-")
     ]
     assert [duration(x) for x in (0.4, 65, 3723, None)] == ["0:00", "1:05", "1:02:03", "-"]
+
+
+def test_the_panel_says_which_workers_were_restarted() -> None:
+    values = {"env_steps": 1.0, "wall_s": 1.0, "restarts": 3.0}
+    roles = {"restarts_actor": 2.0, "restarts_learner": 0.0, "restarts_evaluator": 1.0}
+    goal, written = Goal(None, None), io.StringIO()
+    goal.observe(values)
+    Console(width=100, file=written).print(Panel("run", {**values, **roles}, goal))
+    assert "actor 2, evaluator 1" in written.getvalue()

@@ -78,8 +78,6 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchmarkContext]:
     monkeypatch.setattr("sampleforge.rollouts.batch_source.POLL_INTERVAL", 10**6)
     made = BenchmarkContext()
     yield made
-    made.wakeup.close()
-    made.actor_wakeup.close()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Rings, weights, counters and wake-ups in shared memory: nothing is lost, repeated or torn."""
+"""Rings, weights and counters in shared memory: nothing is lost, repeated or torn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.rings import IndexRings, check_store_order
-from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 
 
@@ -44,16 +43,6 @@ def test_a_ring_between_two_threads_loses_and_repeats_nothing() -> None:
             popped.append(item)
     producer.join()
     assert popped == list(range(count))
-
-
-def test_a_wakeup_is_remembered_once() -> None:
-    wakeup = Wakeup()
-    assert not wakeup.wait(0)
-    wakeup.set()
-    wakeup.set()
-    assert wakeup.wait(10)
-    assert not wakeup.wait(0)
-    wakeup.close()
 
 
 def test_weights_arrive_whole_with_their_version() -> None:

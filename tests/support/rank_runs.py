@@ -44,3 +44,11 @@ def rank_process(driver: int, rank: int) -> int:
         if f"sampleforge: rank {rank}" in " ".join(process.cmdline()):
             return process.pid
     raise AssertionError(f"rank {rank} has no process")
+
+
+def is_replaced(driver: int, rank: int, before: int) -> bool:
+    """Whether a rank has a process again, after the one with the id ``before``."""
+    try:
+        return rank_process(driver, rank) != before
+    except (AssertionError, psutil.NoSuchProcess):
+        return False

@@ -26,6 +26,7 @@ from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Evaluation, Evaluations
+from sampleforge.shared.training_clock import TrainingClock
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
@@ -70,7 +71,7 @@ class Bench:
         self.weights = SharedWeights(self.model.state_dict())
         self.results = Evaluations()
         self.counters = Counters(COUNTERS, 2)  # of what trains, and of the evaluator
-        progress = Progress(self.counters, 0.0, base_env_steps=earlier_steps)
+        progress = Progress(self.counters, TrainingClock(), base_env_steps=earlier_steps)
         self.worker = EvaluatorWorker(
             lambda: evaluation_envs(CODE, episodes, seed=3),
             lambda: self.model,  # type: ignore[arg-type, return-value]

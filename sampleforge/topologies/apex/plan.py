@@ -300,5 +300,6 @@ def _check_memory(config: ApexConfig, plan: ApexPlan) -> None:
             f"a replay of {plan.capacity} transitions needs {human_bytes(held)} of "
             f"shared memory and {human_bytes(plan.tree_bytes)} for priorities, but only "
             f"{human_bytes(free)} are free; lower --replay-capacity {config.replay_capacity} (to "
-            f"{int(plan.capacity * 0.8 * free / needed)}, say), or give the machine more (/dev/shm)"
+            f"{int(plan.capacity * 0.8 * free / needed)}, say), or give the machine or container "
+            "more"
         )

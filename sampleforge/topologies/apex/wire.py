@@ -34,7 +34,7 @@ from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.wakeup import Wakeup
+from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
@@ -63,8 +63,8 @@ from sampleforge.topologies.graph import (
 from sampleforge.topologies.rendezvous import (
     GroupRendezvous,
     describe_learners,
+    learner_devices,
     local_rendezvous,
-    member_devices,
 )
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -310,7 +310,7 @@ def _replay_channels(
     start: ResumePoint,
 ) -> ReplayChannels:
     """Make the channels of the replay of one policy group."""
-    shard_wakeups = [Wakeup() for _ in plan.stored_slots]
+    shard_wakeups = wakeups(len(plan.stored_slots))
     replay_counters = ReplayCounters(len(shard_wakeups))
     limiter = RateLimiter(
         replay_counters, plan.item_ratio, plan.tolerance, plan.learning_starts_items
@@ -410,11 +410,13 @@ def _add_learners(
     wakeup, *followers = parts.channels.learner_wakeups
     if config.sampler_only:
         return (graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),), None
-    devices = config.learner_devices or member_devices(plan.device, config.num_learners)
+    devices = learner_devices(config, plan.device)
     rendezvous = relay = None
     if followers:
-        timeout = config.learner_timeout
-        rendezvous = local_rendezvous(devices, timeout, parts.new_network, "learner")
+        errors = 8 * plan.batch_size // config.num_learners  # gathered as float64
+        rendezvous = local_rendezvous(
+            devices, config.learner_timeout, parts.new_network, "learner", errors
+        )
         relay = SampleRelay(followers, config.prefetch_batches)
     updates = _sample_updates(parts, config, plan, devices, rendezvous)
     first = _replay_learner_maker(graph, parts, config, plan, updates[0], relay)

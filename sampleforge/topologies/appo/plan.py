@@ -101,6 +101,7 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
         raise ConfigError(
             f"--batch-size {config.batch_size} is not a multiple of {unit} = {what}; "
             f"nearest: {nearest[0]} or {nearest[-1]}"
+            f"{', or use another --num-learners' if learners > 1 else ''}"
         )
     return count
 
@@ -119,5 +120,5 @@ def _slots(
         return slots_per_batch
     writing = sampler.num_workers * sampler.num_splits
     total = writing + config.num_batches_to_accumulate * slots_per_batch
-    unit = math.lcm(sampler.num_workers, config.num_learners)
+    unit = sampler.num_workers * config.num_learners
     return math.ceil(total / unit) * unit

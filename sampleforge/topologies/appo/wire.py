@@ -43,7 +43,7 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import describe_learners, local_rendezvous, member_devices
+from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -60,7 +60,13 @@ from sampleforge.topologies.sampling import (
 )
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, do_nothing
+from sampleforge.workers.learner import (
+    ExperienceSink,
+    LearnerWorker,
+    Save,
+    at_once,
+    do_nothing,
+)
 
 
 def appo(
@@ -203,7 +209,7 @@ def _add_group_learners(
     """Add one learner, or several that take each gradient step together. If one is killed, its
     successor continues from the newest state in shared memory."""
     count, channels = config.num_learners, parts.channels
-    devices = config.learner_devices or member_devices(plan.device, count)
+    devices = learner_devices(config, plan.device)
     rendezvous = None
     if count > 1:
         rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
@@ -234,7 +240,9 @@ def _add_group_learners(
             index=index,
         )
         name = f"learner {index}" if count > 1 else "learner"
-        return GroupLearnerWorker(name, member, worker, parts.exchange)
+        wakeups = channels.learner_wakeups
+        others = [wakeup for at, wakeup in enumerate(wakeups) if at != index]
+        return GroupLearnerWorker(name, member, worker, parts.exchange, others)
 
     nodes = tuple(
         graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
@@ -263,6 +271,7 @@ def _make_worker(
     counter_row: int,
     make_learner: Callable[[], Learner],
     index: int = 0,
+    may_update: Callable[[], bool] = at_once,
     after_update: Callable[[], None] = do_nothing,
 ) -> LearnerWorker:
     """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
@@ -281,6 +290,7 @@ def _make_worker(
         prefetch=gathers_ahead(plan, serial=config.serial),
         counts_updates=index == 0,
         index=index,
+        may_update=may_update,
         after_update=after_update,
     )
 

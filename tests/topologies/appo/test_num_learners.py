@@ -17,6 +17,7 @@ from sampleforge.algos.experience import Share
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
+from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
@@ -58,6 +59,7 @@ def over_learners(chosen: AppoConfig, core: str, learners: int) -> list[Learned]
         {"advantage": "gae", "minibatch_size": 8, "max_policy_lag": 3},
         {"advantage": "vtrace", "minibatch_size": 16},
         {"advantage": "gae", "core": "gru", "minibatch_size": 32, "lr_schedule": "linear"},
+        {"advantage": "gae", "lr_schedule": "kl_adaptive", "minibatch_size": 32},
         {"advantage": "gae"},
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
@@ -243,11 +245,28 @@ def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
     assert lags and min(lags) >= 0, "no behaviour is newer than the policy that learns from it"
 
 
+@pytest.mark.multiprocess(timeout=90)
+def test_a_learner_that_lacks_experience_at_the_end_holds_up_nobody(tmp_path: Path) -> None:
+    """Actors begin no rollout after the limit, so the last batch may be complete for one learner
+    alone."""
+    for number in range(4):
+        chosen = learners(
+            async_rl=True,
+            num_workers=1,
+            num_splits=1,
+            train_for_env_steps=300 + 24 * number,
+            run_dir=str(tmp_path / f"{number}"),
+            learner_timeout=20.0,
+        )
+        assert train(chosen).summary["status"] == "finished"
+
+
 @pytest.mark.parametrize(
     ("kwargs", "answer"),
     [
         ({"serial": True}, "--serial --num-learners 2: serial mode is one process"),
         ({"sampler_only": True}, "--sampler-only --num-learners 2: nothing is learned"),
+        ({"compile": True}, "--compile --num-learners 2: a learner's part of a minibatch"),
         ({"num_learners": 0}, "--num-learners 0"),
         ({"learner_devices": ("cpu",)}, "1 devices for 2 learners"),
         ({"learner_devices": ("cpu", "gpu")}, "gpu must be cpu or cuda:N"),
@@ -258,6 +277,23 @@ def test_settings_that_do_not_go_with_several_learners_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(answer)):
         learners(**kwargs)
+
+
+@pytest.mark.parametrize("learner_devices", [("cuda:0", "cuda:1"), ("cpu", "cuda:0")])
+def test_devices_that_the_run_does_not_have_are_refused(learner_devices: tuple[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--learner-devices .*another kind than the run's device"
+    ):
+        build(learners(learner_devices=learner_devices))
+
+
+def test_a_group_has_a_batch_when_each_of_its_members_has() -> None:
+    epoch = GroupEpoch(0, 2)
+    assert not epoch.mark_batch(0, 1)
+    assert epoch.mark_batch(1, 1) and epoch.mark_batch(0, 1)
+    assert not epoch.mark_batch(1, 2)
+    epoch.mark_batch(0, 0)  # it was replaced
+    assert not epoch.mark_batch(1, 2) and epoch.mark_batch(0, 2)
 
 
 def test_a_batch_that_learners_cannot_share_is_refused_with_the_nearest_size() -> None:

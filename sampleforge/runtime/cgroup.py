@@ -1,0 +1,88 @@
+"""What a container, or a control group of Linux, lets this process have: processors and memory.
+
+A limit holds for the group that has it and all groups below it, so that of several the lowest one
+counts. Within a container the tree often begins at the container's own group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+UNLIMITED_V1 = 1 << 60
+"""Version 1 says "no limit" by a number near 2**63."""
+
+
+def cgroup_cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
+    """Return how many processors the quota is worth (0.5: half the time of one); None without a
+    quota."""
+    quotas = []
+    for folder in _groups(root, own, ""):
+        text = _text(folder / "cpu.max").split()  # "150000 100000", "max 100000"
+        if len(text) == 2 and text[0].isdigit() and int(text[1]):
+            quotas.append(int(text[0]) / int(text[1]))
+    for folder in _groups(root, own, "cpu"):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period:
+            quotas.append(quota / period)
+    return min((quota for quota in quotas if quota > 0), default=None)
+
+
+def cgroup_memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the bytes of memory that this process's groups may have; None without a limit."""
+    return min((limit for limit, _ in _memory(root, own)), default=None)
+
+
+def cgroup_memory_free(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the bytes of memory that this process's groups may still have, with what the kernel
+    would drop at once (files that it has read); None without a limit."""
+    return min((max(0, limit - used) for limit, used in _memory(root, own)), default=None)
+
+
+def _memory(root: Path, own: Path) -> Iterator[tuple[int, int]]:
+    """Yield (limit, used) in bytes of each group with a limit."""
+    for controller, most, current in (
+        ("", "memory.max", "memory.current"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        for folder in _groups(root, own, controller):
+            limit, used = _number(folder / most), _number(folder / current)
+            if limit is not None and limit < UNLIMITED_V1:
+                yield limit, max(0, (used or 0) - _inactive_files(folder / "memory.stat"))
+
+
+def _inactive_files(stat: Path) -> int:
+    found = dict(line.split() for line in _text(stat).splitlines() if len(line.split()) == 2)
+    inactive = found.get("total_inactive_file", found.get("inactive_file", "0"))
+    return int(inactive) if inactive.isdigit() else 0
+
+
+def _groups(root: Path, own: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's group and of those above it: of version 1's
+    ``controller``, or of version 2 ("")."""
+    for line in _text(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller not in controllers.split(","):
+            continue
+        top = root / controller if controller else root
+        folder = top / path.strip("/")
+        while folder != top and top in folder.parents:
+            if folder.is_dir() and ".." not in folder.parts:
+                yield folder
+            folder = folder.parent
+        yield top
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """Return what is in a file; nothing if there is no such file here."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

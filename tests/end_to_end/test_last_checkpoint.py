@@ -1,0 +1,140 @@
+"""The last checkpoint of a run that ends early: after Ctrl-C in a long update, and after a failure
+that has left the learner well."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from sampleforge.folder.checkpoint import CheckpointStore
+from tests.support.processes import StartCli
+from tests.support.runs import summary, train, until, until_trained, worker
+
+WITHIN_S = 20.0
+"""5 s are promised; beside other tests on a busy machine everything takes longer."""
+SLOW = (
+    *("--model.encoder", "tests.support.slow_learning:SlowEncoder"),
+    *("--num-epochs", "1", "--rollout", "16", "--num-batches-to-accumulate", "1"),
+)
+
+pytestmark = pytest.mark.multiprocess(timeout=120)
+
+
+def checkpoint_of(run: Path) -> int:
+    """Env steps of the newest checkpoint, which is valid."""
+    problems: list[str] = []
+    found = CheckpointStore(run / "checkpoints", 1).load(log=problems.append)
+    assert found is not None and problems == []
+    return found[1].env_steps
+
+
+def test_ctrl_c_in_the_middle_of_a_long_update_leaves_a_checkpoint(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    """Reports ask the learner for metrics all the time, and wait for its updates."""
+    process = start_cli(*train("CartPole-v1", *SLOW[:6]))
+    until_trained(process, tmp_path / "run")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130, (stdout, stderr)
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert checkpoint_of(tmp_path / "run") > 0
+
+
+def test_ctrl_c_while_a_checkpoint_is_being_asked_for_does_not_wait_for_minutes(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    """A learner that was stopped is woken up for its checkpoint."""
+    process = start_cli(*train("CartPole-v1", "--checkpoint-interval", "1"))
+    until_trained(process, tmp_path / "run")
+    worker(process, "sampleforge: learner").send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130, (stdout, stderr)
+    assert checkpoint_of(tmp_path / "run") > 0
+
+
+@pytest.mark.parametrize("algo", ["appo", "ddppo", "apex"])
+def test_a_run_that_fails_saves_what_its_learner_has_learned(
+    start_cli: StartCli, tmp_path: Path, algo: str
+) -> None:
+    run = tmp_path / "run"
+    more = ["--max-worker-restarts", "0"]
+    victim = "actor 0"
+    if algo == "ddppo":
+        more, victim = ["--num-ranks", "2", "--max-rank-restarts", "0"], "rank 1"
+    command = train("CartPole-v1", *more, algo=algo)
+    if algo == "ddppo":
+        at = command.index("--num-workers")
+        del command[at : at + 2]
+    if algo == "apex":
+        command += ["--learning-starts", "500", "--save-replay"]
+    process = start_cli(*command)
+    until_trained(process, run)
+    worker(process, f"sampleforge: {victim}").kill()
+    _, stderr = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 1
+    assert f"{victim} was ended by signal SIGKILL" in stderr.rstrip().splitlines()[-1]
+    assert summary(run)["status"] == "failed"
+    assert checkpoint_of(run) > 0
+
+
+def test_environments_that_fail_too_often_do_not_cost_the_checkpoint(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    env = ("tests.support.envs:FlakyEnv", "--env-kwargs", "every=500", "length=400")
+    process = start_cli(*train(*env, "--max-worker-restarts", "0", "--rollout", "8"))
+    _, stderr = process.communicate(timeout=3 * WITHIN_S)
+    assert process.returncode == 1
+    assert "deliberate: fault" in stderr
+    assert checkpoint_of(run) > 0
+
+
+def test_a_stopped_fork_server_keeps_neither_a_restart_nor_the_end_of_a_run_waiting(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start_cli(*train("CartPole-v1", "--max-worker-restarts", "5"))
+    until_trained(process, run)
+    server = worker(process, "multiprocessing.forkserver")
+    server.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130, (stdout, stderr)
+    assert checkpoint_of(run) > 0
+
+
+def test_two_interrupts_end_a_run_at_once_whatever_is_stopped(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    process = start_cli(*train("CartPole-v1"))
+    until_trained(process, tmp_path / "run")
+    for title in ("multiprocessing.forkserver", "sampleforge: learner", "sampleforge: actor 0"):
+        worker(process, title).send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=WITHIN_S / 2)
+    assert process.returncode == 130
+
+
+def test_a_worker_is_replaced_although_the_fork_server_was_stopped(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start_cli(*train("CartPole-v1", "--env-timeout", "3"))
+    until_trained(process, run)
+    before = worker(process, "sampleforge: actor 0")
+    worker(process, "multiprocessing.forkserver").send_signal(signal.SIGSTOP)
+    before.kill()
+    until(lambda: worker(process, "sampleforge: actor 0").pid != before.pid, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 143
+    assert summary(run)["restarts"] == summary(run)["restarts_by_role"]["actor"] == 1

@@ -1,0 +1,126 @@
+"""What a run writes to goes away or is full: its terminal, its pipe, its folder, its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sampleforge.folder.checkpoint import CheckpointStore
+from tests.support.processes import RunCli, StartCli, end_session
+from tests.support.runs import last_report, summary, train, until, until_trained, worker
+
+WITHIN_S = 20.0
+ASCII = {"PYTHONIOENCODING": "ascii", "LANG": "C", "LC_ALL": "C"}
+
+pytestmark = pytest.mark.multiprocess(timeout=120)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that the test starts; they are ended after it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    assert [line for process in started for line in end_session(process)] == []
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_run_outlives_the_reader_of_its_output(
+    tmp_path: Path, shell: list[subprocess.Popen[str]], both: bool
+) -> None:
+    """As with `sampleforge train ... | head -3`; ``both``: stderr goes there too."""
+    words = [word for word in train("CartPole-v1") if word != "--quiet"]
+    command = [sys.executable, "-m", "sampleforge.cli", *words, "--train-for-env-steps", "40000"]
+    reader, writer = os.pipe()
+    errors = tmp_path / "errors.txt"
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer if both else file,
+            text=True,
+            start_new_session=True,
+        )
+    shell.append(process)
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        next(lines)
+    assert process.wait(3 * WITHIN_S) == 0, errors.read_text()
+    found = summary(tmp_path / "run")
+    assert found["status"] == "finished" and found["env_steps"] >= 40000
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).load(log=print) is not None
+    told = errors.read_text()
+    assert both or ("stdout" in told and "log.txt" in told and "Traceback" not in told)
+    assert "stdout" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_folder_with_umlauts_is_written_to_an_ascii_terminal(
+    run_cli: RunCli, tmp_path: Path, quiet: bool
+) -> None:
+    words = train("CartPole-v1", "--train-for-env-steps", "4000", run_dir="läufe/größe 1")
+    words = words if quiet else [word for word in words if word != "--quiet"]
+    done = run_cli(*words, env=ASCII)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "Finished after" in done.stdout and "gr" in done.stdout
+    assert summary(tmp_path / "läufe" / "größe 1")["status"] == "finished"
+    shown = run_cli("eval", "läufe/größe 1", "--episodes", "2", env=ASCII)
+    assert shown.returncode == 0, (shown.stdout, shown.stderr)
+
+
+def test_a_folder_that_is_removed_ends_the_run_and_is_not_made_again(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start_cli(*train("CartPole-v1", "--checkpoint-interval", "2"))
+    until_trained(process, run)
+    shutil.move(run, tmp_path / "moved")
+    _, stderr = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 1
+    last = stderr.rstrip().splitlines()[-1]
+    assert f"{run}" in last and "removed" in last, stderr
+    assert not run.exists()
+
+
+def test_a_full_disk_is_named_last(start_cli: StartCli, tmp_path: Path) -> None:
+    """Everything that is written after it fails too, and hides it not."""
+    run = tmp_path / "run"
+    process = start_cli(*train("CartPole-v1"))
+    until_trained(process, run)
+    for each in (psutil.Process(process.pid), worker(process, "sampleforge: learner")):
+        each.rlimit(psutil.RLIMIT_FSIZE, (1, 1))
+    _, stderr = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 1
+    last = stderr.rstrip().splitlines()[-1]
+    assert "cannot write to the run folder; make room" in last and "metrics.jsonl" in last, stderr
+    assert "During handling" not in stderr
+
+
+def test_reports_go_on_where_the_terminal_is_a_full_disk(
+    tmp_path: Path, shell: list[subprocess.Popen[str]]
+) -> None:
+    words = [word for word in train("CartPole-v1") if word != "--quiet"]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sampleforge.cli", *words],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    shell.append(process)
+    until_trained(process, tmp_path / "run")
+    steps = last_report(tmp_path / "run")["env_steps"]
+    until(lambda: last_report(tmp_path / "run")["env_steps"] > steps, process)
+    process.terminate()
+    assert process.wait(WITHIN_S) == 143

@@ -1,0 +1,97 @@
+"""The limits of containers: of control groups in both versions, in files as the kernel has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sampleforge.runtime import machine, processes
+from sampleforge.runtime.cgroup import cgroup_cpu_quota, cgroup_memory_free, cgroup_memory_limit
+
+GIB = 1 << 30
+
+
+def tree(folder: Path, files: dict[str, str], own: str) -> dict[str, Any]:
+    """Write these files below a root; return the arguments that name them."""
+    root = folder / "cgroup"
+    root.mkdir()
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (folder / "own").write_text(own)
+    return {"root": root, "own": folder / "own"}
+
+
+def test_version_2_counts_the_lowest_limit_on_the_way_to_the_root(tmp_path: Path) -> None:
+    of = tree(
+        tmp_path,
+        {
+            "cpu.max": "max 100000\n",
+            "memory.max": "max\n",
+            "pod/cpu.max": "150000 100000\n",
+            "pod/memory.max": f"{4 * GIB}\n",
+            "pod/memory.current": f"{3 * GIB}\n",
+            "pod/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            "pod/a/cpu.max": "400000 100000\n",
+            "pod/a/memory.max": f"{5 * GIB}\n",
+            "pod/a/memory.current": f"{GIB}\n",
+        },
+        "0::/pod/a\n",
+    )
+    assert cgroup_cpu_quota(**of) == 1.5
+    assert cgroup_memory_limit(**of) == 4 * GIB
+    assert cgroup_memory_free(**of) == 2 * GIB
+
+
+def test_version_2_within_a_container_begins_at_its_own_group(tmp_path: Path) -> None:
+    files = {"cpu.max": "50000 100000", "memory.max": str(GIB), "memory.current": str(2 * GIB)}
+    of = tree(tmp_path, files, "0::/../../elsewhere\n")
+    assert cgroup_cpu_quota(**of) == 0.5
+    assert cgroup_memory_free(**of) == 0
+
+
+def test_version_1(tmp_path: Path) -> None:
+    of = tree(
+        tmp_path,
+        {
+            "cpu/docker/x/cpu.cfs_quota_us": "200000\n",
+            "cpu/docker/x/cpu.cfs_period_us": "100000\n",
+            "cpu/cpu.cfs_quota_us": "-1\n",
+            "cpu/cpu.cfs_period_us": "100000\n",
+            "memory/docker/x/memory.limit_in_bytes": f"{GIB}\n",
+            "memory/docker/x/memory.usage_in_bytes": f"{GIB // 2}\n",
+            "memory/docker/x/memory.stat": f"total_inactive_file {GIB // 4}\n",
+            "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+        },
+        "12:cpu,cpuacct:/docker/x\n7:memory:/docker/x\n1:name=systemd:/docker/x\n",
+    )
+    assert cgroup_cpu_quota(**of) == 2.0
+    assert cgroup_memory_free(**of) == GIB * 3 // 4
+
+
+@pytest.mark.parametrize("own", ["0::/\n", "", "nonsense"])
+def test_without_limits_there_are_none(tmp_path: Path, own: str) -> None:
+    of = tree(tmp_path, {"cpu.max": "max 100000", "memory.max": "max"}, own)
+    assert cgroup_cpu_quota(**of) is None
+    assert cgroup_memory_limit(**of) is None
+    assert cgroup_memory_free(**of) is None
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 3), (0.2, 1), (64.0, 8)])
+def test_cores_are_no_more_than_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(processes, "cgroup_cpu_quota", lambda: quota)
+    assert processes.available_cores() == list(range(cores))
+
+
+def test_memory_is_no_more_than_the_group_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cgroup_memory_free", lambda: 12345)
+    assert machine.shared_memory_free() == 12345
+    monkeypatch.setattr(machine, "cgroup_memory_free", lambda: None)
+    most = psutil.virtual_memory().total
+    assert 0 < machine.memory_available() <= most
