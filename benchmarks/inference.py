@@ -17,7 +17,7 @@ from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
 from sampleforge.algos.policy import autocast
-from sampleforge.topologies.builders import ResumePoint, first_weights, make_policy, model_maker
+from sampleforge.topologies.builders import ResumePoint, initial_weights, make_policy, model_maker
 from sampleforge.workers.inference import InlineInference
 
 ROWS = (1, 8, 32, 128, 512)
@@ -29,7 +29,7 @@ def measure(case: str, rows: int, precision: str, device: str, seconds: float) -
     config, spec = prepared(case)
     slots, where = filled_slots(config, spec, rows, 1), torch.device(device)
     new_model = model_maker(config, spec, 0)
-    weights = first_weights(new_model, ResumePoint(0))
+    weights = initial_weights(new_model, ResumePoint(0))
     make = partial(make_policy, new_model, weights, device, precision, 0)
     model = new_model().to(where).eval()
     obs = {name: torch.from_numpy(leaf[0, 0]).to(where) for name, leaf in slots.obs.items()}

@@ -21,7 +21,7 @@ from machine import describe, table
 from sampleforge.algos.policy import autocast
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.builders import ResumePoint, first_weights, make_learner, model_maker
+from sampleforge.topologies.builders import ResumePoint, initial_weights, make_learner, model_maker
 
 Precision = Literal["fp32", "bf16"]
 
@@ -48,7 +48,7 @@ def measure(case: str, precision: Precision, device: str, seconds: float) -> lis
             scalar = output.values.sum() + output.parameters.sum()
         scalar.backward()
 
-    weights = first_weights(new_model, start)
+    weights = initial_weights(new_model, start)
     state, into = learner.model.state_dict(), new_model().state_dict()
     figures = [
         seconds_of(lambda: learner.update(batch, 0.0), seconds, where),

@@ -2,8 +2,8 @@
 
     python examples/custom_callback.py
 
-The callback is called in this process, between two moments in which the workers' results are
-taken; the workers go on meanwhile.
+The session calls the callback's methods in this process, each time it has read the workers'
+results. The workers go on meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENOUGH = 150.0
 
 
 class StopEarly(sf.Callback):
-    """Stops the session once it is good enough, and says what it has seen."""
+    """Stops the session once the mean return is high enough, and keeps the longest episode."""
 
     def __init__(self) -> None:
         self.longest = 0

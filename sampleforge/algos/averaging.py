@@ -52,7 +52,7 @@ class Averaging(Protocol):
 
 
 class Local:
-    """The averaging of a run with a single rank, which has all the rows."""
+    """The averaging of a single rank, which has all rows: it changes nothing."""
 
     solo = True
 
@@ -70,7 +70,7 @@ class Local:
 
 
 class DataParallel:
-    """The averaging of one of several ranks, through its `RankGroup`. ``group`` may be replaced
+    """The averaging of one of several ranks, through its `RankGroup`. A new ``group`` may be set
     between two updates."""
 
     solo = False

@@ -21,7 +21,8 @@ class Experience:
 
     ``obs`` and ``is_first`` have T+1 time steps if the loss needs the values after the last step,
     otherwise T. ``advantages`` and ``targets`` are set if they were computed for the whole batch.
-    ``share`` is set if envs gave different numbers of steps: see `sampleforge.algos.minibatches`.
+    ``share`` is set if env rows gave different numbers of steps: see
+    `sampleforge.algos.minibatches`.
     """
 
     obs: dict[str, torch.Tensor]  # [T or T+1, B, ...]
@@ -104,12 +105,12 @@ _COLUMNS = (
 def experience_of(
     batch: Batch, config: LearnerConfig, version: int, gather: Gather = alone
 ) -> Experience:
-    """Return the experience of a batch, with the mask of the loss and with shaped rewards.
+    """Return the experience of a batch, with the loss mask and with scaled and clipped rewards.
 
     The mask leaves out steps whose action the environment ignored, and steps whose policy is more
     than ``max_policy_lag`` versions older than ``version`` (None: steps may be of any age). A step
-    that is not valid also cuts the trace of the step before it. If envs give different numbers of
-    steps, ``gather`` collects those of all ranks, for the equal share.
+    that is not valid also cuts the trace of the step before it. If env rows give different numbers
+    of steps, ``gather`` collects the numbers of all ranks, to give each env row an equal weight.
     """
     reward = batch.reward * config.reward_scale
     if config.reward_clip is not None:
@@ -140,9 +141,9 @@ def experience_of(
 
 
 class Share(NamedTuple):
-    """The part of each batch that one of ``learners`` learners has: the ``learner``-th of as many
-    equal parts of the rows. All learners draw the same minibatches of the whole batch, and each
-    takes the steps that it has; they are the minibatches that a single learner would draw."""
+    """The part of each batch that one of ``learners`` learners has: the ``learner``-th of equal
+    parts of the rows. All learners draw the same minibatches of the whole batch, which a single
+    learner would draw too, and each learns from those of its steps that are in a minibatch."""
 
     learner: int = 0
     learners: int = 1
@@ -204,8 +205,8 @@ def minibatches(
 def part_of_minibatch(
     experience: Experience, index: torch.Tensor, *, whole_rows: bool
 ) -> Experience:
-    """Return one learner's part of a minibatch; if it has none of the steps, one that does not
-    count, because all learners make the same passes."""
+    """Return one learner's part of a minibatch. If it has none of the steps, return one step that
+    does not count in the loss, because all learners make the same passes."""
     empty = len(index) == 0
     index = index.new_zeros(1) if empty else index
     part = experience.rows(index) if whole_rows else experience.steps(index)

@@ -1,5 +1,4 @@
-"""The learner of an actor-critic policy, as an object without a process: a batch in, metrics
-out."""
+"""The learner of an actor-critic policy, as an object without a process."""
 
 from __future__ import annotations
 
@@ -44,12 +43,12 @@ class Loss(Protocol):
 class Learner:
     """Model, optimiser, schedules and running statistics of one policy.
 
-    ``version`` counts gradient steps: it is the policy version that behaviour is recorded with.
-    A minibatch without a valid row on any rank makes no step and no version. ``averaging`` joins
-    the learner with those of the same policy in other processes (None: there are no others). All of
-    them begin with the same `state` and have the same `state` after each update. ``batch_size`` is
-    the nominal number of env steps of a batch whose size varies; it determines the number of
-    gradient steps. ``share``: the part of each batch that this learner has.
+    ``version``, the policy version, is the number of gradient steps. A minibatch without a valid
+    row on any rank makes no step and no version. ``averaging`` connects the learner with those of
+    the same policy in other processes (None: there are none). All of them begin with the same
+    `state` and have the same `state` after each update. ``batch_size`` is the nominal number of env
+    steps of a batch whose size varies; it determines the number of gradient steps. ``share``: the
+    part of each batch that this learner has.
     """
 
     def __init__(
@@ -91,8 +90,8 @@ class Learner:
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; return the metrics. This waits for the device once, at the
-        end, when the weights are to be published anyway (and once more for the number of steps, if
-        the size of batches varies).
+        end, before the weights are published (and once more for the number of steps, if the size of
+        batches varies).
 
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
         schedule. A gradient step whose gradient is not finite is skipped and counted in
@@ -132,7 +131,7 @@ class Learner:
             in_batches = name.replace("lag", "lag_batches")
             metrics[in_batches] = metrics[name] / len(per_step)
         self._update_statistics(batch, metrics)
-        # Before the first reward there is nothing to learn, and the KL says nothing about the rate.
+        # Before the first reward nothing is learned, so the KL cannot guide the learning rate.
         if adapts and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
             self._learning_rate = kl_adaptive(
                 self._learning_rate, metrics["update_kl"], self._config.lr_target_kl
@@ -196,8 +195,8 @@ class Learner:
 
     def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
         """Take one gradient step, or none if there is no valid row, without waiting for the device.
-        The version counts the step in either case; `update` corrects it once the device has told
-        which minibatches were empty."""
+        The version counts the step in either case; `update` subtracts the empty minibatches once
+        their number is known."""
         with autocast(self._device, self._precision):
             output = self._loss(self.model, minibatch, self._averaging.all_gather)
         metrics = self._averaging.backward(output)
@@ -271,7 +270,7 @@ class Learner:
         else:
             self._return_scale.load_batch_moments(tensors["return_moments"])
         if not self._config.normalise_returns and not self.model.value_scale:
-            self.model.rescale_values(1.0)  # returns were normalised, and no reward had come
+            self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
         self.version = plain["version"]
         self.change(plain.get("hyperparameters", {}))
         self._learning_rate = plain["learning_rate"]

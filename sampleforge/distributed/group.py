@@ -71,7 +71,7 @@ class SoloGroup:
         pass
 
 
-def join_nobody(generation: int) -> RankGroup:
+def join_solo(generation: int) -> RankGroup:
     """Return a `SoloGroup`, as `Rendezvous.join` does for several."""
     return SoloGroup()
 

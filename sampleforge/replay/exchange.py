@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sampleforge.replay.observation_stats import Shapes, packed_size
-from sampleforge.rollouts.exchange import left_behind
+from sampleforge.rollouts.exchange import abandoned_slots
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.rings import IndexRings
@@ -83,7 +83,7 @@ class ReplayExchange:
         ready: set[int] = set().union(*(self._ready.waiting(ring) for ring in rings))
         leased = np.flatnonzero(self._lease_of["actor"] == actor).tolist()
         free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
-        self._inherited[actor], complete = left_behind(self.slots, leased, free, ready)
+        self._inherited[actor], complete = abandoned_slots(self.slots, leased, free, ready)
         for slot in complete:
             self._push_ready(actor, slot)
 

@@ -1,4 +1,4 @@
-"""What a run has to say of one of its policies: returns, lengths, lag, updates, evaluations."""
+"""The statistics of one policy: returns, lengths, policy lag, updates, evaluations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_EPISODES = 100
 
 class PolicyStatistics:
     """Collects the finished episodes, the evaluations and the learner's metrics of one policy
-    group. ``earlier``: the `state` of the run before, empty for a new one."""
+    group. ``earlier``: the `state` of the run that is resumed, empty for a new one."""
 
     def __init__(self, group: PolicyGroup, counters: Counters, earlier: Mapping[str, Any]) -> None:
         self.id = group.id
@@ -42,9 +42,9 @@ class PolicyStatistics:
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Where rows explore differently, the returns of the least exploring third are the
-        policy's; the others' are reported beside them. The best mean of 100 episodes is
-        remembered."""
+        """Take finished episodes. If env rows explore differently, only the returns of the third
+        that explores least count as the policy's; those of the other rows are reported separately.
+        """
         for episode in episodes:
             self.episodes += 1
             if self._exploring is None or self._exploring.take(episode):
@@ -70,9 +70,9 @@ class PolicyStatistics:
         return float(self._counters.column("trained_steps")[self._learners].sum())
 
     def rating(self) -> dict[str, float | int | None]:
-        """How good the policy is, for a checkpoint: ``return_mean`` over a full window of 100
-        episodes (None before: the mean of a few may be luck), and the last evaluation's mean with
-        the env steps of its weights."""
+        """Return the rating of the policy that a checkpoint stores: ``return_mean`` over 100
+        episodes (None before, because the mean of a few may be luck), and the last evaluation's
+        mean with the env steps of its weights."""
         full = len(self.returns) == LAST_EPISODES
         steps = self.evaluations.last.get("eval_env_steps")
         return {
@@ -82,7 +82,7 @@ class PolicyStatistics:
         }
 
     def state(self) -> dict[str, Any]:
-        """Plain values to go on from, for a checkpoint."""
+        """Return the plain values that a checkpoint stores."""
         return {
             "episodes": self.episodes,
             "returns": list(self.returns),
@@ -96,7 +96,8 @@ class PolicyStatistics:
         }
 
     def scalars(self, learner: Mapping[str, float]) -> dict[str, float]:
-        """The policy's part of a report; ``learner``: its learner's metrics since the last one."""
+        """Return the policy's scalars of a report. ``learner``: its learner's metrics since the
+        last report."""
         self._lag = _newer_lag(self._lag, learner, "policy_lag")
         self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
         free, ready = self._exchange.fill()
@@ -110,15 +111,15 @@ class PolicyStatistics:
             **({} if self._exploring is None else self._exploring.scalars()),
             **learner,
             **self.evaluations.scalars(),
-            **returns_of([self]),
+            **return_scalars([self]),
         }
 
     def summary(self) -> dict[str, Any]:
-        """The policy's part of summary.json."""
+        """Return the policy's part of summary.json."""
         return {
             "updates": self.updates,
             "episodes": self.episodes,
-            **summed_up([self]),
+            **return_summary([self]),
             "policy_lag": {
                 **{"mean": self._lag[0], "max": self._lag[1]},
                 "batches_mean": self._lag_batches[0],
@@ -128,9 +129,9 @@ class PolicyStatistics:
         }
 
 
-def returns_of(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
-    """Return mean and standard deviation of the last 100 returns of each of ``policies``, all
-    together, mean length, and the best mean of a policy; what is not known yet is left out."""
+def return_scalars(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
+    """Return mean and standard deviation over the last 100 returns of each of ``policies``, the
+    mean length, and the highest mean of a policy. Values that are not known yet are left out."""
     policies = list(policies)
     returns = [ret for policy in policies for ret in policy.returns]
     best = [policy.return_best for policy in policies if policy.return_best is not None]
@@ -143,16 +144,16 @@ def returns_of(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
     return {**scalars, "return_best": max(best)} if best else scalars
 
 
-def summed_up(policies: Iterable[PolicyStatistics]) -> dict[str, float | None]:
-    """Return the returns of ``policies`` for summary.json, with None for what is not known."""
-    known = returns_of(policies)
+def return_summary(policies: Iterable[PolicyStatistics]) -> dict[str, float | None]:
+    """Return the statistics of returns for summary.json; None for values that are not known."""
+    known = return_scalars(policies)
     return {name: known.get(name) for name in ("return_mean", "return_best", "return_std")}
 
 
 def _newer_lag(
     known: tuple[float, float], learner: Mapping[str, float], name: str
 ) -> tuple[float, float]:
-    """The newest mean, and the highest maximum so far."""
+    """Return the newest mean, and the highest maximum so far."""
     if f"{name}_mean" not in learner:
         return known
     return learner[f"{name}_mean"], max(known[1], learner[f"{name}_max"])

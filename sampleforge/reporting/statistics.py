@@ -1,4 +1,4 @@
-"""What a run has to say for itself: the scalars of a report, the fields of summary.json."""
+"""The statistics of a run: the scalars of its reports, and the measured part of summary.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from sampleforge.reporting.policy_statistics import (
     LAST_EPISODES,
     PolicyStatistics,
-    returns_of,
-    summed_up,
+    return_scalars,
+    return_summary,
 )
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import Graph
@@ -23,13 +23,13 @@ class RunStatistics:
     """Collects the workers' counters, with rates over 10 and 60 seconds; ``policies`` are the
     statistics of the graph's policy groups, in their order.
 
-    A report of a run with several policies has the scalars of each with the beginning
-    `Graph.prefix`; its own ``return_mean`` is over the last episodes of all policies together.
+    With several policies, the names of each policy's scalars begin with `Graph.prefix`; the run's
+    own ``return_mean`` is over the last episodes of all policies together.
     """
 
     def __init__(self, graph: Graph, earlier: Mapping[str, Mapping[str, Any]]) -> None:
-        """``earlier``: the `state` of each policy group in the run before, by the group's id; empty
-        for a new run."""
+        """``earlier``: the `state` of each policy group in the run that is resumed, by the group's
+        id; empty for a new run."""
         self._graph = graph
         self._started = monotonic()
         self._history: deque[tuple[float, float, float, float]] = deque()
@@ -59,7 +59,8 @@ class RunStatistics:
             policy.take_episodes(own)
 
     def take_episode_stats(self, stats: dict[str, float]) -> None:
-        """Take what an environment reports of an episode (``info["episode_extra_stats"]``)."""
+        """Take the statistics that an environment reports of an episode
+        (``info["episode_extra_stats"]``)."""
         for name, value in stats.items():
             self._episode_stats.setdefault(name, deque(maxlen=LAST_EPISODES)).append(value)
 
@@ -77,7 +78,7 @@ class RunStatistics:
     @property
     def return_mean(self) -> float | None:
         """Mean raw return of the last 100 episodes of each policy, None before the first."""
-        return returns_of(self.policies).get("return_mean")
+        return return_scalars(self.policies).get("return_mean")
 
     @property
     def episodes(self) -> int:
@@ -85,7 +86,7 @@ class RunStatistics:
         return sum(policy.episodes for policy in self.policies)
 
     def state(self, policy: PolicyStatistics) -> dict[str, Any]:
-        """Return plain values to go on from, for a checkpoint of one policy."""
+        """Return the plain values that a checkpoint of one policy stores."""
         return {
             "restarts": self._restarts_so_far(),
             "restarts_by_role": self._by_role(),
@@ -98,8 +99,8 @@ class RunStatistics:
         }
 
     def scalars(self, learners: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """One report; ``learners``: what each policy group's learner has to say since the last one,
-        by the group's id."""
+        """Return the scalars of a report. ``learners``: the metrics of each policy group's learner
+        since the last report, by the group's id."""
         progress = self._graph.progress
         self._remember()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
@@ -122,7 +123,7 @@ class RunStatistics:
             **{name: float(count) for name, count in self._checks().items()},
             **self._stages(),
             **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
-            **returns_of(self.policies),
+            **return_scalars(self.policies),
         }
         for group, policy in zip(self._graph.groups, self.policies, strict=True):
             prefix, own = self._graph.prefix(group), policy.scalars(learners[group.id])
@@ -130,7 +131,8 @@ class RunStatistics:
         return scalars
 
     def summary(self) -> dict[str, Any]:
-        """The measured part of summary.json; several policies have an entry ``policies``."""
+        """Return the measured part of summary.json, with an entry ``policies`` if there are
+        several."""
         elapsed = max(1e-9, monotonic() - self._started)
         measured = {
             "env_steps": self._graph.progress.env_steps,
@@ -146,7 +148,7 @@ class RunStatistics:
             "restarts_by_role": self._by_role(),
             "nonfinite_steps": self._nonfinite_so_far(),
             "env_restarts": self._env_restarts_so_far(),
-            **summed_up(self.policies),
+            **return_summary(self.policies),
         }
         if len(self.policies) == 1:
             return {**measured, **self.policies[0].summary()}
@@ -167,19 +169,19 @@ class RunStatistics:
         return self._env_restarts + int(self._graph.counters.total("env_restarts"))
 
     def _nonfinite_so_far(self) -> int:
-        """Env steps that were dropped because of values that are not finite."""
+        """Return the number of env steps dropped because of values that are not finite."""
         return self._nonfinite + int(self._total("nonfinite_steps"))
 
     def first_nonfinite(self) -> str | None:
-        """What was not finite, and where, the first time since the run began or was resumed; once,
-        and None before and afterwards."""
+        """Return a message about the first value that was not finite since the run began or was
+        resumed. It is returned once; None before and afterwards."""
         if self._nonfinite_told or not self._total("nonfinite_steps"):
             return None
         self._nonfinite_told = True
         worker = int(np.flatnonzero(self._graph.counters.column("nonfinite_steps"))[0])
-        found = self._graph.counters.noted(worker) or f"worker {worker}, on another machine"
+        value = self._graph.counters.noted(worker) or f"worker {worker}, on another machine"
         return (
-            f"dropped an env step with a value that is not finite: {found}; such steps are not "
+            f"dropped an env step with a value that is not finite: {value}; such steps are not "
             "learned from, and counted as nonfinite_steps"
         )
 
@@ -187,12 +189,13 @@ class RunStatistics:
         return sum(policy.updates for policy in self.policies)
 
     def _checks(self) -> dict[str, int]:
-        """How often ranks have compared what they hold, where they do (DD-PPO under --debug)."""
+        """Return how often the ranks have compared their states (only DD-PPO with --debug)."""
         compared = self._compared + int(self._total("checksums_compared"))
         return {"checksums_compared": compared} if compared else {}
 
     def _stages(self) -> dict[str, float]:
-        """Microseconds of each stage per env step, over the whole run, summed over the workers."""
+        """Return the microseconds of each stage per env step, summed over the workers, since the
+        run was started."""
         steps = self._total("env_steps")
         if not steps:
             return {}
@@ -216,9 +219,10 @@ class RunStatistics:
             self._history.popleft()
 
     def _rates(self, window: float) -> tuple[float, float, float]:
-        """Frames, env steps and trained steps per second over the last ``window`` seconds."""
+        """Return frames, env steps and trained steps per second over the last ``window`` seconds,
+        or a little more."""
         now = self._history[-1]
-        # The window is at least as long as asked: a report that was held up does not shorten it.
+        # At least ``window`` seconds, so that a late report does not make the window shorter.
         old_enough = [h for h in self._history if h[0] <= now[0] - window]
         then = old_enough[-1] if old_enough else self._history[0]
         elapsed = max(1e-9, now[0] - then[0])

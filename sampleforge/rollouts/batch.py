@@ -1,4 +1,4 @@
-"""Batches made of slots, by one memory copy per slot and column, on any device."""
+"""Batches, which are copied from slots to a device, one memory copy per slot and column."""
 
 from __future__ import annotations
 

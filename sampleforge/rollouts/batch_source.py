@@ -1,11 +1,11 @@
-"""Sources of a learner's batches: gathered by the learner between updates, or ahead by a thread.
+"""Sources of a learner's batches: the learner gathers them between updates, or a thread does ahead.
 
 The thread has two batches in rotation. Each has one owner at a time and moves only through deques:
 
     free -> being filled (the thread) -> complete -> being learned from (the learner) -> free
 
-Only the thread uses the learner's end of the exchange then: it takes ready slots, copies them and
-gives them back while the learner learns. This allows the actors to be one more batch ahead.
+Then only the thread uses the learner's end of the exchange: it takes ready slots, copies them and
+gives them back while the learner learns. So the actors may be one more batch ahead.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ class _Rotating(NamedTuple):
 
 
 class PrefetchingBatchSource:
-    """Has a thread copy slots into one batch while the learner learns from another.
+    """Copies slots into one batch, in a thread, while the learner learns from another batch.
 
-    Copying releases the interpreter lock. On a CUDA device it goes through the thread's own stream,
+    Copying releases the interpreter lock. On a CUDA device it uses a stream of the thread's own,
     for which only the thread waits. ``wakeup`` is that of the process: the thread waits for it, and
     then sets ``self.wakeup``, because the wake-up may have been for the learner (a request, the
-    end). The next `take` raises an exception that ended the thread.
+    end). If an exception ends the thread, the next `take` raises it.
     """
 
     def __init__(

@@ -21,12 +21,13 @@ from sampleforge.shared.wakeup import Wakeup
 
 
 class RolloutExchange(Protocol):
-    """The actor's view of an exchange: it gets free slots and hands complete rollouts over."""
+    """The interface of an exchange for actors, which take free slots and hand over complete
+    rollouts."""
 
     slots: TrajectorySlots
 
     def num_free(self, actor: int) -> int:
-        """Return how many slots `take_free` has for the actor. Only the actor makes them fewer."""
+        """Return the number of slots that the actor can take. Only the actor makes it smaller."""
 
     def take_free(self, actor: int) -> int | None:
         """Return a slot to write, or None if there is none."""
@@ -43,10 +44,10 @@ class RolloutExchange(Protocol):
         their reader."""
 
 
-def left_behind(
+def abandoned_slots(
     slots: TrajectorySlots, of_actor: Iterable[int], free: set[int], ready: set[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the slots that a killed actor had: (being written, complete but not handed over).
+    """Return the slots of a killed actor: (incomplete, complete but not handed over).
 
     ``of_actor``: the slots that the actor may have had. ``free`` and ``ready``: the slots in its
     rings. The readers at the other ends of the rings are still running: they mark a READY slot as
@@ -81,9 +82,9 @@ class SlotExchange:
     ) -> None:
         self.slots = slots
         self._actors, self._learners = len(actor_wakeups), len(learner_wakeups)
-        for count, who in ((self._actors, "actors"), (self._learners, "learners")):
+        for count, role in ((self._actors, "actors"), (self._learners, "learners")):
             if slots.count % count:
-                raise ValueError(f"{slots.count} slots cannot be dealt evenly to {count} {who}")
+                raise ValueError(f"{slots.count} slots cannot be dealt evenly to {count} {role}")
         self._learner_of = _deal(slots.count, self._actors, self._learners)
         rings, capacity = self._learners * self._actors, slots.count // self._actors
         self._free = IndexRings(rings, capacity)
@@ -110,7 +111,7 @@ class SlotExchange:
         return self._ring(self._learner_of[slot], slot % self._actors)
 
     def num_free(self, actor: int) -> int:
-        """Return how many slots there are for this actor to write. Called by the actor."""
+        """Return the number of slots that this actor can take. Called by the actor."""
         rings = (self._ring(learner, actor) for learner in range(self._learners))
         return len(self._inherited[actor]) + sum(map(self._free.size, rings))
 
@@ -132,13 +133,12 @@ class SlotExchange:
 
     def take_over(self, actor: int) -> None:
         """Take over the slots of the actor's previous process, see `RolloutExchange`. Called by the
-        actor. The slots stay WRITING until they are used, so that the next successor would find
-        them too."""
+        actor. Incomplete slots stay WRITING, so that the next successor can take them over, too."""
         rings = [self._ring(learner, actor) for learner in range(self._learners)]
         free = _waiting(self._free, rings)
         ready = _waiting(self._ready, rings)
         own = range(actor, self.slots.count, self._actors)
-        self._inherited[actor], complete = left_behind(self.slots, own, free, ready)
+        self._inherited[actor], complete = abandoned_slots(self.slots, own, free, ready)
         for slot in complete:
             self._ready.push(self._ring_of(slot), slot)
         for wakeup in self._learner_wakeups:
@@ -153,8 +153,8 @@ class SlotExchange:
         self._learner_wakeups[ring // self._actors].set()
 
     def take_ready(self, learner: int = 0) -> int | None:
-        """Return the oldest complete slot of the next actor in turn that has one, or None. Called
-        by the learner."""
+        """Return the oldest complete slot of the next actor in turn that has one, or None if no
+        actor has one. Called by the learner."""
         for _ in range(self._actors):
             actor = self._next_actor[learner]
             self._next_actor[learner] = (actor + 1) % self._actors

@@ -1,4 +1,4 @@
-"""The steps that one rollout of a split shares with the next one, for overlapping sequences."""
+"""The overlap: the steps that one rollout of a split shares with the next one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Array = npt.NDArray[Any]
 
 
 class Overlap:
-    """The last steps of a split's last rollout, and the recurrent states in them.
+    """Keeps the last steps of a split's last rollout, and the recurrent states before them, for
+    sequences that overlap.
 
     A complete slot belongs to the replay, which may evict it before the split has its next slot.
     So the actor copies the steps out of the complete slot and later into the next one. The first
-    rollout has no steps to begin with, and so takes longer.
+    rollout begins without such steps, so the split takes all of its steps.
     """
 
     def __init__(self, slots: TrajectorySlots) -> None:
@@ -47,7 +48,7 @@ class Overlap:
         new, end = self._new, self._slots.shape.rollout
         if new == end:
             return
-        for name, column in self._of_steps().items():
+        for name, column in self._step_columns().items():
             self._columns[name] = column[slot, new:end].copy()
         for name, stacks in self._slots.stacks.items():
             self._first_stacks[name] = stacks.read_rows(np.array([slot]), np.array([new])).numpy()
@@ -59,12 +60,12 @@ class Overlap:
             state[rows] = 0.0
 
     def restore(self, slot: int) -> int:
-        """Copy the stored steps into a new slot. Return the next step to write, 0 the first time;
-        its observation is not among the stored ones."""
+        """Copy the stored steps into a new slot. Return the index of the next step to write (0 in
+        the first rollout); the caller writes its observation."""
         if not self._columns:
             return 0
         overlap = self._sequences.overlap
-        for name, column in self._of_steps().items():
+        for name, column in self._step_columns().items():
             column[slot, :overlap] = self._columns[name]
         for name, stacks in self._slots.stacks.items():
             stacks.begin(slot, self._first_stacks[name])
@@ -74,8 +75,8 @@ class Overlap:
             self.keep_state(slot, start * self._sequences.stride, state)
         return overlap
 
-    def _of_steps(self) -> dict[str, Array]:
-        """Return the columns [slots, T or T+1, rows, ...], without frames."""
+    def _step_columns(self) -> dict[str, Array]:
+        """Return the columns [slots, T or T+1, rows, ...] with an entry per step, except frames."""
         slots = self._slots
         skip = {
             *("states", "sequence_error", "sequence_usable"),

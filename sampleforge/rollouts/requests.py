@@ -1,5 +1,4 @@
-"""Inference requests from actors to policy workers: a counter per (actor, split) in shared memory,
-and wake-ups."""
+"""Inference requests from actors to policy workers, in shared memory."""
 
 from __future__ import annotations
 
@@ -19,14 +18,15 @@ ACT, VALUE = 0, 1
 class InferenceRequests:
     """The inference requests between actors and the policy workers of one policy.
 
-    An actor writes its request and raises ``asked``; the policy worker that serves the actor writes
-    the answer into the slot and raises ``answered``. Each counter has one writer. No array is sent:
-    observations are in the slot. A request has the recurrent state before it (``state`` [actors,
-    splits, rows, S], which the actor writes) and its answer the one after it (``next_state``, which
-    the policy worker writes); same-step environments have final observations (``final_obs``).
+    An actor writes its request and increments ``asked`` of its split; the policy worker that serves
+    the actor writes the answer into the slot and increments ``answered``. Each counter has one
+    writer. No observation is sent: it is in the slot already. The actor writes the recurrent state
+    before the request (``state`` [actors, splits, rows, S]), the policy worker the one after it
+    (``next_state``). Actors of same-step environments also write final observations
+    (``final_obs``).
 
-    A policy worker writes nothing that it reads. So the successor of one that was killed answers
-    the requests that are still open, from the beginning.
+    A policy worker never writes what it reads. So the successor of a killed policy worker can
+    answer the open requests from the beginning.
     """
 
     def __init__(

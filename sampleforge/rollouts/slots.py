@@ -93,8 +93,8 @@ class SlotShape:
         return {n: leaf for n, leaf in leaves if self.single_frames and leaf.stack is not None}
 
     def layout(self, count: int) -> Layout:
-        """Return the arrays of ``count`` slots: [count, T+1, rows, ...] for what the environment
-        shows before each step and after the last, [count, T, rows, ...] for what a step adds."""
+        """Return the arrays of ``count`` slots: [count, T+1, rows, ...] for observations (before
+        each step and after the last one), [count, T, rows, ...] for the results of steps."""
         before = (count, self.rollout + 1, self.rows)
         step = (count, self.rollout, self.rows)
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -139,8 +139,8 @@ class SlotShape:
         }
 
     def _beginnings(self, count: int) -> Layout:
-        """Return the arrays of the recurrent states before the rollout, or before each sequence,
-        and of the first estimates of each sequence for the replay."""
+        """Return the arrays of the recurrent states before the rollout, or, with sequences, of the
+        recurrent state before each sequence and its first TD error."""
         if self.sequences is None:
             return {"state": ((count, self.rows, self.state_size), "float32")}
         each = (count, self.starts, self.rows)
@@ -219,7 +219,7 @@ class TrajectorySlots:
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
-        """Record a change of owner; only the old owner calls this."""
+        """Record a change of owner. Called by the old owner."""
         if self.debug:
             owner = Owner(int(self.owner[slot]))
             assert owner == old, f"slot {slot} is {owner.name}, expected {old.name} -> {new.name}"
@@ -230,14 +230,14 @@ class TrajectorySlots:
                 self._poison(slot)
 
     def renew(self, slot: int) -> None:
-        """Begin another life of a WRITING slot whose writer was killed; it stays WRITING."""
+        """Begin a new generation of a WRITING slot whose writer was killed; it stays WRITING."""
         assert self.owner[slot] == Owner.WRITING, slot
         self.generation[slot] += 1
         if self.debug:
             self._poison(slot)
 
     def _poison(self, slot: int) -> None:
-        """Overwrite a freed slot, so that a read of stale data shows."""
+        """Overwrite a freed slot, so that tests detect reads of stale data."""
         for name, column in self.columns().items():
             if name.startswith("obs/") and self.shape.frame_buffers is not None:
                 continue  # its frame buffer belongs to another slot already
@@ -265,9 +265,9 @@ def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
     """Make the rollout in ``slot`` end with step ``t - 1``.
 
     ``obs[t]`` and the policy's output for it (its value is the bootstrap) must have been written.
-    They are repeated to the end of the slot, so that every number in it is finite and the next
-    rollout finds its first observation in the last place. The steps from ``t`` on are not valid,
-    and their version is `NOT_TAKEN`.
+    They are repeated to the end of the slot: then every number in it is finite, and ``obs[T]`` is
+    the first observation of the next rollout. The steps from ``t`` on are not valid, and their
+    version is `NOT_TAKEN`.
     """
     for name, column in slots.columns().items():
         if name not in PER_ROLLOUT:

@@ -33,7 +33,7 @@ def stack_index(
     """Return the frames of the stacks obs[t] of these slots and rows (int64 [B] each); ``first`` is
     bool [slots, T+1, rows].
 
-    In place of frames before the beginning of an episode there is its first frame.
+    Frames before the beginning of an episode are replaced by its first frame.
     """
     begun = np.full(len(t), depth - 1)  # steps since the episode's first observation, at most
     for age in reversed(range(depth - 1)):
@@ -94,8 +94,8 @@ class StackColumn:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of obs[t] and obs[later], [B, k, ...] each.
 
-        They are not one array of twice the size, because the allocator keeps blocks of up to 32
-        MiB, and new memory costs ten times the copying."""
+        Two arrays are faster than one of twice the size: the allocator reuses blocks of up to 32
+        MiB only, and new memory takes ten times as long as the copying."""
         return self.read(slot, t, row), self.read(slot, later, row)
 
     def read_rows(self, slot: Indices, t: Indices) -> torch.Tensor:
@@ -119,8 +119,8 @@ class StackColumn:
         )
 
     def assert_whole(self, slots: Indices) -> None:
-        """Raise AssertionError if the frames of one of these slots, which were not evicted, could
-        not be read. Raw frames can always be read."""
+        """Raise AssertionError if the frames of one of these slots, which were not evicted, cannot
+        be read. Raw frames can always be read."""
 
     def _padded(self, stacks: torch.Tensor, before: npt.NDArray[np.bool_]) -> torch.Tensor:
         if self._leaf.stack == "zero":

@@ -125,7 +125,7 @@ class InProcessRunner:
         if self._worker.ended:
             self._rendezvous.wait_for_shutdown_barrier()
         close(self._worker)
-        for resource in (each for group in self._graph.groups for each in group.keep_alive):
+        for resource in (each for group in self._graph.groups for each in group.resources):
             if isinstance(resource, StoreBoard):
                 resource.close()
         self._watch.close()

@@ -1,4 +1,4 @@
-"""The parts that every topology is made from, as functions that a child process can call."""
+"""Builders of models, learners, policies and env vectors, which worker processes call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ NewModel = Callable[[], ActorCritic]
 NewPolicy = Callable[[], Policy]
 
 _POLICY_STREAM = 1_000_000
-"""In the place of a split's number: the seeds of action sampling, beside those of the env rows."""
+"""Replaces the number of a split in the seeds of action sampling, so that they differ from those of
+the env rows."""
 
 
 class LoadableLearner(Protocol):
@@ -44,29 +45,29 @@ class LoadableLearner(Protocol):
 
 
 class Resume(Protocol):
-    """The checkpoint that a run goes on from, in whatever process it is needed."""
+    """The checkpoint from which a run resumes. It can be sent to other processes."""
 
     def weights(self, model: torch.nn.Module) -> int:
-        """Load the model's weights; returns their policy version."""
+        """Load the weights into ``model``; return their policy version."""
 
     def learner(self, learner: LoadableLearner) -> None:
-        """Load all of the learner's state."""
+        """Load the whole state into ``learner``."""
 
     def plain(self) -> dict[str, Any]:
-        """The learner's plain state."""
+        """Return the plain values of the learner's state."""
 
 
 class RestartCounts(Protocol):
     """Counts the restarts of workers: `RestartBudget`, `GroupEpoch`."""
 
     def life(self, worker: int) -> int:
-        """Return how often a worker was restarted."""
+        """Return the number of restarts of a worker so far."""
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run begins: its seed, what earlier runs of the folder did, their learner's state,
-    and where replays are saved."""
+    """The point at which a run begins: its seed, the totals of earlier runs of the folder, their
+    checkpoint (``resume``), and the folder in which replays are saved."""
 
     seed: int
     resumes: int = 0
@@ -78,8 +79,8 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class PolicyStart:
-    """Where one policy of a run begins: the id of its group; ``start`` with a seed and a checkpoint
-    of its own; ``save`` writes a checkpoint, in the learner's process."""
+    """The point at which one policy of a run begins. ``id``: of its group; ``start``: with the
+    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process."""
 
     id: str
     start: ResumePoint
@@ -87,21 +88,21 @@ class PolicyStart:
 
 
 def seed_of_policy(seed: int, index: int) -> int:
-    """Return the seed of the ``index``-th policy of a run: of the first one the run's own."""
+    """Return the seed of the ``index``-th policy of a run. The first one has the run's seed."""
     if index == 0:
         return seed
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint32)[0] >> 1)
 
 
 def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
-    """The model with its initial weights, the same for the same seed."""
+    """Return the model with its initial weights, the same for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make_model(config, spec.observations, spec.actions)
 
 
 def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
-    """Makes the actor-critic with its initial weights."""
+    """Return the function that makes the actor-critic with its initial weights."""
     return partial(_new_model, config, spec, seed)
 
 
@@ -124,9 +125,9 @@ def make_learner(
     share: Share = WHOLE,
     device: str | None = None,
 ) -> Learner:
-    """The learner as it begins: initial weights, or those of the checkpoint. ``varies``: batches
-    have more or fewer env steps than was planned. ``share``: the part of each batch that it has, if
-    there are several learners; ``device``: its own one (default: the plan's)."""
+    """Return the learner with its initial state, or that of the checkpoint. ``varies``: the number
+    of env steps of a batch varies. ``share``: the part of each batch that this learner has, if
+    there are several; ``device``: this learner's (default: the plan's)."""
     config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
     on = torch.device(device or plan.device)
     learner = Learner(
@@ -147,9 +148,9 @@ def make_learner(
     return learner
 
 
-def first_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
-    """Return the weights that the run begins with, already published, so that no worker has to wait
-    for the learner's process."""
+def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint) -> SharedWeights:
+    """Return shared weights in which those of the model, or of the checkpoint, are published
+    already, so that no worker waits for the learner's process."""
     model = new_model()
     version = 0 if start.resume is None else start.resume.weights(model)
     weights = SharedWeights(model.state_dict())
@@ -166,7 +167,7 @@ def make_policy(
     noise_correlation: float = 0.0,
     num_rows: int = 0,
 ) -> SampledPolicy:
-    """A policy that follows ``weights``."""
+    """Return a policy that reads its weights from ``weights``."""
     return SampledPolicy(
         new_model(),
         weights,
@@ -181,8 +182,8 @@ def make_policy(
 def compiled_policy(
     make: Callable[[], SampledPolicy], spec: EnvSpec, sizes: tuple[int, ...]
 ) -> Policy:
-    """A policy with compiled passes for batches of these ``sizes``, and any others where there are
-    several."""
+    """Return the policy that ``make`` makes, compiled for batches of this size; if there are
+    several ``sizes``, for batches of any size."""
     policy = make()
     policy.compile(spec.observations, sizes)
     return policy
@@ -198,8 +199,9 @@ def policy_maker(
     noise_correlation: float = 0.0,
     lives: RestartCounts | None = None,
 ) -> NewPolicy:
-    """Makes the policy of the ``index``-th actor (inline) or policy worker, with another seed in
-    each of its ``lives``. ``compiled_for``: with compiled passes, for these observations."""
+    """Return the function that makes the policy of the ``index``-th actor (inline) or policy
+    worker, with another seed in each of its ``lives``. ``compiled_for``: the spec for whose
+    observations the policy is compiled (None: it is not compiled)."""
     device, precision = acting_device(plan), plan.precision
     unseeded = partial(
         make_policy,
@@ -219,7 +221,7 @@ def policy_maker(
 
 
 def acting_device(plan: SamplerPlan) -> str:
-    """Where actions are computed."""
+    """Return the device on which actions are computed."""
     return plan.device if plan.inference == "worker" else "cpu"
 
 
@@ -230,7 +232,8 @@ def _seeded_policy(
 
 
 def policy_seed(index: int, start: ResumePoint, lives: RestartCounts | None = None) -> int:
-    """Return the seed of the action sampling of the ``index``-th policy, in its present life."""
+    """Return the seed of action sampling of the ``index``-th actor (inline) or policy worker, in
+    its current life."""
     life = 0 if lives is None else lives.life(index)
     return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes, life)[0]
 
@@ -242,8 +245,8 @@ def env_makers(
     start: ResumePoint,
     lives: RestartCounts | None = None,
 ) -> list[Callable[[], EnvVector]]:
-    """Makes each split of an actor's env vector, with seeds of its own for every row, and others
-    when the actor has been replaced."""
+    """Return the functions that make the env vectors of an actor's splits. Every env row has its
+    own seed, and another one after a restart of the actor."""
     make = partial(_make_env, actor, config, plan, start, lives)
     return [partial(make, split) for split in range(plan.num_splits)]
 

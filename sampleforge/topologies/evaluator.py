@@ -1,4 +1,4 @@
-"""The evaluator of a policy: a worker of the graph that reads the weights and plays episodes."""
+"""The evaluator of a policy, a worker of the graph that plays episodes with published weights."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sampleforge.workers.episode_player import evaluation_envs, evaluation_seed
 from sampleforge.workers.evaluator import EvaluatorWorker, NewModel
 from sampleforge.workers.worker import Placement
 
-NICER = 5
-"""The evaluator's niceness beyond that of the actors: what trains goes first."""
+EXTRA_NICENESS = 5
+"""Niceness of the evaluator beyond that of the actors, so that training has precedence."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``results``: the queue of an evaluator's results (None: the policy has none); ``edges``: the
-    arrows of its worker."""
+    """``results``: the queue of an evaluator's results (None: the policy has no evaluator);
+    ``edges``: the channels of its worker."""
 
     results: Evaluations | None = None
     edges: tuple[Edge, ...] = ()
 
 
-def evaluators(config: AnyConfig) -> int:
-    """Return how many evaluators a policy has, 0 or 1."""
+def num_evaluators(config: AnyConfig) -> int:
+    """Return the number of evaluators of a policy, 0 or 1."""
     return int(config.evaluate_interval is not None)
 
 
@@ -44,9 +44,9 @@ def add_evaluator(
     learner: str = "learner",
     row: int | None = None,
 ) -> Evaluation:
-    """Add the evaluator of a policy, if the config has one. ``start``: of the run, because all of
-    its policies are evaluated in the same episodes. ``learner``: name of the worker that publishes
-    the weights. ``row``: not the next free counter row."""
+    """Add the evaluator of a policy, if the config has one. ``start``: that of the run, so that all
+    policies are evaluated with the same seed. ``learner``: name of the worker that publishes the
+    weights. ``row``: the evaluator's counter row (default: the next free one)."""
     interval, episodes = config.evaluate_interval, config.evaluate_episodes
     if interval is None:
         return Evaluation()
@@ -69,7 +69,7 @@ def add_evaluator(
         "evaluator",
         make_worker,
         wakeup,
-        Placement(niceness=min(19, config.worker_niceness + NICER)),
+        Placement(niceness=min(19, config.worker_niceness + EXTRA_NICENESS)),
         RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),
         (make_envs,),
         row=row,

@@ -28,15 +28,16 @@ from sampleforge.workers.worker import Placement, StopFlag, Worker
 
 EVERYWHERE = Placement()
 Role = Literal["actor", "policy", "replay", "learner", "rank", "evaluator"]
-"""What a worker does for the graph; a rank is an actor and a learner in one."""
+"""The kind of a worker; a rank is an actor and a learner in one process."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A worker and what its runner must know of it.
+    """A worker, and the settings with which a runner runs it.
 
-    ``counter_row``: its row in the graph's counters. ``restart``: what its death means. ``envs``
-    make the env vectors that it steps. ``in_checkpoint``: no checkpoint can be written without it.
+    ``counter_row``: its row in the graph's counters. ``restart``: the reaction to its death.
+    ``envs``: functions that make the env vectors that it steps. ``in_checkpoint``: whether a
+    checkpoint can only be written while it runs.
     """
 
     worker: Worker
@@ -55,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """One arrow of the figure."""
+    """A channel between workers, as `Graph.describe` prints it."""
 
     source: str
     target: str
@@ -68,8 +69,8 @@ Row = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Exploration:
-    """``third`` of the ladder that each env row is in, 0 for those that explore least, whose
-    returns are the run's; and its ``epsilon``."""
+    """The exploration of each env row: its ``epsilon``, and the ``third`` of the ladder of epsilons
+    that it is in. The rows of third 0 explore least; their returns are reported as the policy's."""
 
     third: Mapping[Row, int]
     epsilon: Mapping[Row, float]
@@ -77,15 +78,14 @@ class Exploration:
 
 @dataclass(frozen=True)
 class PolicyGroup:
-    """One policy: the workers that learn it, and what carries its experience and its weights.
+    """One policy: its learners, its exchange of experience and its weights.
 
     ``learners[0]`` publishes the weights, answers the driver's requests and writes checkpoints.
-    ``max_policy_lag``: of experience that is learned from, in versions; None: any age.
+    ``max_policy_lag``: largest lag of experience that is learned from, in versions (None: any).
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
-    shared memory. ``exploration``: where env rows explore differently. ``archive`` and
-    ``histograms``: of the replay, where experience is kept. ``evaluations``: results, where the
-    policy is evaluated while it is trained. ``keep_alive``: what must exist for as long as the
-    group does.
+    shared memory. ``exploration`` is set if env rows explore differently; ``archive`` and
+    ``histograms`` belong to a replay; ``evaluations`` is the queue of the evaluator's results.
+    ``resources``: objects that must exist for as long as the group does.
     """
 
     id: str
@@ -99,17 +99,18 @@ class PolicyGroup:
     archive: ReplayArchive | None = None
     histograms: ReplayHistograms | None = None
     evaluations: Evaluations | None = None
-    keep_alive: tuple[object, ...] = ()
+    resources: tuple[object, ...] = ()
 
     @property
     def learner(self) -> Node:
-        """The learner that speaks for the group."""
+        """The learner that publishes the weights, answers the driver and writes checkpoints."""
         return self.learners[0]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What a topology function returns."""
+    """The result of a topology function: the workers of a run (``nodes``), their channels
+    (``edges``), and what the runner and the session need of them."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -126,7 +127,7 @@ class Graph:
         return group_prefix(group.id, len(self.groups))
 
     def having(self, *roles: Role) -> list[Node]:
-        """The nodes of these roles, in the graph's order."""
+        """Return the nodes of these roles, in the graph's order."""
         return [node for node in self.nodes if node.role in roles]
 
     def total(self, name: str) -> float:
@@ -167,9 +168,9 @@ def group_prefix(group: str, groups: int) -> str:
 
 
 class GraphBuilder:
-    """Collects the workers of a topology; gives each its counter row, and all one stop flag.
+    """Collects the workers of a topology; gives each a counter row, and all one stop flag.
 
-    ``num_workers``: how many there will be, with those of other machines whose counts are known.
+    ``num_workers``: number of counter rows, including those of workers on other machines.
     """
 
     def __init__(self, name: str, num_workers: int, config: AnyConfig, start: ResumePoint) -> None:
@@ -205,7 +206,8 @@ class GraphBuilder:
         row: int | None = None,
         in_checkpoint: bool = False,
     ) -> Node:
-        """Add the worker that ``make(counter_row=...)`` returns. ``row``: not the next free one."""
+        """Add the worker that ``make(counter_row=...)`` returns. ``row``: its counter row (default:
+        the next free one)."""
         row = len(self._nodes) if row is None else row
         worker = make(counter_row=row)
         worker.name = self._prefix + worker.name
@@ -227,7 +229,8 @@ class GraphBuilder:
         episodes: Episodes,
         progress: Progress | None = None,
     ) -> Graph:
-        """Return the graph of all that was added. ``progress``: one that ends by another rule."""
+        """Return the graph of all added workers. ``progress`` replaces the builder's own, for a run
+        that ends by another rule."""
         return Graph(
             name=self._name,
             nodes=tuple(self._nodes),
@@ -253,14 +256,14 @@ COUNTERS = (
     "nonfinite_steps",  # env steps dropped because of values that are not finite
     "split_steps",
     "rollouts",
-    "preempted",  # of rounds of rollouts, cut short
+    "preempted",  # rounds of rollouts that were cut short
     "ended",  # 1 for a rank that has ended, after the same update as all others
     "rollout_s",  # seconds of a rank from an update to its next complete rollouts
     "step_s",  # seconds of an actor in its loop, waiting left out
     "env_s",  # ... in the environments
-    "infer_s",  # ... in forward passes, or, in an actor with policy workers, asking for them
+    "infer_s",  # ... in forward passes; of an actor with policy workers, in sending requests
     "gather_s",  # ... of infer_s, collecting the observations
-    "wait_s",  # ... waiting for somebody else
+    "wait_s",  # ... waiting for other workers
     "insert_s",  # ... putting rollouts into the replay
     "draw_s",  # ... drawing samples, taking new priorities
     "batch_s",  # ... copying experience into batches

@@ -1,5 +1,4 @@
-"""How the ranks, or the learners of one policy, find each other on this machine, and what carries
-their gradients."""
+"""The rendezvous of ranks, or of the learners of one policy, on this machine."""
 
 from __future__ import annotations
 
@@ -16,24 +15,24 @@ from sampleforge.runtime.machine import human_bytes, resolve_device
 from sampleforge.workers.config import LearnersConfig
 
 
-class Meeting(NamedTuple):
-    """``rendezvous`` of each member; ``note`` says how gradients travel; ``keep_alive`` must exist
-    for as long as the members do."""
+class GroupRendezvous(NamedTuple):
+    """``members``: the rendezvous of each member; ``note`` names the transport of gradients;
+    ``resources`` must exist for as long as the members do."""
 
-    rendezvous: list[Rendezvous]
+    members: list[Rendezvous]
     note: str
-    keep_alive: tuple[object, ...]
+    resources: tuple[object, ...]
 
 
-def meet_here(
+def local_rendezvous(
     devices: Sequence[str],
     timeout: float,
     new_model: Callable[[], torch.nn.Module],
     member: Member = "rank",
     extra_bytes: int = 0,
-) -> Meeting:
-    """Return how the members of a group meet, each of which learns on its device. With nccl a store
-    is opened at once. ``extra_bytes``: of what else a member has in flight at a time, beside its
+) -> GroupRendezvous:
+    """Return the rendezvous of a group whose members learn on ``devices``. If the backend is nccl,
+    this opens its store. ``extra_bytes``: the other data that a member sends at a time, beside its
     gradients."""
     size = len(devices)
     backend, why = choose_backend(devices, member)
@@ -43,17 +42,17 @@ def meet_here(
             store.rendezvous(rank, size, backend, timeout, device, member)
             for rank, device in enumerate(devices)
         ]
-        return Meeting(joins, f"gradients through {why}", (store,))
+        return GroupRendezvous(joins, f"gradients through {why}", (store,))
     gradients = sum(p.nbytes for p in new_model().parameters())
     memory = RankMemory(size, gradients + extra_bytes + LEAST_ROOM)
     joins = [memory.rendezvous(r, timeout, device, member) for r, device in enumerate(devices)]
     note = f"gradients through {human_bytes(memory.nbytes)} of shared memory"
-    return Meeting(joins, note, (memory,))
+    return GroupRendezvous(joins, note, (memory,))
 
 
 def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Backend, str]:
-    """Return how torch's process groups carry gradients, and why: nccl where each member, of this
-    machine, has a GPU of its own."""
+    """Return the backend of torch's process groups, and the reason as text: nccl if each member on
+    this machine has a GPU of its own, else gloo."""
     if not all(device.startswith("cuda") for device in devices):
         return "gloo", f"gloo: the {member}s learn on the CPU"
     gpus = torch.cuda.device_count()
@@ -63,7 +62,7 @@ def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Bac
 
 
 def member_devices(device: str, members: int) -> list[str]:
-    """Return the device of each member: they take turns with the GPUs, unless one was named."""
+    """Return the device of each member: for "cuda" the GPUs in turn, otherwise ``device``."""
     if device != "cuda":
         return [device] * members
     return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
@@ -88,8 +87,8 @@ def learner_devices(config: LearnersConfig, device: str) -> list[str]:
     return list(config.learner_devices)
 
 
-def learners_in_words(config: LearnersConfig, device: str) -> str:
-    """Return how many learners there are, and where; ``device`` is the run's."""
+def describe_learners(config: LearnersConfig, device: str) -> str:
+    """Return the number of learners and their devices as text; ``device`` is the run's."""
     where = ", ".join(config.learner_devices) or device
     if config.num_learners == 1:
         return f"learner on {where}"

@@ -1,4 +1,4 @@
-"""What the death of a worker means for the run: one rule per node of the graph."""
+"""Restart rules: the reaction of a run to the death of a worker, one rule per node of the graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sampleforge.shared.restart_budget import RestartBudget
 
 
 class RestartRule(Protocol):
-    """Asked by the supervisor when a node's process was killed or hangs.
+    """The reaction to a node whose process was killed or hangs.
 
     ``counts_itself``: the worker counts its restarts in its own counter row.
     """
@@ -17,15 +17,15 @@ class RestartRule(Protocol):
     counts_itself: bool
 
     def begin_next_life(self) -> str | None:
-        """Count another life of the node. Returns how many there have been, for the user ("2 of 10
-        times"), or None if the node is not restarted: the run ends."""
+        """Count a restart of the node. Return the count as text for the user ("2 of 10 times"), or
+        None if the node is not restarted and the run ends."""
 
     def news(self) -> str | None:
-        """Return what the user is to know of the latest restart, once, or None."""
+        """Return a message about the latest restart; None if there is no new one."""
 
 
 class EndRun:
-    """The run cannot go on without the node."""
+    """End the run."""
 
     counts_itself = False
 
@@ -40,7 +40,8 @@ END_RUN = EndRun()
 
 
 class RestartAlone:
-    """Restart worker ``index`` of a budget that it shares with its kind, and no other worker."""
+    """Restart this worker and no other one. It is worker ``index`` of ``budget``, which all workers
+    of its role share."""
 
     counts_itself = False
 
@@ -58,8 +59,8 @@ class RestartAlone:
 
 
 class RestartInGroup:
-    """Restart the worker, and have all members of its group form a new one. One rule serves all.
-    ``members``: what the user calls them."""
+    """Restart the worker, and make all members of its group form a new group. The members share one
+    rule. ``members``: their name in messages."""
 
     counts_itself = True
 
@@ -74,7 +75,7 @@ class RestartInGroup:
         return f"{self._epoch.generation} of {self._epoch.limit} times"
 
     def news(self) -> str | None:
-        """From where the group goes on, once all of its members have joined."""
+        """Return from which update the group goes on, once all members have joined."""
         resumed = self._epoch.resumed
         if resumed.number <= self._told:
             return None

@@ -37,7 +37,7 @@ class SamplerPlan:
         """Number of env rows of the run."""
         return self.num_workers * self.num_splits * self.rows
 
-    def envs_in_words(self, workers: str = "workers") -> str:
+    def describe_envs(self, workers: str = "workers") -> str:
         """Return the number of env rows and its factors as text."""
         splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
         return f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"

@@ -1,4 +1,4 @@
-"""The half of the graph that every topology with actors shares: actors, policy workers."""
+"""The actors and policy workers of a graph, and their channels; APPO and Ape-X share them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.policy_mapping import (
-    DrawnAnew,
     FixedPerStream,
-    InTurn,
     PolicyMapping,
+    RandomPerRollout,
+    RoundRobin,
     only_policy,
 )
 from sampleforge.workers.stream import PolicyPort
@@ -38,7 +38,7 @@ from sampleforge.workers.worker import Placement
 
 @dataclass(frozen=True)
 class ActorChannels:
-    """What all policy groups share: the actors' wake-ups, and what the driver knows of actors."""
+    """The channels of the actors, which all policy groups share."""
 
     episodes: EpisodeQueue
     wakeups: list[Wakeup]
@@ -46,8 +46,8 @@ class ActorChannels:
 
 
 @dataclass(frozen=True)
-class Channels:
-    """What joins the workers of one policy group to the actors, and to each other."""
+class GroupChannels:
+    """The channels of one policy group: between its workers, and to the actors."""
 
     weights: SharedWeights
     requests: InferenceRequests | None  # with policy workers only
@@ -58,22 +58,23 @@ class Channels:
     actor_restarts: RestartBudget
 
     @property
-    def acting_lives(self) -> RestartBudget:
-        """Knows the life of each process that computes actions: actor, or policy worker."""
+    def inference_restarts(self) -> RestartBudget:
+        """The restarts of the workers that compute actions: the actors, or the policy workers."""
         return self.actor_restarts if self.requests is None else self.policy_restarts
 
 
 @dataclass(frozen=True)
 class ActingGroup:
-    """What actors and policy workers need of one policy group. ``new_policy(i)`` makes the policy
-    of the i-th actor (inline) or policy worker."""
+    """The parts of one policy group that actors and policy workers use. ``new_policy(i)`` returns
+    the function that makes the policy of the i-th actor (inline) or policy worker."""
 
-    channels: Channels
+    channels: GroupChannels
     exchange: RolloutExchange
     new_policy: Callable[[int], NewPolicy]
 
     def port(self, policy: int, actor: int, splits: int) -> PolicyPort:
-        """Return the way of one actor to this group, the ``policy``-th of the graph."""
+        """Return the port of an actor with ``splits`` splits to this group, the ``policy``-th of
+        the graph."""
         inference: Inference
         if self.channels.requests is None:
             slots = self.exchange.slots
@@ -92,21 +93,21 @@ def actor_channels(config: AnyConfig, plan: SamplerPlan) -> ActorChannels:
     )
 
 
-def channels(
+def group_channels(
     config: AnyConfig,
     plan: SamplerPlan,
     shape: SlotShape,
     weights: SharedWeights,
     actors: ActorChannels,
     learners: int,
-) -> Channels:
-    """Make the channels of one policy group with so many ``learners``, whose slots have this
-    ``shape``."""
+) -> GroupChannels:
+    """Make the channels of one policy group. ``shape``: of its slots; ``learners``: their
+    number."""
     policy_wakeups = wakeups(plan.num_policy_workers)
     requests = None
     if policy_wakeups:
         requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
-    return Channels(
+    return GroupChannels(
         weights,
         requests,
         actors.wakeups,
@@ -120,10 +121,9 @@ def channels(
 def choose_mapping(
     policies: int, plan: SamplerPlan, seed: int, *, synchronous: bool, overlapping: bool
 ) -> PolicyMapping:
-    """Return the policy mapping of ``policies`` groups: their policies are drawn anew for each
-    rollout. Those that sample and learn in turn (``synchronous``) act in turn, and each stream of
-    ``overlapping`` sequences keeps its policy. Raises ConfigError if a policy would have no stream.
-    """
+    """Return the policy mapping for ``policies`` groups, which draws a policy for each rollout.
+    Instead, ``synchronous`` groups act in turn, and with ``overlapping`` sequences each stream
+    keeps its policy. Raises ConfigError if a policy would have no stream."""
     if policies == 1:
         return only_policy
     if overlapping:
@@ -135,7 +135,7 @@ def choose_mapping(
                 f"{plan.num_splits} splits = {streams}; raise --num-workers or --num-splits"
             )
         return FixedPerStream(policies, plan.num_splits)
-    return InTurn(policies) if synchronous else DrawnAnew(policies, seed)
+    return RoundRobin(policies) if synchronous else RandomPerRollout(policies, seed)
 
 
 def add_actors(
@@ -149,8 +149,8 @@ def add_actors(
 ) -> None:
     """Add all actors, each with a port to every one of ``groups``, in the graph's order.
 
-    No actor can wait for itself: every group's exchange has a slot for each split of each actor, as
-    many as are needed if all streams pick the same policy.
+    No actor can wait for a slot that only it could free: every group's exchange has a slot for each
+    split of each actor, which is enough if all streams pick the same policy.
     """
     cores = available_cores()
     for index in range(plan.num_workers):
@@ -196,8 +196,8 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
 
 
 def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:
-    """Return the arrows of requests, and of the weights that ``learner`` publishes. ``group``: the
-    beginning of the names of the group's workers."""
+    """Return the edges of requests, and of the weights that ``learner`` publishes. ``group``: the
+    prefix of the group's worker names."""
     actors = f"{plan.num_workers} actors"
     if plan.inference == "inline":
         return (Edge(learner, actors, "weights"),)
@@ -209,8 +209,8 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policies_in_words(policies: int) -> tuple[str, ...]:
-    """Return a note about several policy groups; nothing for one."""
+def policy_notes(policies: int) -> tuple[str, ...]:
+    """Return a note about several policy groups; none for one group."""
     if policies == 1:
         return ()
-    return (f"{policies} policies: batches, slots, policy workers and learners are those of each",)
+    return (f"{policies} policies, each with its own batches, slots, policy workers and learners",)

@@ -26,9 +26,9 @@ class Split:
     """One part of an actor's env vector, whose environments step together.
 
     It has a stream per seat. A single-agent environment has one seat; for several, ``_act`` and
-    ``_collect`` are where the seats' actions and steps would be joined. ``stepping``: the
-    environments are taking a step. ``dropped_steps``: dropped steps of its environments that are
-    counted already; ``rebuilt``: rebuilt environments that are.
+    ``_collect`` are where the seats' actions and steps would be joined. ``stepping``: whether its
+    environments are taking a step. ``dropped_steps`` and ``rebuilt``: the numbers of dropped env
+    steps and of rebuilt environments that the counters already include.
     """
 
     def __init__(self, actor: int, index: int, env: EnvVector, rollouts: int) -> None:
@@ -47,15 +47,16 @@ def never(t: int) -> bool:
 
 
 class ActorWorker(EventDriven):
-    """Steps each of its splits as soon as the split has its actions, or its environments are done.
+    """Advances each of its splits as soon as the split's actions, or the results of its environment
+    step, are there.
 
     If the simulator steps in the calling thread, the other splits' inference runs meanwhile in a
     policy worker; if it steps in threads of its own (``spec.asynchronous``), the other splits'
     inference runs meanwhile in this process.
 
-    ``ports``: the ways to the policy groups, in the groups' order. ``mapping`` picks the group of
-    each stream where a rollout begins. Where the picked group has no free slot, the stream waits:
-    how much experience a group gets does not depend on how fast the learners of others are.
+    ``ports``: one per policy group, in the groups' order. ``mapping`` picks the group of each
+    stream where a rollout begins. If the picked group has no free slot, the stream waits. So the
+    amount of experience of a group does not depend on the speed of the other groups' learners.
     """
 
     def __init__(
@@ -143,8 +144,8 @@ class ActorWorker(EventDriven):
         return monotonic()
 
     def _is_ending(self) -> bool:
-        """Return whether all rollouts end with the steps that they have, or that are in progress.
-        It is decided before each round of steps, so that all of them have the same number."""
+        """Return whether all rollouts end now, with any step in progress. This is decided before
+        each round of steps, so that all rollouts have the same number of steps."""
         steps = [split.stream.t for split in self._splits if split.stream.slot is not None]
         return bool(steps) and self._ends_early(min(steps))
 
@@ -167,8 +168,8 @@ class ActorWorker(EventDriven):
         return moved
 
     def _begin(self, split: Split) -> bool:
-        """Start a rollout where the last one ended, if the run goes on and there is a free slot of
-        the policy group that is picked for each stream: all streams begin, or none."""
+        """Begin a rollout of each stream, if the run goes on and the policy group that is picked
+        for each stream has a free slot: all streams begin, or none."""
         if self._progress.done or not self._is_next(split):
             return False
         streams = split.streams

@@ -13,8 +13,7 @@ from sampleforge.workers.inference import InlineInference
 
 class BatchedInference(InlineInference):
     """Collects requests until `answer`, which answers all of them with one forward pass. The slots
-    must store whole observations, not single frames.
-    """
+    must store whole observations, not single frames."""
 
     def start(self) -> None:
         super().start()

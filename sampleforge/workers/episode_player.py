@@ -1,5 +1,4 @@
-"""The episode player: plays episodes with a fixed policy, for raw returns, repeatable with a
-seed."""
+"""The episode player, which plays episodes with a fixed policy and records their raw returns."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ EPISODE_LIMIT = 27_000
 the literature."""
 
 
-class Played(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, and whether it was
     ``cut`` by the player's limit."""
 
@@ -34,7 +33,7 @@ class Played(NamedTuple):
 
 
 def evaluation_envs(config: EnvConfig, episodes: int, seed: int) -> EnvVector:
-    """Return env rows for ``episodes`` episodes, which all start at the beginning of an episode."""
+    """Return the env rows that play ``episodes`` episodes; every row starts with a new episode."""
     rows = min(MAX_ROWS, episodes)
     config = dataclasses.replace(config, decorrelate=False)
     return make_vector(config, rows, row_seeds(seed, 0, 0, rows))
@@ -70,7 +69,7 @@ class EpisodePlayer:
     ) -> None:
         rows = self.num_rows = envs.num_rows
         self._envs = envs
-        self._played: list[list[Played]] = [[] for _ in range(rows)]
+        self._played: list[list[PlayedEpisode]] = [[] for _ in range(rows)]
         self._quota: list[int]
         self._share(episodes)
         if limit is None and envs.spec.max_episode_steps is None:
@@ -93,9 +92,9 @@ class EpisodePlayer:
         return self._left == 0
 
     @property
-    def played(self) -> list[Played]:
+    def played(self) -> list[PlayedEpisode]:
         """The counted episodes, ordered by row and then by time."""
-        return [one for row in self._played for one in row]
+        return [episode for row in self._played for episode in row]
 
     @property
     def num_played(self) -> int:
@@ -105,7 +104,7 @@ class EpisodePlayer:
     @property
     def return_mean(self) -> float | None:
         """Mean return of the episodes counted so far; None before the first."""
-        return float(np.mean([one.ret for one in self.played])) if self.num_played else None
+        return float(np.mean([each.ret for each in self.played])) if self.num_played else None
 
     @property
     def rows_in_first(self) -> int:
@@ -139,11 +138,11 @@ class EpisodePlayer:
         ended = self._envs.recv(self._out)
         for episode in ended:
             cut = self.limit is not None and episode.length >= self.limit
-            self._count(episode.row, Played(episode.ret, episode.length, cut))
+            self._count(episode.row, PlayedEpisode(episode.ret, episode.length, cut))
         if not self.can_cut:
             self._end_at_limit([episode.row for episode in ended])
 
-    def _count(self, row: int, episode: Played) -> None:
+    def _count(self, row: int, episode: PlayedEpisode) -> None:
         if len(self._played[row]) < self._quota[row]:
             self._played[row].append(episode)
             self._left -= 1
@@ -155,20 +154,20 @@ class EpisodePlayer:
         self._lengths += self._out.valid
         self._returns[ended], self._lengths[ended] = 0.0, 0
         for row in np.flatnonzero(self._lengths == self.limit).tolist():
-            self._count(row, Played(float(self._returns[row]), self.limit, cut=True))
+            self._count(row, PlayedEpisode(float(self._returns[row]), self.limit, cut=True))
             self._left -= self._quota[row] - len(self._played[row])
             self._quota[row] = len(self._played[row])
 
 
-def outcome(played: Sequence[Played]) -> dict[str, Any]:
+def outcome(played: Sequence[PlayedEpisode]) -> dict[str, Any]:
     """Return the statistics of episodes: their number, and mean, standard deviation, minimum and
     maximum of their returns, and their mean length in env steps."""
-    returns = np.array([one.ret for one in played])
+    returns = np.array([episode.ret for episode in played])
     return {
         "episodes": len(played),
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
-        "length_mean": float(np.mean([one.length for one in played])),
+        "length_mean": float(np.mean([episode.length for episode in played])),
     }

@@ -1,4 +1,4 @@
-"""The evaluator worker: plays episodes with a copy of the weights while training goes on."""
+"""The evaluator worker, which plays episodes with a copy of the weights while training goes on."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EvaluatorWorker(EventDriven):
     """Begins an evaluation at every multiple of ``interval`` env steps of training, or, if an
     evaluation takes longer than that, as soon as it is over.
 
-    It copies the newest weights at the beginning of an evaluation, so that all steps of an
-    evaluation are of one policy. All evaluations have the same seed, and create the same rows anew.
-    Its env steps are not experience, and are not counted as such.
+    It copies the newest weights at the beginning of an evaluation, so that one policy takes all
+    steps. All evaluations use the same seed and make new env rows. Their env steps are not
+    experience, and are not counted as env steps of the run.
     """
 
     name = "evaluator"
@@ -129,7 +129,7 @@ class EvaluatorWorker(EventDriven):
         return True
 
     def _finish(self, player: EpisodePlayer) -> None:
-        cut = sum(one.cut for one in player.played)
+        cut = sum(episode.cut for episode in player.played)
         if cut and not self._warned:
             self._warned = True
             log.warning(

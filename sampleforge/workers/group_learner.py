@@ -1,4 +1,4 @@
-"""The learner's process: a learner worker that survives the death of its process."""
+"""A learner worker that continues in a new process after its process was killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sampleforge.workers.rank import POLL_INTERVAL, NewLearnerWorker
 
 
 class GroupLearnerWorker:
-    """A learner worker in a group of one or several, which takes each gradient step together with
-    the other learners of its policy: each learns from its own share of the slots, and gradients are
-    averaged.
+    """One of the learners of a policy, or the only one. They take each gradient step together: each
+    learns from its own share of the slots, and gradients are averaged.
 
-    If a learner is replaced, the others drop the batch that they are learning from, and all go on
-    from the newest state among them, or else from the one that was published in shared memory.
+    If a learner is replaced, the surviving learners drop the batch that they are learning from. All
+    learners continue from the newest state of a survivor, or, if there is none, from the state in
+    shared memory.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GroupLearnerWorker:
             return bool(self._worker.step())
         except RankLost as error:
             self._worker.abandon()
-            self._member.go_on_after(error)
+            self._member.wait_for_replacement(error)
             return True
 
     def _may_update(self) -> bool:

@@ -18,8 +18,8 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
 
-REPLACED_WITHIN = 5.0
-"""Seconds within which the driver replaces a member that has died, if it does so at all."""
+REPLACEMENT_TIMEOUT = 5.0
+"""Seconds to wait for the driver to replace a member that has died."""
 SNAPSHOT_SHARE = 0.01
 """Largest fraction of the first member's time that publishing its state may take."""
 
@@ -29,13 +29,13 @@ class StateLost(RuntimeError):
 
 
 class GroupMember:
-    """Joins the group, again when another member was replaced; gives or takes the learner state;
-    agrees with the other members after each update.
+    """Joins the group, and the new group when another member was replaced; exchanges the learner
+    state with the other members; agrees with them after each update whether to end.
 
     ``index`` is the member's number in the group, ``counter_row`` its row in the run's counters.
-    ``join(generation)`` joins the other members. ``weights``: the weights that this member
-    publishes, or None. ``snapshot`` holds a recent state of member 0: if no member survives, the
-    new members resume from it. ``metrics_sync`` is needed if the members share no memory.
+    ``join(generation)`` returns the group of that generation. ``weights``: the weights that this
+    member publishes, or None. ``snapshot`` holds a recent state of member 0: if no member survives,
+    the new members resume from it. ``metrics_sync`` is needed if the members share no memory.
     ``iteration`` counts the updates of the group from 1; ``ended``: whether all members have agreed
     that the run is done, which they do after the same update.
     """
@@ -54,7 +54,7 @@ class GroupMember:
         debug: bool,
         snapshot: StateSnapshot | None = None,
         metrics_sync: MetricsSync | None = None,
-        replaced_within: float = REPLACED_WITHIN,
+        replacement_timeout: float = REPLACEMENT_TIMEOUT,
     ) -> None:
         self.index = index
         self.iteration = 1
@@ -69,18 +69,18 @@ class GroupMember:
         self._debug = debug
         self._snapshot = snapshot
         self._metrics_sync = metrics_sync
-        self._replaced_within = replaced_within
+        self._replacement_timeout = replacement_timeout
         self._published_at = self._publishing_took = 0.0
         self._group: RankGroup | None = None
 
     def start(self) -> Learner:
         """Join the group and return the learner, which averages its gradients over the group."""
         self._count = self._progress.counters.row(self._counter_row)
-        self._count["heartbeat"][0] = math.inf  # from here on it waits for other members
+        self._count["heartbeat"][0] = math.inf  # it may wait for other members without a limit
         self._generation = self._epoch.generation
         self._epoch.mark_batch(self.index, 0)
-        self._count["restarts"] += min(1, self._generation)  # this is a replacement
-        self._group = self._meet()
+        self._count["restarts"] += min(1, self._generation)  # later generations are replacements
+        self._group = self._join_newest()
         solo = isinstance(self._group, SoloGroup)
         self._averaging: Averaging = Local() if solo else DataParallel(self._group)
         self._learner = self._new_learner(self._averaging)
@@ -98,7 +98,7 @@ class GroupMember:
                 if not self._stop_or_new_group(error):
                     raise
                 if not self.ended:
-                    self._join_again(self._meet())
+                    self._set_group(self._join_newest())
 
     @property
     def must_regroup(self) -> bool:
@@ -113,10 +113,10 @@ class GroupMember:
         self._epoch.mark_batch(self.index, 0)
         self._group.close()
         self._generation = self._epoch.generation
-        self._join_again(self._join(self._generation))
+        self._set_group(self._join(self._generation))
         self._exchange_state()
 
-    def go_on_after(self, error: RankLost, hint: Callable[[], str] = str) -> None:
+    def wait_for_replacement(self, error: RankLost, hint: Callable[[], str] = str) -> None:
         """Wait, after a member was lost, until the driver has replaced it, or the run has ended.
         The driver is told of a silent member, because it sees by itself only those that have died.
         Raises RankLost, with the ``hint`` at its end, if neither happens."""
@@ -152,7 +152,8 @@ class GroupMember:
         return waited
 
     def publish_state(self) -> None:
-        """Publish the whole state in the snapshot, for the case that no member survives."""
+        """Copy the learner's state into the snapshot, from which new members resume if no member
+        survives."""
         if self._snapshot is None:
             return
         started = perf_counter()
@@ -170,7 +171,7 @@ class GroupMember:
         self.ended = ended
         self._count["ended"][0] = ended
 
-    def _meet(self) -> RankGroup:
+    def _join_newest(self) -> RankGroup:
         """Join the newest group, or a newer one if another member is replaced meanwhile. Raises
         RankLost if no group is formed."""
         while True:
@@ -181,7 +182,7 @@ class GroupMember:
                 if not self._is_regrouped():
                     raise
 
-    def _join_again(self, group: RankGroup) -> None:
+    def _set_group(self, group: RankGroup) -> None:
         assert isinstance(self._averaging, DataParallel), "a group of one is never formed again"
         self._group = self._averaging.group = group
 
@@ -199,8 +200,8 @@ class GroupMember:
 
     def _is_regrouped(self) -> bool:
         """Return whether the driver has replaced a member, waiting for it up to
-        ``replaced_within`` seconds."""
-        give_up_at = perf_counter() + self._replaced_within
+        ``replacement_timeout`` seconds."""
+        give_up_at = perf_counter() + self._replacement_timeout
         while not self.must_regroup:
             if self._stop.is_set() or perf_counter() > give_up_at:
                 return False
@@ -217,7 +218,7 @@ class GroupMember:
         assert self._group is not None
         own = (self._learner.version, self.iteration, self._progress.done)
         versions, iterations, done = self._group.all_gather(torch.tensor(own)).T.tolist()
-        self._end(any(done))  # like a resumed run that has already reached its limit
+        self._end(any(done))  # at once in a resumed run that has already reached its limit
         newest, agreed = int(max(versions)), self._epoch.agreed_version
         self._check_against_snapshot(newest)
         share_state(self._learner, self._group, source=versions.index(max(versions)))

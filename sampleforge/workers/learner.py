@@ -1,4 +1,4 @@
-"""The learner worker: it learns from complete slots and publishes newer weights."""
+"""The learner worker, which learns from complete slots and publishes newer weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def at_once() -> bool:
     return True
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing after an update: no other process takes part in it."""
 
 
@@ -38,12 +38,12 @@ class LearnerWorker(EventDriven):
     it goes back when the weights of the update are published, so that no rollout begins before.
     ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
 
-    Ranks and several learners of one policy take each gradient step together. ``index``: number of
-    this learner of the exchange. ``weights``: None if another learner publishes them.
-    ``counts_updates``: whether this worker counts updates, which are the same for all.
-    ``may_update`` is asked, when the batch is complete, until the update may begin; meanwhile
-    requests are answered. ``after_update`` is called when the weights of an update are published,
-    before slots are given back.
+    Ranks, and the learners of one policy, take each gradient step together. ``index``: number of
+    this learner in the exchange. ``weights``: None if another learner publishes them.
+    ``counts_updates``: whether this worker counts the updates, whose number is the same for all
+    learners. ``may_update()``: called when the batch is complete, until it returns True; then the
+    update begins. Meanwhile requests are answered. ``after_update`` is called when the weights of
+    an update are published, before slots are given back.
     """
 
     name = "learner"
@@ -66,7 +66,7 @@ class LearnerWorker(EventDriven):
         counts_updates: bool = True,
         index: int = 0,
         may_update: Callable[[], bool] = at_once,
-        after_update: Callable[[], None] = nothing,
+        after_update: Callable[[], None] = do_nothing,
     ) -> None:
         assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
         self._make_learner = make_learner
@@ -137,7 +137,7 @@ class LearnerWorker(EventDriven):
         learned = perf_counter()
         steps = self._learner.version - before
         all_skipped = 0 < steps <= metrics.get("skipped_steps", 0)
-        self._divergence.look(metrics, all_skipped=all_skipped)
+        self._divergence.check(metrics, all_skipped=all_skipped)
         if self._weights is not None:
             self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         self._count["learn_s"] += learned - started
@@ -177,7 +177,7 @@ class LearnerWorker(EventDriven):
 
 
 class NoLearner(EventDriven):
-    """Takes the learner's place when experience is only collected: it only answers the driver."""
+    """Replaces the learner if experience is only collected. It only answers the driver."""
 
     name = "sink"
 

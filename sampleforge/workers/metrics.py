@@ -49,7 +49,7 @@ class ReportMetrics:
 
 
 def _weight(name: str, metrics: dict[str, float]) -> float:
-    """Return the number of rows of an update over which a metric is the mean."""
+    """Return the weight of an update in the mean of a metric."""
     seen = metrics.get("valid_steps")
     if seen is None or name in PER_UPDATE:
         return 1.0
@@ -71,7 +71,7 @@ class Divergence:
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def look(self, metrics: Mapping[str, float], *, all_skipped: bool) -> None:
+    def check(self, metrics: Mapping[str, float], *, all_skipped: bool) -> None:
         """Count an update; ``all_skipped``: every gradient step was skipped. Raises DivergedError
         after too many such updates in succession."""
         self._in_a_row = self._in_a_row + 1 if all_skipped else 0

@@ -22,8 +22,9 @@ Index = npt.NDArray[np.intp]
 
 
 class PolicyWorker(EventDriven):
-    """Answers all open requests of its actors with one forward pass. The successor of a killed one
-    answers what was open again; it draws other actions, since no actor has seen the first ones."""
+    """Answers all open requests of its actors with one forward pass. The successor of a killed
+    policy worker answers the open requests again; it draws other actions, because no actor has read
+    the first ones."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class PolicyWorker(EventDriven):
         state = staging.gather(requests.state, actors, splits)
         first = staging.gather(slots.first, *at)
         self._count["gather_s"] += perf_counter() - started
-        acted = self._policy.act(obs, state, first, self._numbers(actors, splits))
+        acted = self._policy.act(obs, state, first, self._row_numbers(actors, splits))
         each = (len(actors), slots.shape.rows)
         answers = [*acted.actions.values(), *acted.extras.values()]
         columns = [slots.actions[n] for n in acted.actions] + [
@@ -107,7 +108,7 @@ class PolicyWorker(EventDriven):
         (on_host,) = staging.back([values])
         slots.final_value[at] = on_host.reshape(len(actors), slots.shape.rows)
 
-    def _numbers(self, actors: Index, splits: Index) -> torch.Tensor:
+    def _row_numbers(self, actors: Index, splits: Index) -> torch.Tensor:
         """Return the numbers of the env rows in the run, int64 [requests * rows]."""
         rows = self._slots.shape.rows
         first = (actors * self._requests.splits + splits) * rows

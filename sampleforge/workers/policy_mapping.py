@@ -28,7 +28,7 @@ def only_policy(stream: StreamId, rollout: int) -> int:
     return 0
 
 
-class DrawnAnew:
+class RandomPerRollout:
     """Draws one of ``policies`` policy groups for each rollout, all with the same probability."""
 
     def __init__(self, policies: int, seed: int) -> None:
@@ -40,12 +40,13 @@ class DrawnAnew:
         return int(generator.integers(self._policies))
 
 
-class InTurn:
+class RoundRobin:
     """Lets ``policies`` policy groups act in turn, in every stream in the same order.
 
-    Groups that sample and learn in turn need it: a batch of theirs has the same number of slots of
-    each actor, and an actor that has written its share waits for the update. With independent draws
-    two actors could each wait for the group whose batch lacks the share of the other.
+    Synchronous groups need it: each batch has the same number of slots of each actor, and an actor
+    that has written its share waits for the update. With independent draws, actor A could wait for
+    a group whose batch lacks a slot of actor B, while B waits for a group whose batch lacks a slot
+    of A.
     """
 
     def __init__(self, policies: int) -> None:
@@ -56,8 +57,8 @@ class InTurn:
 
 
 class FixedPerStream:
-    """Gives each stream one of ``policies`` policy groups for good: the streams of an actor, and
-    the actors (with ``splits`` streams each), are dealt to the groups in turn.
+    """Gives each stream one of ``policies`` policy groups for the whole run: the streams, in the
+    order of actors (with ``splits`` streams each), are dealt to the groups in turn.
 
     Overlapping sequences need it: a rollout begins with the last steps of the one before, which one
     policy must have taken.

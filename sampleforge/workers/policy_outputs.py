@@ -1,4 +1,4 @@
-"""The check that a policy's outputs are finite, the last one before a rollout is handed over.
+"""The check that a policy's outputs are finite, made before a rollout is handed over.
 
 The env vector lets only finite observations through (`sampleforge.env.not_finite`), but a network
 can still overflow on them. Then the row is dropped for that rollout, and its recurrent state is

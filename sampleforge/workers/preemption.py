@@ -11,7 +11,7 @@ from sampleforge.distributed.progress_board import Board
 
 STALE = 0.05
 """Largest ratio of the board's latency to the duration of a round at which an early rank goes on
-sampling. In shorter rounds it would know too late that the other ranks have their steps as well."""
+sampling. In shorter rounds it would learn too late that the other ranks have complete rollouts."""
 
 
 class Stage(IntEnum):
@@ -22,7 +22,7 @@ class Stage(IntEnum):
     LAST_STEP = 1
     """The next steps complete the rollouts."""
     HAS_STEPS = 2
-    SAMPLES_NO_MORE = 3
+    STOPPED = 3
 
 
 class Preemption:
@@ -87,12 +87,12 @@ class Preemption:
     def finish(self) -> bool:
         """Record that this rank has stopped sampling; return whether its rollouts were cut
         short."""
-        self._enter(Stage.SAMPLES_NO_MORE)
+        self._enter(Stage.STOPPED)
         return self._cut_short
 
     def missing(self) -> list[int] | None:
         """Return the ranks that are still sampling; None if that cannot be known now."""
-        return self._board.missing(self._mark(Stage.SAMPLES_NO_MORE))
+        return self._board.missing(self._mark(Stage.STOPPED))
 
     def _reached(self, stage: Stage) -> bool:
         """Return whether enough ranks have reached ``stage``."""

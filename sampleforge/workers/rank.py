@@ -30,8 +30,8 @@ class RankWorker:
 
     The actor and the learner worker are those of other topologies: the slots of this rank circulate
     between them, and the actor acts with the weights that the learner publishes. ``member`` joins
-    the other ranks, again when a rank was replaced. All ranks end after the same update, the first
-    one after which a rank finds the progress done.
+    the other ranks, again when a rank was replaced. All ranks end after the same update: the first
+    one after which a rank has reached the stop condition.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RankWorker:
             moved = self._worker.step() or moved
         except RankLost as error:
             self._abandon()
-            self._member.go_on_after(error, lambda: f"; {self._missing_ranks()}")
+            self._member.wait_for_replacement(error, lambda: f"; {self._missing_ranks()}")
             return True
         self._count["heartbeat"][0] = self._actor.alive_at()
         return moved
@@ -110,9 +110,9 @@ class RankWorker:
         if kind == "save":
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
         answer = self._worker.handle(kind, payload)
-        return {**answer, **self._of_each_rank()} if kind == "metrics" else answer
+        return {**answer, **self._rank_counters()} if kind == "metrics" else answer
 
-    def _of_each_rank(self) -> dict[str, float]:
+    def _rank_counters(self) -> dict[str, float]:
         """Return counters of every rank since the run began, by name."""
         names = {"steps": "trained_steps", "rollout_s": "", "wait_s": "", "preempted": ""}
         return {
@@ -141,8 +141,8 @@ class RankWorker:
         self._count["rollout_s"] += perf_counter() - self._began
 
     def _missing_ranks(self) -> str:
-        """Return a text that names the ranks that are still sampling, as far as the board knows. It
-        knows nothing if this rank is sampling itself."""
+        """Return a text that names the ranks that are still sampling. The board knows them only
+        once this rank has stopped sampling."""
         missing = self._preemption.missing()
         if missing is None:
             return "it is not known which, because their store does not answer either"

@@ -21,8 +21,8 @@ class MetricsSync:
     """Copies the counters and episodes of all ranks to every rank; a rank's own row of ``counters``
     is always current, the other rows are those of the last exchange.
 
-    ``played``: the queue of this rank's actor. ``known``: the queue of all ranks' episodes, if
-    there is a driver here to take them. All ranks call `exchange` together.
+    ``played``: the queue of this rank's actor. ``known``: the queue of all ranks' episodes, if this
+    process has a driver that reads it. All ranks call `exchange` together.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The replay worker: the process of one replay shard, between actors and learner."""
+"""The replay worker, which serves one replay shard to actors and learner."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class ReplayWorker(EventDriven):
         return moved
 
     def _lease(self) -> bool:
-        """Lease the actors as many slots as they may have, one at a time and in turn. Otherwise the
-        first actor would get all slots when the limiter allows only one now and then."""
+        """Lease slots to the actors in turn, one at a time, until each has as many as it may have.
+        Otherwise the first actor would get all slots when the limiter allows only few."""
         moved, passed, exchange = False, 0, self._exchange
         while passed < exchange.actors:
             actor = self._turn

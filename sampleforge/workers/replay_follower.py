@@ -1,4 +1,4 @@
-"""The workers of the learners beside the first one, where several learn a Q-network together."""
+"""The worker of each learner but the first, if several learn one Q-network together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The learner worker of a replay: it learns from samples, and returns priorities and newer
-weights."""
+"""The learner worker of Ape-X, which learns from samples of the replay and returns priorities."""
 
 from __future__ import annotations
 
@@ -28,11 +27,10 @@ class ReplayLearnerWorker(EventDriven):
     every ``publish_interval`` env steps of all actors together.
 
     Each request goes to a shard that is drawn in proportion to its sum of priorities, so that all
-    shards together act like one. A shard serves requests in order: it takes errors before it draws
-    a sample that was requested after them.
+    shards together act like one. A shard serves requests in order: it takes TD errors before it
+    draws a sample that was requested after them.
 
-    With several learners this is learner 0, and ``relay`` tells the others which samples they all
-    learn from.
+    With several learners this is learner 0, and ``relay`` sends its samples to the other learners.
     """
 
     def __init__(
@@ -55,8 +53,7 @@ class ReplayLearnerWorker(EventDriven):
         shard_choice: dict[str, Any] | None = None,
         relay: SampleRelay | None = None,
     ) -> None:
-        """Store the arguments. ``shard_choice``: state of the generator that draws shards, from the
-        previous run."""
+        """``shard_choice``: state of the generator that draws shards, from the previous run."""
         self.name = "learner" if relay is None else "learner 0"
         self._update = update
         self._relay = relay
@@ -87,7 +84,7 @@ class ReplayLearnerWorker(EventDriven):
         self._ready: deque[tuple[int, int]] = deque()  # (shard, request)
         self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
-        self._aged = np.zeros(2)  # samples and the sum of their ages, until the last report
+        self._aged = np.zeros(2)  # number of samples, and sum of their ages, at the last report
         self._late = 0  # sampled items that were evicted before they were read
         self._count = self._progress.counters.row(self._counter_row)
 
@@ -141,7 +138,7 @@ class ReplayLearnerWorker(EventDriven):
             return
         learned = perf_counter()
         self._late += updated.late
-        self._divergence.look(updated.metrics, all_skipped=updated.errors is None)
+        self._divergence.check(updated.metrics, all_skipped=updated.errors is None)
         if updated.errors is None:
             self._spare.append(request)
         else:

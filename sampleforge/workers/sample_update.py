@@ -39,12 +39,12 @@ class Updated(NamedTuple):
 
 
 class SampleUpdate:
-    """Learns from a sample, of which each of ``share.learners`` learners has an equal part; all
-    learners take the step that one would take with the whole sample. They update from the same
-    requests in the same order.
+    """Learns from a sample, of which each of ``share.learners`` learners has an equal part. All
+    learners take the step that one learner would take with the whole sample. They update from the
+    same requests in the same order.
 
     ``join`` joins the other learners, if there are any: the update then waits for them, and raises
-    RankLost if one is lost. ``debug``: they compare their states after each update.
+    RankLost if one is lost. ``debug``: the learners compare their states after each update.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SampleUpdate:
             requests.scaled_probability[request, part],
         )
         batch, still_valid = gathered[0], gathered.still_valid
-        late = int(np.count_nonzero(self._of_all(still_valid) == 0))
+        late = int(np.count_nonzero(self._gather(still_valid) == 0))
         if late == requests.items.shape[1]:
             return None
         if not still_valid.any():
@@ -105,15 +105,16 @@ class SampleUpdate:
             return Updated(metrics, None, late, trained, read_s)
         own = np.zeros(len(still_valid), np.float32)
         own[still_valid] = errors[: np.count_nonzero(still_valid)]
-        return Updated(metrics, self._of_all(own), late, trained, read_s)
+        return Updated(metrics, self._gather(own), late, trained, read_s)
 
     def close(self) -> None:
         """Leave the group."""
         if self._group is not None:
             self._group.close()
 
-    def _of_all(self, own: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-        """Return the entries of all learners' parts, float32 [B]."""
+    def _gather(self, own: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+        """Return the entries of the whole sample, float32 [B], given those of this learner's
+        part."""
         if self._group is None:
             return own.astype(np.float32, copy=False)
         gathered = self._group.all_gather(torch.from_numpy(own.astype(np.float64)))

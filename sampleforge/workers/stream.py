@@ -1,5 +1,4 @@
-"""Streams: what fills one slot at a time, and the ports through which an actor reaches the policy
-groups."""
+"""Streams, each of which fills one slot at a time, and the ports of an actor to policy groups."""
 
 from __future__ import annotations
 
@@ -23,8 +22,9 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class PolicyPort:
-    """One actor's way to one policy group: ``policy`` is the group's index in the graph, free slots
-    come from ``exchange`` and complete ones go back to it, ``inference`` computes the actions."""
+    """The connection of one actor to one policy group: ``policy`` is the group's index in the
+    graph, free slots come from ``exchange`` and complete ones go back to it, ``inference`` computes
+    the actions."""
 
     policy: int
     exchange: RolloutExchange
@@ -44,18 +44,17 @@ def lease(ports: Sequence[PolicyPort], actor: int) -> list[int] | None:
 class Stream:
     """One seat of a split: the rows that fill one slot at a time, all with the same policy.
 
-    The policy is picked where a rollout begins, so that a slot holds the steps of one policy;
-    ``port`` leads to its group (None before the first rollout), and ``inference`` and ``slots`` are
-    those of the group. ``slot`` is None between two rollouts,
-    and ``t`` is the rollout's next step. ``valuing``: values of final observations have been
-    requested. ``carry`` holds the last observation of a rollout, with which the next one begins,
-    because the slot belongs to the learner by then. Leaves that the slots store as single frames
-    are written to ``carry`` at every step. ``overlap``: the steps that the next rollout begins
-    with, if sequences are drawn. ``before``: the recurrent state of the last request. ``rollouts``:
-    number of rollouts begun. ``bad_rollouts``: number of successive rollouts with policy outputs
-    that are not finite.
+    The policy is picked where a rollout begins, so that a slot holds the steps of one policy.
+    ``port``: the port to its group (None before the first rollout); ``inference`` and ``slots`` are
+    those of the port. ``slot``: None between two rollouts. ``t``: the rollout's next step.
+    ``valuing``: values of final observations have been requested. ``carry`` holds the last
+    observation of a rollout, with which the next one begins, because the slot belongs to the
+    learner by then. Leaves that the slots store as single frames are written to ``carry`` at every
+    step. ``overlap``: the steps that the next rollout begins with, if sequences are drawn.
+    ``before``: the recurrent state of the last request. ``rollouts``: number of rollouts begun.
+    ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
 
-    ``index`` is the place of the stream in the arrays of each port's `Inference`.
+    ``index`` is the stream's index in the arrays of each port's `Inference`.
     """
 
     policy: int
@@ -79,8 +78,8 @@ class Stream:
         self.carry_first = np.ones(env.num_rows, np.bool_)
         self.overlap: Overlap | None = None
 
-    def _follow(self, port: PolicyPort) -> None:
-        """Have the policy of ``port`` act from now on; its recurrent state begins at zero."""
+    def _change_policy(self, port: PolicyPort) -> None:
+        """Use the policy of ``port`` from now on; its recurrent state begins at zero."""
         if self.overlap is not None:
             assert self.port is not None
             raise ValueError(
@@ -97,10 +96,10 @@ class Stream:
         self.inference.state[self.index] = 0.0
 
     def begin(self, port: PolicyPort, slot: int) -> None:
-        """Begin a rollout in ``slot``, which the group of ``port`` has leased, where the last one
-        ended."""
+        """Begin a rollout in ``slot``, which was leased from ``port``, with the last observation of
+        the rollout before."""
         if port is not self.port:
-            self._follow(port)
+            self._change_policy(port)
         slots = self.slots
         self.rollouts += 1
         t = 0 if self.overlap is None else self.overlap.restore(slot)
@@ -123,7 +122,7 @@ class Stream:
         self.inference.ask(self.index, self.slot, self.t)
 
     def is_answered(self) -> bool:
-        """Return whether what was requested last is in the slot."""
+        """Return whether the answer to the last request is in the slot."""
         return self.inference.is_answered(self.index)
 
     def actions(self) -> dict[str, Array]:
@@ -145,17 +144,17 @@ class Stream:
         )
 
     def keep(self, out: StepOut) -> None:
-        """Write into the slot what the environments could not write there themselves: newest frames
-        and final observations."""
+        """Write into the slot the newest frames of stacks, and final observations, which the
+        environments do not write there themselves."""
         if self.slots.stacks:
             self._keep_frames()
         if self.slots.final_obs and out.truncated.any():
             self._keep_final(out)
 
     def _keep_frames(self) -> None:
-        """Write the newest frames into the slot. At the rollout's end, compare the stacks with
-        those that are read from the slot, so that an environment whose metadata is wrong about its
-        stacks is noticed."""
+        """Write the newest frames into the slot. At the end of the rollout, compare the stacks with
+        those that are read from the slot, which differ if the environment's metadata is wrong about
+        them."""
         slots, slot, t = self.slots, self.slot, self.t + 1
         assert slot is not None
         for name, column in slots.stacks.items():

@@ -1,5 +1,4 @@
-"""The actor of variable experience rollout, whose splits step independently and share a number of
-steps (Wijmans et al. 2022, arXiv 2210.05064)."""
+"""The actor of variable experience rollout (VER, Wijmans et al. 2022, arXiv 2210.05064)."""
 
 from __future__ import annotations
 
@@ -17,8 +16,9 @@ from sampleforge.workers.batched_inference import BatchedInference
 class VariableActor(ActorWorker):
     """An actor that samples in rounds of ``round_steps`` steps, taken by the splits that are ready.
 
-    ``round_ends(steps)`` may end a round earlier. Then all rollouts are handed over. The next round
-    begins when all slots are free again, after the update.
+    Its splits step independently of each other. ``round_ends(steps)`` may end a round earlier. At
+    the end of a round all rollouts are handed over. The next round begins when all slots are free
+    again, after the update.
 
     A fast split fills several slots in a round, a slow one only a part of one; each split hands
     over at least one, which may be empty. A step that is in progress when the round ends continues
@@ -26,15 +26,15 @@ class VariableActor(ActorWorker):
     action, log-probability and policy version of its beginning, and the importance ratio weights it
     under the newer policy. (If such steps were dropped, they would always be the slowest ones.)
 
-    ``parts`` are the arguments of `ActorWorker`, with `ThreadedVector` and one port, which has
-    `BatchedInference` and ``variable`` slots: as many as ``round_steps`` fill, and one per split,
-    which may be open.
+    ``args`` are the arguments of `ActorWorker`, with `ThreadedVector` environments and one port,
+    which has `BatchedInference` and ``variable`` slots: as many as ``round_steps`` steps fill, and
+    one more per split, for its incomplete rollout.
     """
 
     def __init__(
-        self, *parts: Any, round_steps: int, round_ends: Callable[[int], bool] = never
+        self, *args: Any, round_steps: int, round_ends: Callable[[int], bool] = never
     ) -> None:
-        super().__init__(*parts)
+        super().__init__(*args)
         (port,) = self._ports  # a rank has one policy
         assert isinstance(port.inference, BatchedInference)
         self._exchange, self._inference = port.exchange, port.inference

@@ -34,8 +34,8 @@ IDLE_WAIT = 0.5
 """Seconds after which a waiting process checks the stop flag."""
 
 
-LOOK = 0.002
-"""Seconds between two looks of a busy worker at its control channel."""
+CHECK_INTERVAL = 0.002
+"""Seconds between the checks of a busy worker for requests of the driver."""
 
 
 class Worker(Protocol):
@@ -122,19 +122,19 @@ class WorkerEnd:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._next_look = 0.0
+        self._next_check = 0.0
 
-    def look_at_once(self) -> None:
-        """Have the next `answer` look: the worker has waited, and a request may have woken it."""
-        self._next_look = 0.0
+    def check_next_time(self) -> None:
+        """Make the next `answer` check for a request, because one may have ended a wait."""
+        self._next_check = 0.0
 
     def answer(self, worker: Worker) -> None:
-        """Answer a request of the driver, if there is one. A look takes 4 us, so that a busy worker
-        looks only every `LOOK` s."""
+        """Answer a request of the driver, if there is one. A check takes 4 us, so a busy worker
+        checks only every `CHECK_INTERVAL` s."""
         now = perf_counter()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + LOOK
+        self._next_check = now + CHECK_INTERVAL
         if self._connection.poll():
             number, kind, payload = self._connection.recv()
             self._connection.send((number, worker.handle(kind, payload)))
@@ -191,7 +191,7 @@ def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
             channel.answer(worker)
             if not worker.step():
                 worker.wait(IDLE_WAIT)
-                channel.look_at_once()
+                channel.check_next_time()
     except BaseException:
         channel.fail(traceback.format_exc())
         raise

@@ -127,7 +127,7 @@ def test_first_priorities_are_those_of_a_learner(
         network_maker(chosen, spec, 1)(), chosen, device=torch.device("cpu"), precision="fp32"
     )
     learner.update = lambda *_: UpdateResult({}, None)  # type: ignore[method-assign]
-    monkeypatch.setattr(Divergence, "look", lambda *_, **__: None)  # it takes no step on purpose
+    monkeypatch.setattr(Divergence, "check", lambda *_, **__: None)  # it takes no step on purpose
     make_normal(learner.model)
     graph.groups[0].weights.publish(learner.model.state_dict(), 1)
     worker: Any = with_learner(graph, lambda: learner).groups[0].learner.worker

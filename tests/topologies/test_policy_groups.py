@@ -39,7 +39,12 @@ from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import topology
 from sampleforge.topologies.sampling import choose_mapping
 from sampleforge.workers.inference import Inference
-from sampleforge.workers.policy_mapping import DrawnAnew, FixedPerStream, InTurn, StreamId
+from sampleforge.workers.policy_mapping import (
+    FixedPerStream,
+    RandomPerRollout,
+    RoundRobin,
+    StreamId,
+)
 from sampleforge.workers.stream import PolicyPort, Stream, lease
 from sampleforge.workers.worker import WorkerContext
 from tests.support.envs import code_reward
@@ -319,14 +324,16 @@ def test_slots_are_leased_for_all_streams_or_for_none() -> None:
     assert len(lease([two, two], 0) or []) == 2
 
 
-@pytest.mark.parametrize("mapping", [DrawnAnew(3, seed=5), InTurn(3), FixedPerStream(3, splits=2)])
+@pytest.mark.parametrize(
+    "mapping", [RandomPerRollout(3, seed=5), RoundRobin(3), FixedPerStream(3, splits=2)]
+)
 def test_mappings_repeat_themselves_and_give_every_policy_the_same_share(mapping: Any) -> None:
     streams = [StreamId(actor, split, 0) for actor in range(6) for split in range(2)]
     picked = [[mapping(stream, rollout) for rollout in range(60)] for stream in streams]
     assert picked == [[mapping(stream, rollout) for rollout in range(60)] for stream in streams]
     shares = np.bincount(np.concatenate(picked), minlength=3) / (60 * len(streams))
     np.testing.assert_allclose(shares, 1 / 3, atol=0.05)
-    if isinstance(mapping, DrawnAnew):
+    if isinstance(mapping, RandomPerRollout):
         assert len({tuple(each) for each in picked}) == len(streams), "each stream has its own"
     if isinstance(mapping, FixedPerStream):
         assert all(len(set(each)) == 1 for each in picked)

@@ -164,4 +164,4 @@ def test_actors_have_two_splits_only_if_their_work_can_overlap(
     spec = dataclasses.replace(spec_of(chosen), asynchronous=steps_by_itself)
     plan = plan_appo(resolved(chosen, spec), spec, "cpu")
     assert plan.num_splits == splits
-    assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.envs_in_words()
+    assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.describe_envs()

@@ -45,11 +45,11 @@ from sampleforge.topologies.builders import (
     RestartCounts,
     ResumePoint,
     acting_device,
-    first_weights,
+    initial_weights,
     policy_seed,
 )
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import (
     Edge,
     Exploration,
@@ -61,25 +61,25 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.rendezvous import (
-    Meeting,
+    GroupRendezvous,
+    describe_learners,
     learner_devices,
-    learners_in_words,
-    meet_here,
+    local_rendezvous,
 )
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
     ActorChannels,
-    Channels,
+    GroupChannels,
     actor_channels,
     add_actors,
     add_policy_workers,
-    channels,
     choose_mapping,
-    policies_in_words,
+    group_channels,
+    policy_notes,
     sampler_edges,
 )
-from sampleforge.workers.learner import NoLearner, Save
+from sampleforge.workers.learner import NoLearner
 from sampleforge.workers.replay import ReplayWorker
 from sampleforge.workers.replay_follower import ReplayFollowerWorker
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
@@ -90,7 +90,7 @@ NewNetwork = Callable[[], QNetwork]
 
 @dataclass(frozen=True)
 class ReplayChannels:
-    """What joins actors, shards and learner."""
+    """The channels between actors, replay shards and learners of one policy group."""
 
     exchange: ReplayExchange
     frames: CompressedFrames | None
@@ -112,7 +112,7 @@ def apex(
     workers, replay shards and a learner of its own. Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     check_memory_of_groups(plan.slot_bytes + plan.frame_bytes + plan.tree_bytes, count)
-    in_group = plan.num_policy_workers + shards + config.num_learners + evaluators(config)
+    in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
     parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
@@ -124,14 +124,14 @@ def apex(
     edges: list[Edge] = []
     episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
     evaluations: list[Edge] = []
-    notes = [*policies_in_words(count), *_notes(config, plan, spec)]
+    notes = [*policy_notes(count), *_notes(config, plan, spec)]
     for part in parts:
         prefix = group_prefix(part.policy.id, count)
-        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
+        group, evaluation, own = _add_group(graph.of_group(prefix), part, config, plan, start)
         groups.append(group)
         edges += _edges(config, plan, prefix)
         evaluations += evaluation
-        notes += [prefix + note for note in told]
+        notes += [prefix + note for note in own]
     return graph.build(
         groups=groups,
         edges=[*edges, episodes, *evaluations],
@@ -142,7 +142,7 @@ def apex(
 
 @dataclass(frozen=True)
 class GroupParts:
-    """What one policy group is made from, before its workers are added."""
+    """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
     new_network: NewNetwork
@@ -150,7 +150,7 @@ class GroupParts:
     acting: ActingGroup
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> GroupChannels:
         return self.acting.channels
 
 
@@ -160,56 +160,55 @@ def _group_parts(
     """Make the replay, the weights and the channels of one policy group."""
     start = policy.start
     new_network = network_maker(config, spec, start.seed)
-    weights = first_weights(new_network, start)
+    weights = initial_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    joined = channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
-    replay = _replay_channels(config, plan, slots, frames, joined, start)
+    replay = _replay_channels(config, plan, slots, frames, channels, start)
 
     def new_policy(index: int) -> NewPolicy:
-        lives = joined.acting_lives
+        lives = channels.inference_restarts
         return partial(make_policy, index, new_network, weights, config, plan, start, lives)
 
-    return GroupParts(policy, new_network, replay, ActingGroup(joined, replay.exchange, new_policy))
+    acting = ActingGroup(channels, replay.exchange, new_policy)
+    return GroupParts(policy, new_network, replay, acting)
 
 
 def _add_group(
     graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan, start: ResumePoint
 ) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
-    its evaluator, and what is to be said of the group."""
-    policy, replay, joined = parts.policy, parts.replay, parts.channels
-    new_network, own_start = parts.new_network, policy.start
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the edges of
+    its evaluator, and the notes about the group."""
+    policy, replay, weights = parts.policy, parts.replay, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     for index in range(len(plan.stored_slots)):
-        _add_shard(graph, index, replay, config, plan, own_start)
-    learners, meeting = _add_learners(
-        graph, replay, joined, config, plan, own_start, new_network, policy.save
-    )
-    evaluation = add_evaluator(graph, config, joined.weights, new_network, start, learners[0].name)
+        _add_shard(graph, index, replay, config, plan, policy.start)
+    learners, rendezvous = _add_learners(graph, parts, config, plan)
+    evaluation = add_evaluator(graph, config, weights, parts.new_network, start, learners[0].name)
     group = PolicyGroup(
         policy.id,
         learners,
         replay.exchange,
-        joined.weights,
+        weights,
         exploration=exploration(config, plan),
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
-        keep_alive=meeting.keep_alive if meeting else (),
+        resources=rendezvous.resources if rendezvous else (),
     )
-    notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, own_start)
-    return group, evaluation.edges, (*notes, *([meeting.note] if meeting else []))
+    notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
+    return group, evaluation.edges, (*notes, *([rendezvous.note] if rendezvous else []))
 
 
 def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
-    """Makes the Q-network with its initial weights."""
+    """Return the function that makes the Q-network with its initial weights."""
     return partial(seeded_network, config, spec, seed)
 
 
 def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
-    """The Q-network with its initial weights, the same for the same seed. ``config`` was fitted."""
+    """Return the Q-network with its initial weights, the same for the same seed. ``config``: with
+    resolved defaults."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = QNetwork(
@@ -227,24 +226,26 @@ def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
 
 
 def ladder_index(plan: ApexPlan, actor: int, split: int, row: int) -> int:
-    """Place of an env row on the ladder of epsilons: every actor has rows all along it."""
+    """Return the index of an env row on the ladder of epsilons, 0 for the largest epsilon. The rows
+    of each actor are spread over the whole ladder."""
     return (split * plan.rows + row) * plan.num_workers + actor
 
 
 def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
-    """Epsilon of every env row of the run, in the order of actors, splits, rows."""
+    """Return the epsilon of every env row of the run, in the order of actors, splits, rows."""
     ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
     return ladder[[ladder_index(plan, *row) for row in _rows(plan)]]
 
 
 def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
-    """How much each env row explores."""
+    """Return the exploration of each env row."""
     epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
     return Exploration(exploration_thirds(plan), epsilons)
 
 
 def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
-    """(actor, split, row) -> third of the ladder, 0 for the least exploring ``ceil(N / 3)``."""
+    """Return the third of the ladder that each env row (actor, split, row) is in; third 0 are the
+    ``ceil(N / 3)`` rows that explore least."""
     third = math.ceil(plan.envs / 3)
     return {row: (plan.envs - 1 - ladder_index(plan, *row)) // third for row in _rows(plan)}
 
@@ -284,8 +285,9 @@ def make_learner(
     device: str,
     averaging: Averaging | None = None,
 ) -> DqnLearner:
-    """Return the learner as it begins: initial weights, or all that is in the checkpoint."""
-    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)  # nobody else's
+    """Return the learner with its initial state, or that of the checkpoint."""
+    # The seed after those of all actors and policy workers.
+    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)
     learner = DqnLearner(
         new_network(),
         config,
@@ -304,9 +306,10 @@ def _replay_channels(
     plan: ApexPlan,
     slots: TrajectorySlots,
     frames: CompressedFrames | None,
-    joined: Channels,
+    channels: GroupChannels,
     start: ResumePoint,
 ) -> ReplayChannels:
+    """Make the channels of the replay of one policy group."""
     shard_wakeups = wakeups(len(plan.stored_slots))
     replay_counters = ReplayCounters(len(shard_wakeups))
     limiter = RateLimiter(
@@ -320,16 +323,16 @@ def _replay_channels(
         config.prefetch_batches,
         plan.batch_size,
         shard_wakeups,
-        joined.learner_wakeups[0],
+        channels.learner_wakeups[0],
         _counted(config, slots.shape.spec),
     )
     return ReplayChannels(
         exchange=ReplayExchange(
             slots,
-            joined.actor_wakeups,
+            channels.actor_wakeups,
             shard_wakeups,
             plan.leases,
-            FinishRollout(config, joined.weights),
+            FinishRollout(config, channels.weights),
         ),
         frames=frames,
         sample_requests=sample_requests,
@@ -341,7 +344,8 @@ def _replay_channels(
 
 
 def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
-    """The observation leaves that are normalised, and so counted as they come in."""
+    """Return the shapes of the observation leaves that are normalised. The replay shards count
+    their statistics when rollouts are inserted."""
     if not config.model.normalise_observations:
         return {}
     return {name: leaf.shape for name, leaf in normalised_leaves(spec.observations).items()}
@@ -391,7 +395,7 @@ def make_shard_of(
     slots: TrajectorySlots,
     **kwargs: Any,
 ) -> ReplayShard:
-    """One shard, with what compresses its frames, if they are to be compressed."""
+    """Return one shard; ``frames``: the storage of compressed frames (None: not compressed)."""
     store = (
         None if frames is None else FrameStore(index, frames, slots, plan.frame_buffers_of(index))
     )
@@ -399,52 +403,87 @@ def make_shard_of(
 
 
 def _add_learners(
-    graph: GraphBuilder,
-    replay: ReplayChannels,
-    joined: Channels,
-    config: ApexConfig,
-    plan: ApexPlan,
-    start: ResumePoint,
-    new_network: NewNetwork,
-    save: Save,
-) -> tuple[tuple[Node, ...], Meeting | None]:
-    """Add the learner, or several that have equal parts of each sample; returns how they meet."""
-    wakeup, *others = joined.learner_wakeups
+    graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan
+) -> tuple[tuple[Node, ...], GroupRendezvous | None]:
+    """Add the learner, or several that have equal parts of each sample; return their nodes and
+    their rendezvous."""
+    wakeup, *followers = parts.channels.learner_wakeups
     if config.sampler_only:
         return (graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),), None
-    shard_choice = None
-    if start.resume is not None and replay.archive.where.saved is not None:
-        shard_choice = start.resume.plain()["shard_choice"]
-    learners = config.num_learners
     devices = learner_devices(config, plan.device)
-    meeting = relay = None
-    if others:
-        errors = 8 * plan.batch_size // learners  # gathered as float64
-        meeting = meet_here(devices, config.learner_timeout, new_network, "learner", errors)
-        relay = SampleRelay(others, config.prefetch_batches)
+    rendezvous = relay = None
+    if followers:
+        errors = 8 * plan.batch_size // config.num_learners  # gathered as float64
+        rendezvous = local_rendezvous(
+            devices, config.learner_timeout, parts.new_network, "learner", errors
+        )
+        relay = SampleRelay(followers, config.prefetch_batches)
+    updates = _sample_updates(parts, config, plan, devices, rendezvous)
+    first = _replay_learner_maker(graph, parts, config, plan, updates[0], relay)
+    nodes = [graph.add("learner", first, wakeup, in_checkpoint=True)]
+    for index, its_wakeup in enumerate(followers, 1):
+        assert relay is not None
+        follower = partial(
+            ReplayFollowerWorker,
+            index,
+            updates[index],
+            relay,
+            graph.progress,
+            graph.stop,
+            its_wakeup,
+            threads=plan.learner_threads,
+        )
+        nodes.append(graph.add("learner", follower, its_wakeup, in_checkpoint=True))
+    return tuple(nodes), rendezvous
 
-    def update(index: int) -> SampleUpdate:
-        return SampleUpdate(
-            partial(make_learner, new_network, config, plan, start, devices[index]),
+
+def _sample_updates(
+    parts: GroupParts,
+    config: ApexConfig,
+    plan: ApexPlan,
+    devices: Sequence[str],
+    rendezvous: GroupRendezvous | None,
+) -> list[SampleUpdate]:
+    """Return the update of each learner, which learns on its one of ``devices``."""
+    replay, start = parts.replay, parts.policy.start
+    return [
+        SampleUpdate(
+            partial(make_learner, parts.new_network, config, plan, start, device),
             partial(make_reader, config, replay.exchange.slots, replay.frames),
             replay.sample_requests,
             config,
-            Share(index, learners),
-            meeting.rendezvous[index].join if meeting else None,
+            Share(index, config.num_learners),
+            rendezvous.members[index].join if rendezvous else None,
             debug=config.debug,
         )
+        for index, device in enumerate(devices)
+    ]
 
-    make_worker = partial(
+
+def _replay_learner_maker(
+    graph: GraphBuilder,
+    parts: GroupParts,
+    config: ApexConfig,
+    plan: ApexPlan,
+    update: SampleUpdate,
+    relay: SampleRelay | None,
+) -> Callable[..., ReplayLearnerWorker]:
+    """Return the function that makes the worker of the only learner, or of learner 0."""
+    replay, start, channels = parts.replay, parts.policy.start, parts.channels
+    shard_choice = None
+    if start.resume is not None and replay.archive.where.saved is not None:
+        shard_choice = start.resume.plain()["shard_choice"]
+    return partial(
         ReplayLearnerWorker,
-        update(0),
+        update,
         replay.sample_requests,
         replay.limiter,
-        joined.weights,
+        channels.weights,
         config,
         graph.progress,
         graph.stop,
-        save,
-        wakeup,
+        parts.policy.save,
+        channels.learner_wakeups[0],
         publish_interval=max(1, config.weights_refresh_interval // 2),
         seed=[start.seed, start.resumes],
         threads=plan.learner_threads,
@@ -452,27 +491,12 @@ def _add_learners(
         shard_choice=shard_choice,
         relay=relay,
     )
-    nodes = [graph.add("learner", make_worker, wakeup, in_checkpoint=True)]
-    for index, waked in enumerate(others, 1):
-        assert relay is not None
-        follower = partial(
-            ReplayFollowerWorker,
-            index,
-            update(index),
-            relay,
-            graph.progress,
-            graph.stop,
-            waked,
-            threads=plan.learner_threads,
-        )
-        nodes.append(graph.add("learner", follower, waked, in_checkpoint=True))
-    return tuple(nodes), meeting
 
 
 def make_reader(
     config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
 ) -> TransitionReader | SequenceReader:
-    """What copies out of the slots what was drawn."""
+    """Return the reader that copies drawn transitions, or sequences, out of the slots."""
     if slots.shape.sequences is None:
         return TransitionReader(slots, frames)
     windows = MakeWindows(config, slots.shape.drops_truncated)
@@ -480,17 +504,17 @@ def make_reader(
 
 
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:
-    """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
+    """Return the edges of one policy group. ``group``: the prefix of its worker names."""
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} {group}replay shards"
     several = config.num_learners > 1
     first = f"{group}learner 0" if several else f"{group}learner"
     learners = f"{config.num_learners} {group}learners" if several else first
     what = "transitions" if config.sequences is None else "sequences"
-    rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, where it lies"
+    rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, in its slot"
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
         Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
-        Edge(first, shards, f"order of a sample ({config.prefetch_batches} under way)"),
+        Edge(first, shards, f"request for a sample ({config.prefetch_batches} in flight)"),
         Edge(shards, learners, f"{plan.batch_size} drawn {what}"),
         Edge(first, shards, "their TD errors"),
         *([Edge(learners, learners, "gradients, summed; TD errors")] if several else []),
@@ -523,10 +547,10 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         limit = f"replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f} {what})"
     compression = (
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
-        f"if they shrink {config.replay_compression_ratio:g} times, else the oldest go early"
+        f"if they shrink {config.replay_compression_ratio:g} times, else the oldest are evicted"
     )
     return (
-        plan.envs_in_words(),
+        plan.describe_envs(),
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",
@@ -534,7 +558,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         *_sequence_notes(config),
         limit,
         *_clip_notes(config),
-        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)",
+        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)",
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )

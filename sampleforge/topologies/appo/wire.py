@@ -11,7 +11,7 @@ import torch
 
 from sampleforge.algos.experience import Share
 from sampleforge.algos.learner import Learner
-from sampleforge.distributed.group import join_nobody
+from sampleforge.distributed.group import join_solo
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
@@ -27,13 +27,13 @@ from sampleforge.topologies.builders import (
     NewPolicy,
     PolicyStart,
     ResumePoint,
-    first_weights,
+    initial_weights,
     make_learner,
     model_maker,
     policy_maker,
 )
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import (
     Edge,
     Graph,
@@ -43,24 +43,30 @@ from sampleforge.topologies.graph import (
     group_prefix,
 )
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import learner_devices, learners_in_words, meet_here
+from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
     ActorChannels,
-    Channels,
+    GroupChannels,
     actor_channels,
     add_actors,
     add_policy_workers,
-    channels,
     choose_mapping,
-    policies_in_words,
+    group_channels,
+    policy_notes,
     sampler_edges,
 )
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.learner import ExperienceSink, LearnerWorker, Save, at_once, nothing
+from sampleforge.workers.learner import (
+    ExperienceSink,
+    LearnerWorker,
+    Save,
+    at_once,
+    do_nothing,
+)
 
 
 def appo(
@@ -74,7 +80,7 @@ def appo(
     workers and a learner of its own. Nothing runs yet."""
     count = len(policies)
     check_memory_of_groups(plan.slot_bytes, count)
-    in_group = plan.num_policy_workers + config.num_learners + evaluators(config)
+    in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
     parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
@@ -90,11 +96,11 @@ def appo(
     notes = [*_notes(config, plan, spec, count)]
     for part in parts:
         prefix = group_prefix(part.policy.id, count)
-        group, evaluation, told = _add_group(graph.of_group(prefix), part, config, plan, start)
+        group, evaluation, own = _add_group(graph.of_group(prefix), part, config, plan, start)
         groups.append(group)
         edges += _edges(config, plan, prefix)
         evaluations += evaluation
-        notes += [prefix + note for note in told]
+        notes += [prefix + note for note in own]
     return graph.build(
         groups=groups,
         edges=[*edges, episodes, *evaluations],
@@ -105,7 +111,7 @@ def appo(
 
 @dataclass(frozen=True)
 class GroupParts:
-    """What one policy group is made from, before its workers are added."""
+    """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
     new_model: NewModel
@@ -113,7 +119,7 @@ class GroupParts:
     acting: ActingGroup
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> GroupChannels:
         return self.acting.channels
 
 
@@ -124,34 +130,31 @@ def _group_parts(
     start = policy.start
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
-    weights = first_weights(new_model, start)
-    joined = channels(config, plan, shape, weights, actors, config.num_learners)
+    weights = initial_weights(new_model, start)
+    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-    exchange = SlotExchange(slots, joined.actor_wakeups, joined.learner_wakeups)
+    exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
-        spec_if = spec if config.compile else None
-        noise = config.noise_correlation
-        lives = joined.acting_lives
-        return policy_maker(index, new_model, weights, plan, start, spec_if, noise, lives)
+        compiled_for = spec if config.compile else None
+        noise, lives = config.noise_correlation, channels.inference_restarts
+        return policy_maker(index, new_model, weights, plan, start, compiled_for, noise, lives)
 
-    acting = ActingGroup(joined, exchange, new_policy)
+    acting = ActingGroup(channels, exchange, new_policy)
     return GroupParts(policy, new_model, exchange, acting)
 
 
 def _add_group(
     graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan, start: ResumePoint
 ) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, the arrows of
-    its evaluator, and what is to be said of the group."""
-    policy, new_model, weights = parts.policy, parts.new_model, parts.channels.weights
+    """Add the workers of one policy group. ``start``: of the run. Return the group, the edges of
+    its evaluator, and the notes about the group."""
+    new_model, weights = parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
-    learners = _add_learners(
-        graph, parts.channels, parts.exchange, config, plan, policy.start, new_model, policy.save
-    )
+    learners = _add_learners(graph, parts, config, plan)
     evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
     group = PolicyGroup(
-        policy.id,
+        parts.policy.id,
         learners.nodes,
         parts.exchange,
         weights,
@@ -159,49 +162,59 @@ def _add_group(
         plan.synchronous,
         learners.snapshot,
         evaluations=evaluation.results,
-        keep_alive=learners.keep_alive,
+        resources=learners.resources,
     )
     return group, evaluation.edges, learners.notes
 
 
 class Learners(NamedTuple):
-    """The learners of one policy, and what they share."""
+    """The learners of one policy, with the state and the resources that they share."""
 
     nodes: tuple[Node, ...]
     snapshot: StateSnapshot | None = None
     notes: tuple[str, ...] = ()
-    keep_alive: tuple[object, ...] = ()
+    resources: tuple[object, ...] = ()
 
 
 def _add_learners(
-    graph: GraphBuilder,
-    channels: Channels,
-    exchange: SlotExchange,
-    config: AppoConfig,
-    plan: Plan,
-    start: ResumePoint,
-    new_model: NewModel,
-    save: Save,
+    graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan
 ) -> Learners:
-    """Add the learner, or several that take each gradient step together. A killed one is replaced
-    and goes on from the newest state in shared memory, except in serial mode, which has no process
-    that could be killed."""
-    wakeups, count = channels.learner_wakeups, config.num_learners
+    """Add the learners of one policy group."""
+    start, save = parts.policy.start, parts.policy.save
+    channels, exchange = parts.channels, parts.exchange
+    wakeup = channels.learner_wakeups[0]
     if config.sampler_only:
-        sink = partial(_sink, exchange, wakeups[0])
-        return Learners((graph.add("learner", sink, wakeups[0]),))
-    new_learner = partial(make_learner, new_model, config, plan, start, compiled=config.compile)
+        sink = partial(_sink, exchange, wakeup)
+        return Learners((graph.add("learner", sink, wakeup),))
+    new_learner = partial(
+        make_learner, parts.new_model, config, plan, start, compiled=config.compile
+    )
     new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
     if config.serial:
         make_worker = partial(
-            new_worker, wakeups[0], plan.device, weights=channels.weights, make_learner=new_learner
+            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
         )
-        return Learners((graph.add("learner", make_worker, wakeups[0], in_checkpoint=True),))
+        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
+    return _add_group_learners(graph, parts, config, plan, new_learner, new_worker)
+
+
+def _add_group_learners(
+    graph: GraphBuilder,
+    parts: GroupParts,
+    config: AppoConfig,
+    plan: Plan,
+    new_learner: Callable[..., Learner],
+    new_worker: Callable[..., LearnerWorker],
+) -> Learners:
+    """Add one learner, or several that take each gradient step together. If one is killed, its
+    successor continues from the newest state in shared memory."""
+    count, channels = config.num_learners, parts.channels
     devices = learner_devices(config, plan.device)
-    timeout = config.learner_timeout
-    meeting = meet_here(devices, timeout, new_model, "learner") if count > 1 else None
+    rendezvous = None
+    if count > 1:
+        rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
     epoch = GroupEpoch(config.max_worker_restarts, count)
-    snapshot = StateSnapshot(new_model())
+    snapshot = StateSnapshot(parts.new_model())
     restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
 
     def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
@@ -209,7 +222,7 @@ def _add_learners(
         member = GroupMember(
             index,
             counter_row,
-            meeting.rendezvous[index].join if meeting else join_nobody,
+            rendezvous.members[index].join if rendezvous else join_solo,
             partial(new_learner, share=Share(index, count), device=devices[index]),
             weights,
             graph.progress,
@@ -220,24 +233,25 @@ def _add_learners(
         )
         worker = partial(
             new_worker,
-            wakeups[index],
+            channels.learner_wakeups[index],
             devices[index],
             weights=weights,
             counter_row=counter_row,
             index=index,
         )
         name = f"learner {index}" if count > 1 else "learner"
+        wakeups = channels.learner_wakeups
         others = [wakeup for at, wakeup in enumerate(wakeups) if at != index]
-        return GroupLearnerWorker(name, member, worker, exchange, others)
+        return GroupLearnerWorker(name, member, worker, parts.exchange, others)
 
     nodes = tuple(
         graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
-        for index, wakeup in enumerate(wakeups)
+        for index, wakeup in enumerate(channels.learner_wakeups)
     )
-    kept = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
-    if meeting is None:
-        return Learners(nodes, snapshot, (kept,))
-    return Learners(nodes, snapshot, (meeting.note, kept), meeting.keep_alive)
+    note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    if rendezvous is None:
+        return Learners(nodes, snapshot, (note,))
+    return Learners(nodes, snapshot, (rendezvous.note, note), rendezvous.resources)
 
 
 def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
@@ -258,7 +272,7 @@ def _make_worker(
     make_learner: Callable[[], Learner],
     index: int = 0,
     may_update: Callable[[], bool] = at_once,
-    after_update: Callable[[], None] = nothing,
+    after_update: Callable[[], None] = do_nothing,
 ) -> LearnerWorker:
     """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
     return LearnerWorker(
@@ -282,7 +296,7 @@ def _make_worker(
 
 
 def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
-    """Return the arrows of one policy group. ``group``: the beginning of its workers' names."""
+    """Return the edges of one policy group. ``group``: the prefix of its worker names."""
     actors = f"{plan.num_workers} actors"
     several = config.num_learners > 1
     learners = f"{config.num_learners} {group}learners" if several else f"{group}learner"
@@ -300,13 +314,13 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tupl
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
         reason(config, spec),
-        *policies_in_words(policies),
-        plan.envs_in_words(),
+        *policy_notes(policies),
+        plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
-        f"{learners_in_words(config, plan.device)}, {plan.learner_threads} thread(s)"
+        f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
         *plan.reasons,

@@ -1,4 +1,4 @@
-"""DD-PPO under torchrun: the graph of one rank, which shares no memory with the others."""
+"""DD-PPO under torchrun: the graph of one rank, which shares no memory with the other ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.ddppo.wire import (
+    RankContext,
+    add_rank,
     edges,
     notes,
-    only_of,
-    wire_rank,
+    single_policy,
 )
-from sampleforge.topologies.evaluator import Evaluation, add_evaluator, evaluators
+from sampleforge.topologies.evaluator import Evaluation, add_evaluator, num_evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
@@ -29,7 +30,8 @@ from sampleforge.workers.rank_sync import MetricsSync
 
 
 def check_world(config: AnyConfig, world: World) -> DdppoConfig:
-    """The config for a rank of ``world``. Raises ConfigError for what cannot run there."""
+    """Return the config as that of a rank of ``world``. Raises ConfigError if such a run is not
+    possible under torchrun."""
     if not isinstance(config, DdppoConfig):
         raise ConfigError(
             f"WORLD_SIZE is {world.size}, as torchrun sets it, but {config.algo} is of one "
@@ -56,7 +58,7 @@ def check_world(config: AnyConfig, world: World) -> DdppoConfig:
 
 
 def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
-    """(backend, why so, this rank's device)."""
+    """Return (the backend, the reason for it as text, this rank's device)."""
     devices = member_devices(device, world.local_size)
     backend, why = choose_backend(devices)
     return backend, why, devices[world.local_rank]
@@ -71,15 +73,16 @@ def ddppo_world(
     *,
     rendezvous: StartupRendezvous,
 ) -> Graph:
-    """Wire the rank of this process, once all have met; rank 0 also has the evaluator."""
-    policy = only_of(policies)
+    """Wire the rank of this process, after the rendezvous of all ranks; rank 0 also has the
+    evaluator."""
+    policy = single_policy(policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0
-    graph = GraphBuilder("ddppo", world.size + leads * evaluators(config), config, start)
+    graph = GraphBuilder("ddppo", world.size + leads * num_evaluators(config), config, start)
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
-    node, exchange, weights = wire_rank(
+    context = RankContext(
         graph,
         config,
         plan,
@@ -88,11 +91,11 @@ def ddppo_world(
         policy.save,
         played,
         board,
-        GroupEpoch(0, world.size),  # torchrun restarts a rank, and with it all others
-        WorldRendezvous(rendezvous, backend, config.rank_timeout, device),
-        MetricsSync(graph.counters, played, known if leads else None),
-        local_rank=world.local_rank,
+        GroupEpoch(0, world.size),  # no rank is replaced alone: torchrun restarts all of them
+        metrics_sync=MetricsSync(graph.counters, played, known if leads else None),
     )
+    join = WorldRendezvous(rendezvous, backend, config.rank_timeout, device)
+    node, exchange, weights = add_rank(context, join, world.local_rank)
     if world.attempt and leads:
         graph.counters.row(0)["restarts"] += 1
     new_model = model_maker(config, spec, start.seed)
@@ -108,14 +111,14 @@ def ddppo_world(
         plan.lag.limit,
         synchronous=True,
         evaluations=evaluation.results,
-        keep_alive=(board,),
+        resources=(board,),
     )
     return graph.build(
         groups=[group],
         edges=[*edges(world.size), *evaluation.edges],
         notes=[
             *notes(config, plan, spec, f"gradients through {why}"),
-            f"they have met at {world.store}",
+            f"rendezvous at {world.store}",
         ],
         episodes=known,
         progress=AgreedProgress(**vars(graph.progress), ranks=(world.rank,)),

@@ -1,10 +1,13 @@
-"""DD-PPO: ranks that each sample and learn; gradients are averaged, and there is nothing central
-(Wijmans et al. 2019, arXiv 1911.00357)."""
+"""DD-PPO: ranks that each sample and learn, and average their gradients.
+
+Wijmans et al. 2019, arXiv 1911.00357.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -14,38 +17,38 @@ from sampleforge.distributed.group import Rendezvous
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
 from sampleforge.env.threaded import ThreadedVector
+from sampleforge.env.vector import EnvVector
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.processes import available_cores
-from sampleforge.shared.counters import AgreedProgress, Progress
+from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeQueue, Episodes
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
+    NewModel,
     PolicyStart,
     ResumePoint,
     env_makers,
-    first_weights,
+    initial_weights,
     make_learner,
     model_maker,
     policy_maker,
 )
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.topologies.ddppo.plan import slot_shape, with_room
-from sampleforge.topologies.evaluator import add_evaluator, evaluators
+from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
-from sampleforge.topologies.rendezvous import meet_here, member_devices
+from sampleforge.topologies.rendezvous import local_rendezvous, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
-from sampleforge.topologies.sampler_plan import (
-    Plan,
-)
+from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.batched_inference import BatchedInference
-from sampleforge.workers.group_member import GroupMember
+from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
@@ -63,23 +66,30 @@ def ddppo(
     start: ResumePoint,
     policies: Sequence[PolicyStart],
 ) -> Graph:
-    """Wire the ranks of this machine, which learn one policy. Nothing runs yet, but for the store
-    at which those with a GPU each will meet.
-
-    Rank 0 speaks for the group: it writes the checkpoints.
-    """
-    policy = only_of(policies)
+    """Wire the ranks of this machine, which learn one policy. Nothing runs yet, except the store of
+    nccl, if each rank has a GPU. Rank 0 answers the driver and writes the checkpoints."""
+    policy = single_policy(policies)
     start, ranks = policy.start, plan.num_workers
-    graph = GraphBuilder("ddppo", ranks + evaluators(config), config, start)
+    graph = GraphBuilder("ddppo", ranks + num_evaluators(config), config, start)
     episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
-    meeting = meet_here(member_devices(plan.device, ranks), config.rank_timeout, new_model)
-    board, group_epoch = RolloutBoard(ranks), GroupEpoch(config.max_rank_restarts, ranks)
+    devices = member_devices(plan.device, ranks)
+    rendezvous = local_rendezvous(devices, config.rank_timeout, new_model)
     snapshot = None if config.serial else StateSnapshot(new_model())
-    parts = (config, plan, spec, start, policy.save, episodes, board, group_epoch)
-    wire = partial(wire_rank, graph, *parts)
-    members = [wire(join, snapshot=snapshot) for join in meeting.rendezvous]
-    nodes, exchanges, weights = zip(*members, strict=True)
+    context = RankContext(
+        graph,
+        config,
+        plan,
+        spec,
+        start,
+        policy.save,
+        episodes,
+        RolloutBoard(ranks),
+        GroupEpoch(config.max_rank_restarts, ranks),
+        snapshot=snapshot,
+    )
+    added = [add_rank(context, join) for join in rendezvous.members]
+    nodes, exchanges, weights = zip(*added, strict=True)
     evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
     group = PolicyGroup(
         policy.id,
@@ -90,19 +100,19 @@ def ddppo(
         synchronous=True,
         snapshot=snapshot,
         evaluations=evaluation.results,
-        keep_alive=meeting.keep_alive,
+        resources=rendezvous.resources,
     )
     return graph.build(
         groups=[group],
         edges=[*edges(ranks), *evaluation.edges],
-        notes=notes(config, plan, spec, meeting.note, snapshot),
+        notes=notes(config, plan, spec, rendezvous.note, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
     )
 
 
-def only_of(policies: Sequence[PolicyStart]) -> PolicyStart:
-    """Return the only policy. Raises ConfigError if there are several."""
+def single_policy(policies: Sequence[PolicyStart]) -> PolicyStart:
+    """Return the only policy. Raises ConfigError for several policies."""
     if len(policies) != 1:
         raise ConfigError(
             f"ddppo trains one policy, but {len(policies)} are asked for: a rank's actor and "
@@ -111,73 +121,49 @@ def only_of(policies: Sequence[PolicyStart]) -> PolicyStart:
     return policies[0]
 
 
-def wire_rank(
-    graph: GraphBuilder,
-    config: DdppoConfig,
-    plan: Plan,
-    spec: EnvSpec,
-    start: ResumePoint,
-    save: Save,
-    episodes: Episodes,
-    board: Board,
-    group_epoch: GroupEpoch,
-    join: Rendezvous,
-    metrics_sync: MetricsSync | None = None,
-    snapshot: StateSnapshot | None = None,
-    local_rank: int | None = None,
+@dataclass(frozen=True)
+class RankContext:
+    """The arguments that all ranks of a process share. ``snapshot``: the state from which new ranks
+    resume if none survives. ``metrics_sync``: set if the ranks share no memory."""
+
+    graph: GraphBuilder
+    config: DdppoConfig
+    plan: Plan
+    spec: EnvSpec
+    start: ResumePoint
+    save: Save
+    episodes: Episodes
+    board: Board
+    group_epoch: GroupEpoch
+    snapshot: StateSnapshot | None = None
+    metrics_sync: MetricsSync | None = None
+
+    @property
+    def new_model(self) -> NewModel:
+        return model_maker(self.config, self.spec, self.start.seed)
+
+
+def add_rank(
+    context: RankContext, join: Rendezvous, local_rank: int | None = None
 ) -> tuple[Node, SlotExchange, SharedWeights]:
-    """Add one rank, with slots and weights that only it uses."""
-    rank, wakeup, progress = join.rank, Wakeup(), graph.progress
-    plan = dataclasses.replace(plan, device=join.device)
-    new_model = model_maker(config, spec, start.seed)
-    shape = slot_shape(config, spec, plan.rows, join.size)
+    """Add one rank, with slots and weights that only it uses. ``local_rank``: its number on this
+    machine (default: its rank)."""
+    plan = dataclasses.replace(context.plan, device=join.device)
+    context = dataclasses.replace(context, plan=plan)
+    graph, config, rank, wakeup = context.graph, context.config, join.rank, Wakeup()
+    shape = slot_shape(config, context.spec, plan.rows, join.size)
     slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
     exchange = SlotExchange(slots, [wakeup], [wakeup])
-    weights = first_weights(new_model, start)
-    new_policy = policy_maker(
-        rank,
-        new_model,
-        weights,
-        plan,
-        start,
-        noise_correlation=config.noise_correlation,
-        lives=group_epoch,
-    )
-    policy = (new_policy, slots, plan.num_splits, rank)
-    envs = env_makers(rank, config, plan, start, group_epoch)
+    weights = initial_weights(context.new_model, context.start)
+    envs = env_makers(rank, config, plan, context.start, context.group_epoch)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
-    preemption = _preemption(config, plan, board, join)
-    # The ranks end together: none may stop sampling by itself while others wait for its gradients.
-    endless = dataclasses.replace(progress, limit_env_steps=None, limit_s=None)
-    last = (episodes, wakeup, endless, rank)
-    ends = preemption.ends if join.size > 1 else never
-    if config.variable_experience:
-        port = PolicyPort(0, exchange, BatchedInference(*policy))
-        room = with_room(config, plan.num_splits * plan.rollout, join.size)
-        variable = partial(VariableActor, round_steps=room, round_ends=ends)
-        actor: ActorWorker = variable(0, envs, [port], *last)
-    else:
-        port = PolicyPort(0, exchange, InlineInference(*policy))
-        actor = ActorWorker(0, envs, [port], *last, ends_early=ends)
-
-    member = GroupMember(
-        rank,
-        rank,
-        join.join,
-        partial(make_learner, new_model, config, plan, start, varies=True),
-        weights,
-        progress,
-        graph.stop,
-        group_epoch,
-        debug=config.debug,
-        metrics_sync=metrics_sync,
-        snapshot=snapshot,
-        **({"replaced_within": 0.0} if metrics_sync else {}),
-    )
+    preemption = _preemption(context, join)
+    actor = _rank_actor(context, join, exchange, weights, wakeup, envs, preemption)
+    member = _group_member(context, join, weights)
 
     def make_worker(counter_row: int) -> RankWorker:
-        new_worker = _learner_maker(exchange, weights, progress, save, wakeup, plan, counter_row)
+        new_worker = _learner_maker(context, exchange, weights, wakeup, counter_row)
         return RankWorker(member, actor, new_worker, exchange, graph.counters, wakeup, preemption)
 
     node = graph.add(
@@ -185,18 +171,19 @@ def wire_rank(
         make_worker,
         wakeup,
         rank_placement(config, plan, rank if local_rank is None else local_rank),
-        RestartInGroup(group_epoch),
+        RestartInGroup(context.group_epoch),
         envs,
         row=rank,
-        in_checkpoint=rank == 0 and snapshot is None,
+        in_checkpoint=rank == 0 and context.snapshot is None,
     )
     return node, exchange, weights
 
 
-def _preemption(config: DdppoConfig, plan: Plan, board: Board, join: Rendezvous) -> Preemption:
+def _preemption(context: RankContext, join: Rendezvous) -> Preemption:
+    config, plan = context.config, context.plan
     at_once = plan.num_splits if config.variable_experience else 1
     return Preemption(
-        board,
+        context.board,
         join.rank,
         join.size,
         plan.rollout * at_once,
@@ -206,13 +193,66 @@ def _preemption(config: DdppoConfig, plan: Plan, board: Board, join: Rendezvous)
     )
 
 
-def _learner_maker(
+def _rank_actor(
+    context: RankContext,
+    join: Rendezvous,
     exchange: SlotExchange,
     weights: SharedWeights,
-    progress: Progress,
-    save: Save,
     wakeup: Wakeup,
-    plan: Plan,
+    envs: Sequence[Callable[[], EnvVector]],
+    preemption: Preemption,
+) -> ActorWorker:
+    """Return the actor of a rank."""
+    config, plan, rank = context.config, context.plan, join.rank
+    new_policy = policy_maker(
+        rank,
+        context.new_model,
+        weights,
+        plan,
+        context.start,
+        noise_correlation=config.noise_correlation,
+        lives=context.group_epoch,
+    )
+    # All ranks end after the same update. An actor that stopped sampling at the limit by itself
+    # would keep the other ranks waiting for its gradients.
+    endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
+    ends = preemption.ends if join.size > 1 else never
+    inference = (new_policy, exchange.slots, plan.num_splits, rank)
+    common = (context.episodes, wakeup, endless, rank)
+    if config.variable_experience:
+        port = PolicyPort(0, exchange, BatchedInference(*inference))
+        round_steps = with_room(config, plan.num_splits * plan.rollout, join.size)
+        return VariableActor(0, envs, [port], *common, round_steps=round_steps, round_ends=ends)
+    port = PolicyPort(0, exchange, InlineInference(*inference))
+    return ActorWorker(0, envs, [port], *common, ends_early=ends)
+
+
+def _group_member(context: RankContext, join: Rendezvous, weights: SharedWeights) -> GroupMember:
+    """Return the membership of a rank in the group."""
+    config, plan = context.config, context.plan
+    # torchrun replaces all ranks at once: waiting for a single one would be in vain.
+    timeout = REPLACEMENT_TIMEOUT if context.metrics_sync is None else 0.0
+    return GroupMember(
+        join.rank,
+        join.rank,
+        join.join,
+        partial(make_learner, context.new_model, config, plan, context.start, varies=True),
+        weights,
+        context.graph.progress,
+        context.graph.stop,
+        context.group_epoch,
+        debug=config.debug,
+        metrics_sync=context.metrics_sync,
+        snapshot=context.snapshot,
+        replacement_timeout=timeout,
+    )
+
+
+def _learner_maker(
+    context: RankContext,
+    exchange: SlotExchange,
+    weights: SharedWeights,
+    wakeup: Wakeup,
     rank: int,
 ) -> Callable[..., LearnerWorker]:
     """Return the function that makes the rank's learner worker."""
@@ -221,34 +261,32 @@ def _learner_maker(
         exchange=exchange,
         slots_per_batch=exchange.slots.count,
         weights=weights,
-        progress=progress,
-        save=save,
+        progress=context.graph.progress,
+        save=context.save,
         wakeup=wakeup,
         counter_row=rank,
         synchronous=True,
-        device=torch.device(plan.device),
-        threads=plan.learner_threads,
+        device=torch.device(context.plan.device),
+        threads=context.plan.learner_threads,
         counts_updates=rank == 0,
     )
 
 
 def rank_placement(config: DdppoConfig, plan: Plan, local_rank: int) -> Placement:
-    """The ranks of a machine take turns with its cores."""
+    """Return the placement of a rank: the ranks of a machine are pinned to its cores in turn."""
     cores = available_cores()
     pinned_to = (cores[local_rank % len(cores)],) if plan.pin_actors else None
     return Placement(pinned_to, config.worker_niceness)
 
 
 def edges(ranks: int) -> tuple[Edge, ...]:
+    """Return the edges of the ranks."""
     each = f"{ranks} ranks"
     return (
         Edge(each, each, "gradients, summed at every minibatch; counts and moments"),
         Edge("rank 0", "driver", "checkpoints, metrics"),
         Edge(each, "driver", "finished episodes"),
     )
-
-
-VARIABLE = "variable experience: a rank's batch is of whichever splits were ready"
 
 
 def notes(
@@ -258,18 +296,20 @@ def notes(
     gradients: str,
     snapshot: StateSnapshot | None = None,
 ) -> tuple[str, ...]:
+    """Return the notes about a run; ``gradients`` names the transport of gradients."""
     ranks = plan.num_workers
-    kept = "" if snapshot is None else human_bytes(snapshot.nbytes)
+    state = "" if snapshot is None else human_bytes(snapshot.nbytes)
+    variable = plan.slots > ranks * plan.num_splits
     return (
         reason(config, spec),
-        plan.envs_in_words("ranks"),
+        plan.describe_envs("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
-        *([VARIABLE] if plan.slots > ranks * plan.num_splits else []),
+        *(["variable experience: faster splits give more of a batch"] if variable else []),
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
         gradients,
-        *([f"learner state {kept} of shared memory, for ranks that are replaced"] if kept else []),
+        *([f"learner state {state} of shared memory, for restarts"] if state else []),
         *plan.reasons,
         *([f"protocol: {spec.protocol}"] if spec.protocol else []),
     )
