@@ -274,6 +274,16 @@ class FailingLearner(LearnerWorker):
         return PrefetchingBatchSource(self._exchange, failing, self._wakeup, spent, self._device)
 
 
+make_worker = appo._make_worker
+
+
+def make_failing_worker(*args: Any, **kwargs: Any) -> LearnerWorker:
+    """Make the learner's worker, in its process."""
+    worker = make_worker(*args, **kwargs)
+    worker.__class__ = FailingLearner
+    return worker
+
+
 def small_run(folder: Path, env_steps: int) -> Session:
     config = AppoConfig(
         env="CartPole-v1",
@@ -311,7 +321,7 @@ def test_a_run_with_prefetching_trains_saves_and_resumes(
 def test_a_run_ends_with_the_traceback_of_the_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(appo, "LearnerWorker", FailingLearner)
+    monkeypatch.setattr(appo, "_make_worker", make_failing_worker)
     with pytest.raises(WorkerDied) as caught, small_run(tmp_path / "run", 10**9) as run:
         for _ in run.reports():
             pass

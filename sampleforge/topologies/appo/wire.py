@@ -189,7 +189,10 @@ def _add_learners(
     new_learner = partial(
         make_learner, parts.new_model, config, plan, start, compiled=config.compile
     )
-    new_worker = partial(_make_worker, exchange, config, plan, graph.progress, save)
+    prefetch = gathers_ahead(plan, serial=config.serial)
+    new_worker = partial(
+        _make_worker, exchange, config, plan, graph.progress, save, prefetch=prefetch
+    )
     if config.serial:
         make_worker = partial(
             new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
@@ -267,6 +270,7 @@ def _make_worker(
     wakeup: Wakeup,
     device: str,
     *,
+    prefetch: bool,
     weights: SharedWeights | None,
     counter_row: int,
     make_learner: Callable[[], Learner],
@@ -287,7 +291,7 @@ def _make_worker(
         synchronous=plan.synchronous,
         device=torch.device(device),
         threads=plan.learner_threads,
-        prefetch=gathers_ahead(plan, serial=config.serial),
+        prefetch=prefetch,
         counts_updates=index == 0,
         index=index,
         may_update=may_update,
