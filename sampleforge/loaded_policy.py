@@ -199,8 +199,8 @@ def load_model(
         )
         spec = probe(config)
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    model = topology(config).model_maker(config, spec, 0)()
     try:
+        model = topology(config).model_maker(config, spec, 0)()
         load_weights(model, model_tensors(checkpoint.tensors))
     except RuntimeError as error:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -61,6 +62,11 @@ def with_folder_and_seed(config: C) -> C:
 
 class RunFolderGone(OSError):
     """The run folder was removed or moved while the run wrote to it."""
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    """Return the checksum of plain values: the SHA-256 of their JSON."""
+    return hashlib.sha256(to_json(plain).encode()).hexdigest()
 
 
 class RunFolder:
@@ -186,7 +192,8 @@ class RunFolder:
         the environment. Raises ConfigError for a spec that has no JSON form."""
         from sampleforge.env.spec_json import spec_to_plain
 
-        text = to_json(spec_to_plain(spec), indent=1)
+        plain = spec_to_plain(spec)
+        text = to_json({**plain, "sha256": _digest(plain)}, indent=1)
         write_atomically(self.spec_file, (text + "\n").encode())
 
     def read_spec(self) -> EnvSpec | None:
@@ -195,7 +202,12 @@ class RunFolder:
         from sampleforge.env.spec_json import spec_from_plain
 
         try:
-            return spec_from_plain(json.loads(self.spec_file.read_bytes()))
+            plain = json.loads(self.spec_file.read_bytes())
+            # Folders of earlier versions have no checksum.
+            stored = plain.pop("sha256", None) if isinstance(plain, dict) else None
+            if stored is not None and stored != _digest(plain):
+                raise ValueError("its checksum is wrong")
+            return spec_from_plain(plain)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

@@ -154,9 +154,17 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
     fields = {key: value for key, value in content.items() if key not in {*HEADER, *_REMOVED}}
     if "versions" not in content:
         return fields
-    left_open = content.get("left_open") or {}
+    left_open = _left_open(content, path)
     fields |= {name: value for name, value in left_open.items() if name in _MACHINE}
     return _migrated(fields, algo)
+
+
+def _left_open(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a config.yaml says was left open. Raises ConfigError if that is no mapping."""
+    left_open = content.get("left_open") or {}
+    if not isinstance(left_open, dict):
+        raise ConfigError(f"{path}: left_open must hold key: value lines")
+    return left_open
 
 
 def _migrated(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
@@ -200,7 +208,7 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     if _takes_whole_batches(content):
         may_be_unset.add("minibatch_size")
     left_open = {name: defaults[name] for name in may_be_unset}
-    stored_open = content.get("left_open") or {}
+    stored_open = _left_open(content, path)
     return config, {**left_open, **{n: v for n, v in stored_open.items() if n not in _REMOVED}}
 
 

@@ -312,8 +312,7 @@ class ProcessRunner:
         row = self._graph.counters.row(node.counter_row)  # which has no other writer now
         row["heartbeat"][0] = monotonic() + START_GRACE
         row["silent_s"][0] = 0.0
-        if not node.restart.counts_itself:
-            row["restarts"] += 1
+        row["restarts"] += 1
         self._begin_life(node, before.life + 1)
         self._alert(f"{why}; it is restarted ({count})")  # last: it raises where the disk is full
         return True

@@ -9,12 +9,7 @@ from sampleforge.shared.restart_budget import RestartBudget
 
 
 class RestartRule(Protocol):
-    """The reaction to a node whose process was killed or hangs.
-
-    ``counts_itself``: the worker counts its restarts in its own counter row.
-    """
-
-    counts_itself: bool
+    """The reaction to a node whose process was killed or hangs."""
 
     def begin_next_life(self) -> str | None:
         """Count a restart of the node. Return the count as text for the user ("2 of 10 times"), or
@@ -26,8 +21,6 @@ class RestartRule(Protocol):
 
 class EndRun:
     """End the run."""
-
-    counts_itself = False
 
     def begin_next_life(self) -> str | None:
         return None
@@ -42,8 +35,6 @@ END_RUN = EndRun()
 class RestartAlone:
     """Restart this worker and no other one. It is worker ``index`` of ``budget``, which all workers
     of its role share."""
-
-    counts_itself = False
 
     def __init__(self, budget: RestartBudget, index: int) -> None:
         self._budget = budget
@@ -61,8 +52,6 @@ class RestartAlone:
 class RestartInGroup:
     """Restart the worker, and make all members of its group form a new group. The members share one
     rule. ``members``: their name in messages."""
-
-    counts_itself = True
 
     def __init__(self, epoch: GroupEpoch, members: str = "ranks") -> None:
         self._epoch = epoch

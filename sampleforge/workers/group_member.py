@@ -79,7 +79,6 @@ class GroupMember:
         self._count["heartbeat"][0] = math.inf  # it may wait for other members without a limit
         self._generation = self._epoch.generation
         self._epoch.mark_batch(self.index, 0)
-        self._count["restarts"] += min(1, self._generation)  # later generations are replacements
         self._group = self._join_newest()
         solo = isinstance(self._group, SoloGroup)
         self._averaging: Averaging = Local() if solo else DataParallel(self._group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,12 @@ import torch
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint_file import Checkpoint, CheckpointError, decode, encode
 from sampleforge.folder.resume import load_weights
-from sampleforge.folder.stored_config import read_yaml
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.stored_config import config_values, read_yaml
 from sampleforge.folder.trust import check_places
+from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
+from tests.support.graphs import spec_of
 
 
 @pytest.mark.multiprocess(timeout=240)
@@ -76,3 +80,24 @@ def test_a_link_to_itself_is_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").symlink_to(tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match="is a link"):
         check_places(tmp_path, ("config.yaml",))
+
+
+def test_left_open_that_is_no_mapping_is_refused_with_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("algo: appo\nversions: {}\nleft_open: cut")
+    with pytest.raises(ConfigError, match="left_open must hold key: value lines"):
+        config_values(path, "appo")
+
+
+def test_a_spec_with_another_value_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    spec = spec_of(AppoConfig(env="CartPole-v1"))
+    folder.write_spec(spec)
+    assert folder.read_spec() == spec
+    plain = json.loads(folder.spec_file.read_text())
+    folder.spec_file.write_text(json.dumps({**plain, "mask_in_info": True}))
+    with pytest.raises(ConfigError, match="its checksum is wrong"):
+        folder.read_spec()
+    del plain["sha256"]  # an earlier version wrote it
+    folder.spec_file.write_text(json.dumps(plain))
+    assert folder.read_spec() == spec
