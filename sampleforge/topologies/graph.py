@@ -247,7 +247,7 @@ class GraphBuilder:
 COUNTERS = (
     "started_rows",  # env rows of an actor: half a row when constructed, half when reset
     "heartbeat",  # seconds of the monotonic clock at the latest step
-    "silent_s",  # seconds that the others of its group have waited for it in vain, else 0
+    "silent_s",  # seconds that its group waited for it until the group's time-out, else 0
     "env_steps",
     "env_frames",
     "episodes",
@@ -257,7 +257,7 @@ COUNTERS = (
     "split_steps",
     "rollouts",
     "preempted",  # rounds of rollouts that were cut short
-    "ended",  # 1 for a rank that has ended, after the same update as all others
+    "ended",  # 1 for a rank that has ended, after the same update as all other ranks
     "rollout_s",  # seconds of a rank from an update to its next complete rollouts
     "step_s",  # seconds of an actor in its loop, waiting left out
     "env_s",  # ... in the environments

@@ -93,7 +93,7 @@ class ActorWorker(EventDriven):
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = monotonic()
         self._count["started_rows"][0] = 0
-        # Not 0 in a later life: the policies are picked on from where the previous one was.
+        # Not 0 in a later life, which continues the policy mapping of the previous one.
         rollouts = int(self._count["rollouts"][0]) // len(self._make_envs)
         for index, make in enumerate(self._make_envs):
             with told_of_rows(self._row_started):

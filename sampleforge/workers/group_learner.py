@@ -66,8 +66,8 @@ class GroupLearnerWorker:
             return True
 
     def _may_update(self) -> bool:
-        """Return whether all learners have their parts of the batch; the last one wakes the
-        others."""
+        """Return whether all learners have their parts of the batch. If so, wake the other
+        learners."""
         ready = self._member.has_batch()
         if ready:
             for wakeup in self._others:

@@ -124,8 +124,8 @@ class GroupMember:
 
     def has_batch(self) -> bool:
         """Record that this member has its part of the next batch. Return whether all members have
-        theirs: no member begins an update before, so that each can answer the driver while others
-        still wait for experience."""
+        theirs. No member begins an update before, so that each member answers the driver while
+        another one still waits for experience."""
         return self._epoch.mark_batch(self.index, self.iteration)
 
     def agree(self) -> None:
