@@ -56,6 +56,7 @@ class ClockTicker:
 
     def close(self) -> None:
         """End the thread; the clock stands still from now on."""
+        self._look()
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -76,6 +77,6 @@ class ClockTicker:
             if passed > PAUSE_S:
                 self._pauses.append((now, passed - TICK))
                 passed = TICK
+            self._begun = self._begun or self._has_begun()
             if self._begun and not self._closed.is_set():
                 self._clock.advance(passed)
-            self._begun = self._begun or self._has_begun()

@@ -14,7 +14,7 @@ SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
     "return_best",
-    *("policy_lag", "restarts", "env_restarts", "nonfinite_steps", "error"),
+    *("policy_lag", "restarts", "restarts_by_role", "env_restarts", "nonfinite_steps", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8
 """Env steps that may be under way when the goal is reached: rollouts of `SMALL`, twice over."""
