@@ -79,7 +79,10 @@ def test_a_rare_crash_of_an_environment_is_shown_and_counted_and_the_run_goes_on
     assert "env restarts" in done.stdout
     found, last = summary(tmp_path / "run"), last_report(tmp_path / "run")
     assert found["status"] == "finished"
-    assert 3 <= found["env_restarts"] <= 5 and last["env_restarts"] == found["env_restarts"]
+    assert 3 <= found["env_restarts"] <= 5
+    assert 0 <= found["env_restarts"] - last["env_restarts"] <= 1, (
+        "one may come after the last report"
+    )
 
 
 @pytest.mark.multiprocess(timeout=150)

@@ -158,7 +158,8 @@ def test_fifty_sessions_in_a_row_leave_nothing(tmp_path: Path) -> None:
         chosen = {**SMALL, "serial": True, "train_for_env_steps": 200}
         train(cls(**chosen, run_dir=str(tmp_path / f"{i}")))
     after = resources()
-    assert after[:2] == before[:2]
+    assert after[0] <= before[0], "descriptors; those of earlier tests may have been collected"
+    assert after[1] == before[1]
     assert after[2] < before[2] + (64 << 20), "of shared memory, a session has more than that"
 
 
