@@ -53,7 +53,7 @@ class RankGroup(Protocol):
 
 
 class SoloGroup:
-    """A `RankGroup` of one rank, which waits for nobody."""
+    """A `RankGroup` of a single rank: its collectives return at once."""
 
     rank, size, waited = 0, 1, 0.0
 

@@ -31,8 +31,8 @@ class RendezvousStore:
     this object.
 
     It is a file in memory, which only processes of this user can open: a port, also on loopback,
-    would be open to every user of the machine, and whoever writes into the store decides what the
-    ranks connect to.
+    would be open to every user of the machine, and what is written into the store decides to which
+    addresses the ranks connect.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The start of env rows: whoever waits for it is told of each row, because many rows take long."""
+"""Notices of each env row that has started: many rows take long, and a worker reports them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Learning and acting ask the device for nothing on the way: what is computed stays there until the
-one copy at the end. On a CPU nobody would notice; here what would wait for a GPU is watched for."""
+one copy at the end. A CPU would hide such a wait, so these tests look for the calls that wait."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def test_an_environment_whose_every_second_episode_crashes_ends_the_run(
 def test_a_rare_crash_of_an_environment_is_shown_and_counted_and_the_run_goes_on(
     run_cli: RunCli, tmp_path: Path, kind: str
 ) -> None:
-    done = run_cli(*command(kind, every=1500), "--train-for-env-steps", "6000", timeout=120)
+    # The faults are at 1,500, 3,000 ...: none is near the end, which the last report just misses.
+    done = run_cli(*command(kind, every=1500), "--train-for-env-steps", "6700", timeout=120)
     assert done.returncode == 0, done.stderr
     assert "an environment raised an error" in done.stderr
     assert "ValueError: deliberate: fault 1" in done.stderr
@@ -79,10 +80,7 @@ def test_a_rare_crash_of_an_environment_is_shown_and_counted_and_the_run_goes_on
     assert "env restarts" in done.stdout
     found, last = summary(tmp_path / "run"), last_report(tmp_path / "run")
     assert found["status"] == "finished"
-    assert 3 <= found["env_restarts"] <= 5
-    assert 0 <= found["env_restarts"] - last["env_restarts"] <= 1, (
-        "one may come after the last report"
-    )
+    assert 3 <= found["env_restarts"] <= 5 and last["env_restarts"] == found["env_restarts"]
 
 
 @pytest.mark.multiprocess(timeout=150)

@@ -28,7 +28,7 @@ from tests.support.replay import Replay
 
 
 def nothing() -> None:
-    """There is nobody to let go on, or to tell."""
+    """Do nothing: no worker waits for the snapshot."""
 
 
 def never() -> bool:

@@ -1,4 +1,5 @@
-"""Every row of every rollout comes from its place, exactly once, whoever computes the actions."""
+"""Every row of every rollout comes from its place, exactly once, with inline inference and with
+policy workers."""
 
 from __future__ import annotations
 

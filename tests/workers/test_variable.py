@@ -1,5 +1,5 @@
-"""Variable experience rollout: whoever is ready steps, every step is there once, an env that gave
-more steps counts for no more, and ranks stay in step."""
+"""Variable experience rollout: each env row steps as soon as it is ready, every step is there once,
+an env row with more steps counts for no more, and ranks stay in step."""
 
 from __future__ import annotations
 
