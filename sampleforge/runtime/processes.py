@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from sampleforge.runtime.cgroup import cgroup_cpu_quota
+from sampleforge.runtime.heap import keep_freed_memory
 from sampleforge.runtime.open_files import raise_limit
 from sampleforge.runtime.streams import make_lasting
 
@@ -83,7 +84,7 @@ def wake_fork_server() -> None:
 
 
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
-    """Set up the calling child process: title, signals, threads, cores, and its end with the
+    """Set up the calling child process: title, signals, threads, heap, cores, and its end with the
     parent. It leads a process group, which the processes that its environments start belong to, so
     that they can be ended with it."""
     import setproctitle
@@ -96,6 +97,7 @@ def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: in
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
+    keep_freed_memory()
     if cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set(cores))
     if niceness:
