@@ -30,6 +30,7 @@ from sampleforge.env.vector import StepOut
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
 from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import EnvSpec
@@ -82,8 +83,10 @@ class Replay:
             self.announced += frames.nbytes(shape, count, ring)
         self.replay_counters = ReplayCounters(1)
         priority = Prioritisation(0.6, 1e-6)
+        memory = ShardMemory(count, shape.items, prioritised=True)
+        own = ShardSlots(0, 0, count, capacity)
         self.shard = ReplayShard(
-            0, self.slots, 0, count, capacity, priority, self.replay_counters, [0], store
+            own, self.slots, memory, priority, self.replay_counters, [0], store
         )
         self.reader = TransitionReader(self.slots, frames)
         self.random = np.random.default_rng(0)

@@ -22,6 +22,7 @@ from machine import describe, table
 
 from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
@@ -39,7 +40,9 @@ def filled(items: int) -> tuple[ReplayShard, TransitionReader]:
     capacity = items // (ROLLOUT * ROWS)
     slots = TrajectorySlots(capacity + 1, SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS))
     priority, replay_counters = Prioritisation(0.6, 1e-6), ReplayCounters(1)
-    shard = ReplayShard(0, slots, 0, capacity + 1, capacity, priority, replay_counters, [0])
+    memory = ShardMemory(capacity + 1, slots.shape.items, prioritised=True)
+    own = ShardSlots(0, 0, capacity + 1, capacity)
+    shard = ReplayShard(own, slots, memory, priority, replay_counters, [0])
     random = np.random.default_rng(0)
     for _ in range(capacity + 20):
         slot = shard.lease()

@@ -74,8 +74,8 @@ class DqnLearner:
         self._device = device
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._averaging = averaging or Local()
-        self._averaging.follow(self._parameters)
+        self.averaging = averaging or Local()
+        self.averaging.follow(self._parameters)
         self._optimiser = _make_optimiser(self._parameters, config)
         self._reward_scale = RewardScale(device) if config.normalise_returns else None
         self._scale_is_known = False
@@ -90,15 +90,15 @@ class DqnLearner:
         batch = self._in_units(batch.to(self._device))
         with autocast(self._device, self._precision):
             output = self._loss(batch, beta)
-        if not self._averaging.solo:
+        if not self.averaging.solo:
             output.metrics["td_error_mean"] = output.errors.mean()
-        means = self._averaging.backward(output)
+        means = self.averaging.backward(output)
         limit = config.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
         scalars = {**means, **noise_size(self.model), "grad_norm": norm}
-        if not self._averaging.solo:
+        if not self.averaging.solo:
             own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
-            scalars["td_error_max"] = self._averaging.all_gather(own.reshape(1)).max()
+            scalars["td_error_max"] = self.averaging.all_gather(own.reshape(1)).max()
         scalars["value_scale"] = self.model.value_scale
         metrics, errors = _fetch(scalars, output.errors)
         self._scale_is_known = metrics["value_scale"] > 0
@@ -141,10 +141,10 @@ class DqnLearner:
             assert clip != "auto", "resolve the topology's defaults first"
             reward = batch.reward * self._config.reward_scale
             reward = reward if clip is None else reward.clamp(-clip, clip)
-            self._set_scale(self._reward_scale.update(reward, self._averaging.all_gather))
+            self._set_scale(self._reward_scale.update(reward, self.averaging.all_gather))
         unit = self.model.value_scale
         if not self._scale_is_known:  # the first reward may be a later one of the window
-            size = typical_size(batch.returns, self._averaging.all_gather).to(unit.dtype)
+            size = typical_size(batch.returns, self.averaging.all_gather).to(unit.dtype)
             unit = torch.where(unit > 0, unit, size)
         return replace(batch, returns=batch.returns / unit)
 
@@ -157,7 +157,7 @@ class DqnLearner:
 
     def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
         config = self._config
-        gather = alone if self._averaging.solo else self._averaging.all_gather
+        gather = alone if self.averaging.solo else self.averaging.all_gather
         if isinstance(batch, Sequences):
             return r2d2_loss(self.model, self.target, batch, beta, config, config.burn_in, gather)
         if self.model.value_distribution is not None:

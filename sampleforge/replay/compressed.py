@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,6 +225,7 @@ class FrameStore:
         self._slots = slots
         self._begin, size = frames.ring_of(shard)
         self._ring = Ring(size)
+        self._buffers = buffers
         self._free_buffers = deque(buffers)
         self._lz4 = lz4_block()
 
@@ -305,6 +306,16 @@ class FrameStore:
             done += length
             beat()
 
+    def take_over(self, stored: Sequence[int], raw: Collection[int]) -> None:
+        """Take over the ring of the shard's previous process, which was killed. ``stored``: the
+        slots with frames in it, oldest first; ``raw``: the slots that have a frame buffer."""
+        where = [self._frames.where(name) for name in self._frames.shape.stacks]
+        for slot in stored:
+            begin = int(where[0][0][slot].flat[0]) - self._begin
+            self._ring.append(begin, begin + sum(int(size[slot].sum()) for _, size in where))
+        lent = {int(self._slots.frame_buffer[slot]) for slot in raw}
+        self._free_buffers = deque(buffer for buffer in self._buffers if buffer not in lent)
+
     def drop_oldest(self) -> None:
         """Free the bytes of the oldest slot in the ring, which is evicted."""
         self._ring.free_oldest()
@@ -324,9 +335,13 @@ class Ring:
         assert 0 < length <= self._size, (length, self._size)
         begin = self._room(length)
         if begin is not None:
-            self.pieces.append((begin, begin + length))
-            self.used += length
+            self.append(begin, begin + length)
         return begin
+
+    def append(self, begin: int, end: int) -> None:
+        """Add a piece that is known to be free."""
+        self.pieces.append((begin, end))
+        self.used += end - begin
 
     def _room(self, length: int) -> int | None:
         if not self.pieces:

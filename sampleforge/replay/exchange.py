@@ -110,9 +110,28 @@ class ReplayExchange:
 
     def lease(self, shard: int, actor: int, slot: int) -> None:
         """Lease ``slot`` to the actor until it comes back complete. Called by the shard."""
-        self._lease_of["actor"][slot], self._lease_of["shard"][slot] = actor, shard
+        self._lease_of["shard"][slot] = shard  # first: without an actor it is not read
+        self._lease_of["actor"][slot] = actor
         self._free.push(self._ring(shard, actor), slot)
         self._actor_wakeups[actor].set()
+
+    def take_over_shard(self, shard: int) -> dict[int, int]:
+        """Complete the hand-overs that the shard's previous process, which was killed, had begun.
+        Return the actors of the slots that it had leased, by slot. Called by the shard."""
+        rings = [self._ring(shard, actor) for actor in range(self.actors)]
+        for ring in rings:
+            slot = self._ready.peek(ring)
+            if slot is not None and self._lease_of["actor"][slot] == -1:  # taken, not yet popped
+                self._ready.pop(ring)
+        free: set[int] = set().union(*(self._free.waiting(ring) for ring in rings))
+        actor_of, shard_of = self._lease_of["actor"], self._lease_of["shard"]
+        of_shard = np.flatnonzero((actor_of >= 0) & (shard_of == shard))
+        leased = {slot: int(actor_of[slot]) for slot in of_shard.tolist()}
+        for slot, actor in leased.items():
+            if self.slots.owner[slot] == Owner.FREE and slot not in free:  # not yet pushed
+                self._free.push(self._ring(shard, actor), slot)
+            self._actor_wakeups[actor].set()
+        return leased
 
     def fill(self) -> tuple[float, float]:
         """Return the fractions (0 to 1) of all slots that wait for an actor and that wait for their
@@ -185,14 +204,32 @@ class SampleRequests:
         shard."""
         self._learner_wakeup.set()
 
-    def take_asked(self, shard: int) -> int | None:
-        """Return the next request to serve, or None. Called by the shard."""
-        return self._to_shard.pop(shard)
+    def next_asked(self, shard: int) -> int | None:
+        """Return the request to serve next, until it is answered; None if there is none. Called by
+        the shard."""
+        return self._to_shard.peek(shard)
 
     def answer(self, shard: int, request: int) -> None:
         """Return a served request to the learner. Called by the shard."""
         self._to_learner.push(shard, request)
+        self._to_shard.pop(shard)
         self._learner_wakeup.set()
+
+    def take_over_shard(self, shard: int) -> None:
+        """Complete the answer that the shard's previous process, which was killed, had begun.
+        Called by the shard."""
+        if self._to_learner.pushed(shard) > self._to_shard.popped(shard):
+            self._to_shard.pop(shard)
+        self._learner_wakeup.set()
+
+    def spare(self) -> list[int]:
+        """Return the requests that are on no way between learner and shards. Called by the learner,
+        when it has taken none."""
+        under_way: set[int] = set()
+        # In this order: a shard answers a request before it takes it from its ring.
+        for rings in (self._to_shard, self._to_learner):
+            under_way.update(*(rings.waiting(ring) for ring in range(len(self._shard_wakeups))))
+        return [request for request in range(self.count) if request not in under_way]
 
     def take_answered(self, shard: int) -> int | None:
         """Return the next request that this shard has served, or None. Called by the learner."""
@@ -217,7 +254,9 @@ class SampleRelay:
     def __init__(self, wakeups: Sequence[Wakeup], requests: int) -> None:
         self._wakeups = wakeups
         self._rings = IndexRings(len(wakeups), requests)
-        self._arrays = SharedArrays({"progress": ((requests,), "float64")})
+        self._arrays = SharedArrays(
+            {"progress": ((requests,), "float64"), "from": ((len(wakeups),), "int64")}
+        )
 
     def send(self, request: int, progress: float) -> None:
         """Have all learners learn from ``request`` next, at this ``progress`` (0 to 1) of the
@@ -227,7 +266,16 @@ class SampleRelay:
             self._rings.push(ring, request)
             wakeup.set()
 
+    def forget(self) -> None:
+        """Have the other learners leave out what was sent so far. Called by learner 0 before it
+        joins a new group of learners."""
+        for ring in range(len(self._wakeups)):
+            self._arrays["from"][ring] = self._rings.pushed(ring)
+
     def take(self, learner: int) -> tuple[int, float] | None:
         """Return the next request and its progress, or None. Called by learner ``learner``."""
-        request = self._rings.pop(learner - 1)
-        return None if request is None else (request, float(self._arrays["progress"][request]))
+        ring = learner - 1
+        while (request := self._rings.pop(ring)) is not None:
+            if self._rings.popped(ring) > self._arrays["from"][ring]:
+                return request, float(self._arrays["progress"][request])
+        return None

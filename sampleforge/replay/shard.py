@@ -7,15 +7,18 @@ has them:
 
 The shard belongs to one process, which alone writes its tree; there is no lock. A transition is
 identified by its item, ``slot * items_per_slot + t * rows + row``, and by the generation of its
-slot. With a recurrent core an item is a sequence, the t-th of its row. Eviction sets the priorities
-to 0, raises the generation, and only then leases the slot to an actor. A reader with an (item,
-generation) compares the generation after its copy, and so notices that the item was evicted.
+slot. With a recurrent core an item is a sequence, the t-th of its row. Eviction raises the
+generation and sets the priorities to 0 before the slot is leased to an actor. A reader with an
+(item, generation) compares the generation after its copy, and so notices that the item was evicted.
+
+If the process is killed, its successor goes on with what is in shared memory: a slot belongs to the
+replay from the store that marks it as STORED to the one that marks it as FREE.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +28,7 @@ import numpy.typing as npt
 from sampleforge.replay.compressed import FrameStore
 from sampleforge.replay.histograms import Counts, count_positive, evenly
 from sampleforge.replay.limiter import ReplayCounters
+from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.sum_tree import SumTree
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 
@@ -82,42 +86,46 @@ class Prioritisation:
 
 
 class ReplayShard:
-    """The slots ``first`` to ``first + count - 1`` of ``slots``, at most ``capacity`` of them
-    STORED.
+    """The part ``own`` of ``slots``, with the priorities in ``memory``.
 
-    Actors write to the other slots, so ``count`` exceeds ``capacity``. With alpha 0 there is no
-    tree: items are drawn uniformly. ``slots`` must have the columns of `EXTRAS`, or sequences.
+    With alpha 0 there is no tree: items are drawn uniformly. ``slots`` must have the columns of
+    `EXTRAS`, or sequences. ``seed``: of the draws, another one in each life of the shard.
     ``frames``: the store of compressed frames, if frames are compressed; if it is full, fewer than
-    ``capacity`` slots are STORED.
+    the capacity are STORED.
     """
 
     def __init__(
         self,
-        index: int,
+        own: ShardSlots,
         slots: TrajectorySlots,
-        first: int,
-        count: int,
-        capacity: int,
+        memory: ShardMemory,
         priority: Prioritisation,
         replay_counters: ReplayCounters,
         seed: list[int],
         frames: FrameStore | None = None,
     ) -> None:
-        assert 1 <= capacity < count, (capacity, count)
-        self._index = index
+        assert 1 <= own.capacity < own.count, own
+        self._index, self._first, self._count = own.index, own.first, own.count
+        self._capacity = own.capacity
         self._slots = slots
-        self._first = first
-        self._capacity = capacity
+        self._memory = memory
         self._priority = priority
         self._replay_counters = replay_counters
-        self._random = np.random.default_rng([*seed, index])
+        self._random = np.random.default_rng(seed)
         self.frames = frames
         self._items = slots.shape.items
         self._usable, self._errors = _first_estimates(slots)
-        self._tree = SumTree(count * self._items) if priority.alpha > 0 else None
+        self._tree = None
+        if memory.leaves is not None:
+            self._tree = SumTree(own.count * self._items, memory.leaves)
         self._stored: deque[int] = deque()  # oldest first
-        self._free: deque[int] = deque(range(first, first + count))
-        self._born = np.zeros(count, np.int64)  # ``inserted`` when each slot was stored
+        self._free: deque[int] = deque(self._all)
+        self._inserts = 0
+
+    @property
+    def _all(self) -> range:
+        """All slots of this shard."""
+        return range(self._first, self._first + self._count)
 
     @property
     def stored_slots(self) -> tuple[int, ...]:
@@ -142,13 +150,13 @@ class ReplayShard:
         if self.frames is not None:
             self._compress(self.frames, slot)
         replay_counters, me, usable = self._replay_counters, self._index, self._usable[slot] > 0
-        self._slots.move(slot, Owner.READY, Owner.STORED)
-        count = int(np.count_nonzero(usable))
         if self._tree is not None:
             priorities = self._priority(self._errors[slot])
             self._tree.set_range(self._first_leaf(slot), np.where(usable, priorities, 0.0))
+        self._mark_inserted(slot, int(replay_counters.inserted[me]))
+        self._slots.move(slot, Owner.READY, Owner.STORED)
         self._stored.append(slot)
-        self._born[slot - self._first] = replay_counters.inserted[me]
+        count = int(np.count_nonzero(usable))
         replay_counters.stored[me] += count
         replay_counters.inserted[me] += count
         replay_counters.leased[me] -= self._items
@@ -169,7 +177,7 @@ class ReplayShard:
         local = leaves // self._items
         replay_counters.drawn[me] += count
         replay_counters.age_sum[me] += float(
-            (replay_counters.inserted[me] - self._born[local]).sum()
+            (replay_counters.inserted[me] - self._memory.born[local]).sum()
         )
         items = leaves + self._first * self._items
         return Sample(items, self._slots.generation[local + self._first], scaled_probability)
@@ -193,8 +201,8 @@ class ReplayShard:
         local = slots - self._first
         arrays: dict[str, Array] = {
             "slots": local,
-            "born": self._born[local],
-            "generation": self._slots.generation[self._first : self._first + len(self._born)],
+            "born": self._memory.born[local],
+            "generation": self._slots.generation[self._first : self._first + self._count],
         }
         if self._tree is not None:
             arrays["priorities"] = self._tree.leaves.reshape(-1, self._items)[local]
@@ -207,10 +215,9 @@ class ReplayShard:
     def slots_for(self, local: Indices) -> Indices:
         """Return the slots that take the contents of the slots ``local`` of a `snapshot`: the same
         ones, or free ones if there are fewer slots now, because there are fewer actors."""
-        count = len(self._born)
         assert len(local) <= self._capacity, (len(local), self._capacity)
-        free = iter(np.setdiff1d(np.arange(count), local).tolist())
-        slots = [at if at < count else next(free) for at in local.tolist()]
+        free = iter(np.setdiff1d(np.arange(self._count), local).tolist())
+        slots = [at if at < self._count else next(free) for at in local.tolist()]
         return np.array(slots, np.int64) + self._first
 
     def restore(
@@ -218,18 +225,13 @@ class ReplayShard:
     ) -> None:
         """Restore a `snapshot` whose experience is in ``slots`` already. The shard must be new."""
         assert not self._stored
-        replay_counters, me, first, count = (
-            self._replay_counters,
-            self._index,
-            self._first,
-            len(self._born),
-        )
+        replay_counters, me = self._replay_counters, self._index
         stored = set(slots.tolist())
-        self._free = deque(slot for slot in range(first, first + count) if slot not in stored)
+        self._free = deque(slot for slot in self._all if slot not in stored)
         # No (item, generation) of the previous run is valid, whichever slot has its experience.
-        self._slots.generation[first : first + count] = arrays["generation"].max() + 1
-        self._born[slots - first] = arrays["born"]
+        self._slots.generation[self._all] = arrays["generation"].max() + 1
         for i, slot in enumerate(slots.tolist()):
+            self._mark_inserted(slot, int(arrays["born"][i]))
             self._slots.move(slot, Owner.FREE, Owner.STORED)
             self._stored.append(slot)
             if self._tree is not None:
@@ -241,6 +243,56 @@ class ReplayShard:
             replay_counters.frame_bytes[me] = self.frames.used
         self._publish_priority_sum()
         replay_counters.restoring[me] = False  # last: the learner may begin
+
+    def clear(self) -> None:
+        """Make all slots FREE: the shard's previous process was killed while it restored a
+        `snapshot`. The shard must be new."""
+        assert not self._stored
+        self._slots.owner[self._all] = Owner.FREE
+        if self._tree is not None:
+            self._tree.clear()
+
+    def take_over(self, leased: Collection[int]) -> list[int]:
+        """Take over the slots of the shard's previous process, which was killed. The shard must be
+        new. ``leased``: the slots that actors have. Return the slots that the previous process had
+        taken from their actors and not stored: `insert` them next."""
+        assert not self._stored
+        owner, order = self._slots.owner, self._memory.order
+        own = [slot for slot in self._all if slot not in leased]
+        stored = [slot for slot in own if owner[slot] == Owner.STORED]
+        taken = [slot for slot in own if owner[slot] == Owner.READY]
+        free = [slot for slot in own if owner[slot] == Owner.FREE]
+        stored.sort(key=lambda slot: order[slot - self._first])
+        self._stored, self._free = deque(stored), deque(free)
+        self._inserts = int(order[stored[-1] - self._first]) if stored else 0
+        self._slots.generation[free] += 1  # the kill may have come before the eviction did this
+        if self._tree is not None:
+            for slot in set(self._all).difference(stored):
+                self._tree.set_range(self._first_leaf(slot), np.zeros(self._items))
+        if self.frames is not None:
+            self.frames.take_over(stored, {*leased, *taken})
+        self._count_again(len(leased) + len(taken))
+        return taken
+
+    def _count_again(self, not_stored: int) -> None:
+        """Set the counters to what is stored; ``not_stored``: number of slots that actors have, or
+        that are to be inserted."""
+        replay_counters, me, born = self._replay_counters, self._index, self._memory.born
+        replay_counters.leased[me] = not_stored * self._items
+        counts = np.count_nonzero(self._usable[list(self._stored)], axis=1)
+        replay_counters.stored[me] = counts.sum()
+        if self._stored:
+            inserted = born[self._stored[-1] - self._first] + counts[-1]
+            replay_counters.inserted[me] = max(replay_counters.inserted[me], inserted)
+        if self.frames is not None:
+            replay_counters.frame_bytes[me] = self.frames.used
+        self._publish_priority_sum()
+
+    def _mark_inserted(self, slot: int, born: int) -> None:
+        """Record that ``slot`` is the newest; ``born``: items inserted before."""
+        self._inserts += 1
+        self._memory.order[slot - self._first] = self._inserts
+        self._memory.born[slot - self._first] = born
 
     def count_priorities(self) -> Counts:
         """Return `count_positive` of the priorities, or of an evenly spaced part of them; all zero
@@ -258,12 +310,12 @@ class ReplayShard:
 
     def _evict(self) -> None:
         slot = self._stored.popleft()
-        if self._tree is not None:
-            self._tree.set_range(self._first_leaf(slot), np.zeros(self._items))
         usable = np.count_nonzero(self._usable[slot])
         self._replay_counters.full[self._index] = True
-        self._replay_counters.stored[self._index] -= usable
         self._slots.move(slot, Owner.STORED, Owner.FREE)
+        if self._tree is not None:
+            self._tree.set_range(self._first_leaf(slot), np.zeros(self._items))
+        self._replay_counters.stored[self._index] -= usable
         if self.frames is not None:
             self.frames.drop_oldest()
         self._free.append(slot)

@@ -249,6 +249,10 @@ class ReplayArchive:
 
     # ---- shard ----
 
+    def last_answered(self, index: int) -> int:
+        """Return the number of the latest request that this shard has answered."""
+        return int(self._arrays["answered"][index])
+
     def save(self, index: int, shard: ReplayShard, beat: Callable[[], None]) -> None:
         """Write the shard's files and answer the request. Called by the shard. ``beat`` is called
         at short intervals, to show that the process is alive."""
@@ -269,6 +273,8 @@ class ReplayArchive:
         self._arrays["answered"][index] = number
 
     def _save(self, index: int, shard: ReplayShard, folder: Path, tick: Callable[[], None]) -> None:
+        for path in folder.glob(f"shard-{index}-*"):  # of a previous process, which was killed
+            path.unlink()
         small, plain = shard.snapshot()
         slots = np.array(shard.stored_slots, np.int64)
         saved: dict[str, SavedFile] = {}

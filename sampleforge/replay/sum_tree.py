@@ -18,14 +18,21 @@ _TOP = 4096
 sum."""
 
 
+def padded_leaves(size: int) -> int:
+    """Return the number of leaves that a tree with ``size`` leaves stores: whole nodes."""
+    return -(-size // _FANOUT) * _FANOUT
+
+
 class SumTree:
     """A sum tree with ``size`` float64 leaves, all 0 at first.
+
+    ``leaves`` [`padded_leaves`]: memory for them, with what they are now; the caller may read it.
 
     float32 would lose small leaves beside a large sum. Every parent is recomputed from its
     children, never changed by a difference, so that rounding errors do not accumulate.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, leaves: Floats | None = None) -> None:
         assert size >= 1
         self.size = size
         self._levels: list[Floats] = []  # [nodes, fan-out] each: one row per parent
@@ -35,6 +42,10 @@ class SumTree:
             self._levels.append(np.zeros((nodes, _FANOUT)))
             if nodes * _FANOUT <= _TOP:
                 break
+        if leaves is not None:
+            self._levels[0] = leaves.reshape(-1, _FANOUT)
+            for children, parents in zip(self._levels, self._levels[1:], strict=False):
+                parents.reshape(-1)[: len(children)] = children.sum(1)
 
     @property
     def leaves(self) -> Floats:
@@ -45,6 +56,11 @@ class SumTree:
     def total(self) -> float:
         """The sum of all leaves."""
         return float(self._levels[-1].sum())
+
+    def clear(self) -> None:
+        """Set all leaves to 0."""
+        for level in self._levels:
+            level[...] = 0.0
 
     def set(self, indices: Indices, values: Floats) -> None:
         """Set the leaves ``indices`` [N] to ``values`` [N]; if an index occurs twice, the last

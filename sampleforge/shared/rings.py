@@ -85,6 +85,14 @@ class IndexRings:
             return None
         return int(self._items[ring, head % self._capacity])
 
+    def pushed(self, ring: int) -> int:
+        """Return how many items were ever appended to a ring, as its producer sees it."""
+        return int(self._tail[ring, 0])
+
+    def popped(self, ring: int) -> int:
+        """Return how many items were ever removed from a ring, as its consumer sees it."""
+        return int(self._head[ring, 0])
+
     def waiting(self, ring: int) -> set[int]:
         """Return all items in a ring, as its producer or its consumer sees them."""
         head, tail = int(self._head[ring, 0]), int(self._tail[ring, 0])

@@ -26,12 +26,14 @@ class StateSnapshot:
     readers. It can be pickled to child processes.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Reserve memory for the state of a learner of ``model`` with Adam's two moments."""
+    def __init__(self, model: torch.nn.Module, networks: int = 1) -> None:
+        """Reserve memory for the state of a learner of ``model`` with an optimiser that keeps up to
+        two moments of each parameter. ``networks``: copies of the model, target networks included.
+        """
         own = model.state_dict()
         moments = sum(2 * p.nbytes for p in model.parameters() if p.requires_grad)
-        room = sum(tensor.nbytes for tensor in own.values()) + moments
-        self.room = room + 3 * _PER_TENSOR * len(own) + _OTHERS
+        room = networks * sum(tensor.nbytes for tensor in own.values()) + moments
+        self.room = room + (2 + networks) * _PER_TENSOR * len(own) + _OTHERS
         self._arrays = SharedArrays(
             {
                 "begun": ((1,), "int64"),

@@ -2,66 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from sampleforge.distributed.group import RankLost
-from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.rank import POLL_INTERVAL, NewLearnerWorker
+from sampleforge.workers.learner import do_nothing
+from sampleforge.workers.rank import POLL_INTERVAL
+from sampleforge.workers.worker import Worker
+
+
+class SharingLearner(Worker, Protocol):
+    """A learner worker of one topology, which takes each gradient step together with the others."""
+
+    def abandon(self) -> None:
+        """Drop the update that was begun, because another learner was lost."""
+
+    def begin_again(self) -> None:
+        """Prepare for a new group of learners, which is formed next."""
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the learner's state, as values for JSON."""
 
 
 class GroupLearnerWorker:
     """One of the learners of a policy, or the only one. They take each gradient step together: each
-    learns from its own share of the slots, and gradients are averaged.
+    learns from its own share of the batch, and gradients are averaged.
 
     If a learner is replaced, the surviving learners drop the batch that they are learning from. All
     learners continue from the newest state of a survivor, or, if there is none, from the state in
-    shared memory.
+    shared memory. ``new_worker`` makes the topology's own worker, given ``make_learner``,
+    ``may_update`` and ``after_update``. ``others``: the wake-ups of the other learners.
+    ``take_over`` is called first in each life but the first.
     """
 
     def __init__(
         self,
         name: str,
         member: GroupMember,
-        new_learner_worker: NewLearnerWorker,
-        exchange: SlotExchange,
+        new_worker: Callable[..., SharingLearner],
         others: Sequence[Wakeup] = (),
+        take_over: Callable[[], None] = do_nothing,
     ) -> None:
-        """Store the arguments. ``others``: the wake-ups of the other learners."""
         self.name = name
         self._member = member
-        self._new_learner_worker = new_learner_worker
-        self._exchange = exchange
+        self._new_worker = new_worker
         self._others = others
-        self._worker: Any = None
+        self._take_over = take_over
+        self._worker: SharingLearner | None = None
 
     def recover(self) -> None:
-        """Give back the slots that the previous life was reading: their steps are not learned
-        from."""
-        self._exchange.give_back_all(self._member.index)
+        self._take_over()
 
     def start(self) -> None:
         learner = self._member.start()
-        self._worker = self._new_learner_worker(
+        worker = self._new_worker(
             make_learner=lambda: learner,
             may_update=self._may_update,
             after_update=self._member.agree,
         )
-        self._worker.start()
+        self._worker = worker
+        worker.start()
+        self._member.plain_state = worker.plain_state
         self._member.take_over()
 
     def step(self) -> bool:
-        """Gather a slot, or learn from a complete batch together with the other learners."""
+        """Gather a part of a batch, or learn from a complete batch with the other learners."""
         if self._member.ended:
             return False
+        worker = self._worker
+        assert worker is not None
         try:
             if self._member.must_regroup:
+                worker.begin_again()
                 self._member.regroup()
-            return bool(self._worker.step())
+            return worker.step()
         except RankLost as error:
-            self._worker.abandon()
+            worker.abandon()
             self._member.wait_for_replacement(error)
             return True
 
@@ -75,6 +93,7 @@ class GroupLearnerWorker:
         return ready
 
     def wait(self, timeout: float) -> None:
+        assert self._worker is not None
         self._worker.wait(min(timeout, POLL_INTERVAL))
 
     def close(self) -> None:
@@ -84,6 +103,7 @@ class GroupLearnerWorker:
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`."""
+        assert self._worker is not None
         if kind == "save":
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
         return self._worker.handle(kind, payload)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import perf_counter, sleep
+from typing import Any
 
 import torch
 
 from sampleforge.algos.averaging import Averaging, DataParallel, Local
-from sampleforge.algos.learner import Learner
 from sampleforge.distributed.group import RankGroup, RankLost, SoloGroup
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
+from sampleforge.workers.rank_sync import MetricsSync, Stateful, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
 
 REPLACEMENT_TIMEOUT = 5.0
@@ -37,7 +37,8 @@ class GroupMember:
     member publishes, or None. ``snapshot`` holds a recent state of member 0: if no member survives,
     the new members resume from it. ``metrics_sync`` is needed if the members share no memory.
     ``iteration`` counts the updates of the group from 1; ``ended``: whether all members have agreed
-    that the run is done, which they do after the same update.
+    that the run is done, which they do after the same update. ``plain_state()``: what the snapshot
+    holds beside the learner's state.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class GroupMember:
         index: int,
         counter_row: int,
         join: Callable[[int], RankGroup],
-        new_learner: Callable[[Averaging], Learner],
+        new_learner: Callable[[Averaging], Stateful],
         weights: SharedWeights | None,
         progress: Progress,
         stop: StopFlag,
@@ -59,6 +60,7 @@ class GroupMember:
         self.index = index
         self.iteration = 1
         self.ended = False
+        self.plain_state: Callable[[], dict[str, Any]] = dict
         self._counter_row = counter_row
         self._join = join
         self._new_learner = new_learner
@@ -73,7 +75,7 @@ class GroupMember:
         self._published_at = self._publishing_took = 0.0
         self._group: RankGroup | None = None
 
-    def start(self) -> Learner:
+    def start(self) -> Stateful:
         """Join the group and return the learner, which averages its gradients over the group."""
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = math.inf  # it may wait for other members without a limit
@@ -156,7 +158,8 @@ class GroupMember:
         if self._snapshot is None:
             return
         started = perf_counter()
-        self._snapshot.publish(*self._learner.state())
+        tensors, plain = self._learner.state()
+        self._snapshot.publish(tensors, {**plain, **self.plain_state()})
         self._published_at = perf_counter()
         self._publishing_took = self._published_at - started
         self._count["publish_s"] += self._publishing_took

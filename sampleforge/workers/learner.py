@@ -148,6 +148,13 @@ class LearnerWorker(EventDriven):
         self._metrics.add(metrics)
         self._after_update()
 
+    def begin_again(self) -> None:
+        """Do nothing before a new group of learners is formed: what was gathered is kept."""
+
+    def plain_state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the learner's state: nothing."""
+        return {}
+
     def abandon(self) -> None:
         """Drop the batch that is being learned from, and give back the slots that are kept until an
         update."""

@@ -11,7 +11,6 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from sampleforge.algos.learner import Learner
 from sampleforge.distributed.group import RankGroup
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
@@ -64,14 +63,17 @@ class Stateful(Protocol):
 
     version: int
 
+    @property
+    def model(self) -> torch.nn.Module: ...
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
 
 
 class RanksDiverged(RuntimeError):
     """The ranks do not hold the same weights, optimiser state and statistics."""
 
 
-def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
+def share_state(learner: Stateful, group: RankGroup, source: int = 0) -> None:
     """Copy the whole learner state of rank ``source`` to every rank, and check that all have it.
     All ranks call this together."""
     if group.rank == source:

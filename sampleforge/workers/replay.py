@@ -19,7 +19,8 @@ from sampleforge.workers.worker import EventDriven
 class ReplayWorker(EventDriven):
     """Inserts complete rollouts, leases slots to actors, draws samples and updates priorities.
 
-    Only this process has the shard's tree. The experience stays in the slots that the actors wrote.
+    The experience stays in the slots that the actors wrote. If the process is killed, its successor
+    goes on with all that was stored, and with the requests that were not answered.
     """
 
     def __init__(
@@ -46,17 +47,37 @@ class ReplayWorker(EventDriven):
         self._wakeup = wakeup
         self._counters = counters
         self._counter_row = counter_row
+        self._is_successor = False
+
+    def recover(self) -> None:
+        self._is_successor = True  # `start` makes the shard first
 
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
         self._beat()
         self._shard = self._make_shard()
-        self._archive.restore(self._index, self._shard, self._beat)
         self._seen = ObservationStats(self._exchange.slots, self._sample_requests.counted)
         self._leased = [0] * self._exchange.actors
         self._turn = 0
         self._asked = 0  # latest request for histograms
-        self._saves = 0  # latest request to save the replay
+        self._saves = self._archive.last_answered(self._index)
+        restoring = self._limiter.replay_counters.restoring[self._index]
+        if self._is_successor and not restoring:
+            self._take_over()
+            return
+        if self._is_successor:
+            self._shard.clear()
+        self._archive.restore(self._index, self._shard, self._beat)
+
+    def _take_over(self) -> None:
+        """Go on from where the previous process was killed. The statistics of the observations that
+        were inserted since its last answer are lost."""
+        self._sample_requests.take_over_shard(self._index)
+        leased = self._exchange.take_over_shard(self._index)
+        for actor in leased.values():
+            self._leased[actor] += 1
+        for slot in self._shard.take_over(leased):
+            self._insert(slot)
 
     def _beat(self) -> None:
         self._count["heartbeat"][0] = monotonic()
@@ -78,14 +99,17 @@ class ReplayWorker(EventDriven):
         started, moved = perf_counter(), False
         for actor in range(self._exchange.actors):
             while (slot := self._exchange.take_ready(self._index, actor)) is not None:
-                self._seen.add(slot)  # before `insert`, which may compress its frames
-                self._shard.insert(slot)
+                self._insert(slot)
                 self._leased[actor] -= 1
                 moved = True
         if moved:
             self._sample_requests.wake_learner()
             self._count["insert_s"] += perf_counter() - started
         return moved
+
+    def _insert(self, slot: int) -> None:
+        self._seen.add(slot)  # before `insert`, which may compress its frames
+        self._shard.insert(slot)
 
     def _lease(self) -> bool:
         """Lease slots to the actors in turn, one at a time, until each has as many as it may have.
@@ -109,7 +133,7 @@ class ReplayWorker(EventDriven):
     def _serve(self) -> bool:
         """Answer the learner's requests."""
         started, moved, sample_requests = perf_counter(), False, self._sample_requests
-        while (request := sample_requests.take_asked(self._index)) is not None:
+        while (request := sample_requests.next_asked(self._index)) is not None:
             if sample_requests.kind[request] == SAMPLE:
                 drawn = self._shard.draw(sample_requests.items.shape[1])
                 sample_requests.items[request] = drawn.items

@@ -2,67 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
-from sampleforge.distributed.group import RankLost
+from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.replay.exchange import SampleRelay
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.workers.learner import at_once, do_nothing
 from sampleforge.workers.sample_update import SampleUpdate
-from sampleforge.workers.worker import EventDriven, StopFlag
+from sampleforge.workers.worker import EventDriven
 
 
 class ReplayFollowerWorker(EventDriven):
-    """Learns from its part of each sample that learner 0 has drawn, in the same order.
+    """Learns from its part of each sample that learner 0 has chosen, in the same order.
 
-    Learner 0 alone requests samples, returns priorities, publishes the weights and saves. If a
-    learner is lost, the run ends.
+    Learner 0 alone requests samples, returns priorities, publishes the weights and saves.
+    ``index``: number of this learner.
     """
+
+    name = "learner"
 
     def __init__(
         self,
+        make_learner: Callable[[], DqnLearner],
+        make_update: Callable[[DqnLearner], SampleUpdate],
         index: int,
-        update: SampleUpdate,
         relay: SampleRelay,
         progress: Progress,
-        stop: StopFlag,
         wakeup: Wakeup,
         counter_row: int,
         *,
         threads: int,
+        may_update: Callable[[], bool] = at_once,
+        after_update: Callable[[], None] = do_nothing,
     ) -> None:
-        self.name = f"learner {index}"
+        self._make_learner = make_learner
+        self._make_update = make_update
         self._index = index
-        self._update = update
         self._relay = relay
         self._progress = progress
-        self._stop = stop
         self._wakeup = wakeup
         self._counter_row = counter_row
         self._threads = threads
+        self._may_update = may_update
+        self._after_update = after_update
+        self._next: tuple[int, float] | None = None
 
     def start(self) -> None:
         limit_threads(self._threads)
         self._count = self._progress.counters.row(self._counter_row)
-        self._update.start()
+        self._update = self._make_update(self._make_learner())
 
     def step(self) -> bool:
-        drawn = self._relay.take(self._index)
-        if drawn is None:
+        if self._next is None:
+            self._next = self._relay.take(self._index)
+        if self._next is None or not self._may_update():
             return False
         started = perf_counter()
-        try:
-            updated = self._update(*drawn)
-        except RankLost:
-            if self._stop.is_set():  # the other learners have left
-                return False
-            raise
+        updated = self._update(*self._next)
+        self._next = None
         if updated is not None:
             self._count["batch_s"] += updated.read_s
             self._count["learn_s"] += perf_counter() - started - updated.read_s
             self._count["trained_steps"] += updated.trained
+        self._after_update()
         return True
 
-    def close(self) -> None:
-        self._update.close()
+    def begin_again(self) -> None:
+        """Drop the sample that was chosen, before a new group of learners is formed."""
+        self._next = None
+
+    def abandon(self) -> None:
+        """Do nothing: `begin_again` follows."""
+
+    def plain_state(self) -> dict[str, object]:
+        """Return nothing: learner 0 alone writes checkpoints."""
+        return {}

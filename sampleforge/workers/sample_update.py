@@ -10,17 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.averaging import Averaging, DataParallel, Local
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.experience import WHOLE, Share
-from sampleforge.distributed.group import RankGroup
+from sampleforge.algos.experience import Share
 from sampleforge.ops.schedules import between
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.replay.exchange import SampleRequests
 from sampleforge.replay.observation_stats import unpack
 from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
-from sampleforge.workers.rank_sync import check_same_state
 
 
 class Updated(NamedTuple):
@@ -41,50 +38,30 @@ class Updated(NamedTuple):
 class SampleUpdate:
     """Learns from a sample, of which each of ``share.learners`` learners has an equal part. All
     learners take the step that one learner would take with the whole sample. They update from the
-    same requests in the same order.
-
-    ``join`` joins the other learners, if there are any: the update then waits for them, and raises
-    RankLost if one is lost. ``debug``: the learners compare their states after each update.
+    same requests in the same order, and wait for each other. Raises RankLost if one is lost.
     """
 
     def __init__(
         self,
-        make_learner: Callable[[Averaging], DqnLearner],
         make_reader: Callable[[], TransitionReader | SequenceReader],
         sample_requests: SampleRequests,
         config: ReplayConfig,
-        share: Share = WHOLE,
-        join: Callable[[int], RankGroup] | None = None,
-        *,
-        debug: bool = False,
+        share: Share,
+        learner: DqnLearner,
     ) -> None:
-        self._make_learner = make_learner
-        self._make_reader = make_reader
+        self._learner = learner
+        self._reader = make_reader()
         self._sample_requests = sample_requests
         self._config = config
-        self._share = share
-        self._join = join
-        self._debug = debug
-        self._group: RankGroup | None = None
-
-    def start(self) -> DqnLearner:
-        """Join the other learners and make this one."""
-        averaging: Averaging = Local()
-        if self._join is not None:
-            self._group = self._join(0)
-            averaging = DataParallel(self._group)
-        self.learner = self._make_learner(averaging)
-        self._reader = self._make_reader()
-        size = self._sample_requests.items.shape[1] // self._share.learners
-        self._part = slice(self._share.learner * size, (self._share.learner + 1) * size)
-        return self.learner
+        size = sample_requests.items.shape[1] // share.learners
+        self._part = slice(share.learner * size, (share.learner + 1) * size)
 
     def __call__(self, request: int, progress: float) -> Updated | None:
         """Learn from the sample of ``request``; ``progress`` (0 to 1) is the fraction of the
         training that is done. Return None if no item of the sample was left."""
         started, requests, part = perf_counter(), self._sample_requests, self._part
         if requests.counted:
-            self.learner.observe(unpack(requests.seen[request], requests.counted))
+            self._learner.observe(unpack(requests.seen[request], requests.counted))
         gathered = self._reader.read(
             requests.items[request, part],
             requests.generations[request, part],
@@ -97,9 +74,7 @@ class SampleUpdate:
         if not still_valid.any():
             batch = batch.blank()
         read_s = perf_counter() - started
-        metrics, errors = self.learner.update(batch, self._beta(progress), progress)
-        if self._debug and self._group is not None:
-            check_same_state(self.learner, self._group)
+        metrics, errors = self._learner.update(batch, self._beta(progress), progress)
         trained = gathered.trained
         if errors is None:
             return Updated(metrics, None, late, trained, read_s)
@@ -107,17 +82,13 @@ class SampleUpdate:
         own[still_valid] = errors[: np.count_nonzero(still_valid)]
         return Updated(metrics, self._gather(own), late, trained, read_s)
 
-    def close(self) -> None:
-        """Leave the group."""
-        if self._group is not None:
-            self._group.close()
-
     def _gather(self, own: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         """Return the entries of the whole sample, float32 [B], given those of this learner's
         part."""
-        if self._group is None:
+        averaging = self._learner.averaging
+        if averaging.solo:
             return own.astype(np.float32, copy=False)
-        gathered = self._group.all_gather(torch.from_numpy(own.astype(np.float64)))
+        gathered = averaging.all_gather(torch.from_numpy(own.astype(np.float64)))
         return gathered.flatten().numpy().astype(np.float32)
 
     def _beta(self, progress: float) -> float:

@@ -4,7 +4,6 @@ learner's kind and size."""
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +26,14 @@ from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.workers.metrics import Divergence
-from tests.support.apex_graphs import apex_config, build_apex, serial_rounds, with_learner
+from tests.support.apex_graphs import (
+    apex_config,
+    build_apex,
+    learner_worker,
+    learners_of,
+    serial_rounds,
+    with_learner,
+)
 from tests.support.graphs import spec_of
 from tests.support.q_learning import HEADS
 from tests.support.random_rollouts import random_rollout
@@ -130,11 +136,13 @@ def test_first_priorities_are_those_of_a_learner(
     monkeypatch.setattr(Divergence, "check", lambda *_, **__: None)  # it takes no step on purpose
     make_normal(learner.model)
     graph.groups[0].weights.publish(learner.model.state_dict(), 1)
-    worker: Any = with_learner(graph, lambda: learner).groups[0].learner.worker
+    with_learner(graph, lambda: learner)
+    sample_requests = learners_of(graph).replay.sample_requests
     pairs = []
     for _ in serial_rounds(graph, 60):
-        if worker._ready:
-            sample_requests, (_, request) = worker._sample_requests, worker._ready[0]
+        worker = learner_worker(graph)
+        if worker._source._ready:
+            _, request = worker._source._ready[0]
             items = sample_requests.items[request]
             batch, _ = worker._update._reader.read(
                 items,

@@ -21,7 +21,7 @@ from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.config import ApexConfig
-from tests.support.apex_graphs import apex_config, build_apex, serial_rounds
+from tests.support.apex_graphs import apex_config, build_apex, learner_worker, serial_rounds
 from tests.support.graphs import spec_of
 from tests.support.q_learning import DISCRETE, OBSERVATIONS, network, transitions
 
@@ -84,8 +84,8 @@ def test_the_unit_of_rewards_changes_no_bit_of_what_is_learned(
 def learned(chosen: ApexConfig) -> tuple[dict[str, torch.Tensor], np.ndarray, dict[str, float]]:
     """Weights, first priorities and metrics after 60 updates or more."""
     graph, _ = build_apex(chosen)
-    worker: Any = graph.groups[0].learner.worker
     for _ in serial_rounds(graph, 2000):
+        worker = learner_worker(graph)
         if worker._learner.version >= 60:
             break
     else:

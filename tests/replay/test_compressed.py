@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,14 @@ from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import Blocks, Ring
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
-from tests.support.apex_graphs import apex_config, build_apex, serial_rounds
+from tests.support.apex_graphs import (
+    apex_config,
+    build_apex,
+    learner_worker,
+    learners_of,
+    limiter_of,
+    serial_rounds,
+)
 from tests.support.compressed_replay import LEAF, LEASES, CompressedReplay
 from tests.support.graphs import running, spec_of
 from tests.support.stack_checking import STACKED, checking_graph
@@ -125,9 +133,9 @@ def test_every_compressed_frame_is_read_from_its_slot_step_and_row(
     graph, plan = checking_graph(config)
     for _ in serial_rounds(graph, 250):
         pass
-    worker = graph.groups[0].learner.worker
-    replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
-    assert worker._learner.checked > 1000  # type: ignore[attr-defined]
+    worker = learner_worker(graph)
+    replay_counters = limiter_of(graph).replay_counters
+    assert worker._learner.checked > 1000
     assert replay_counters.inserted.sum() > 1.5 * plan.capacity
     assert (replay_counters.stored.sum() < plan.capacity / 3) == (ratio > 1)
     assert 0 < replay_counters.frame_bytes.sum() <= sum(plan.ring_bytes)
@@ -140,7 +148,7 @@ def test_no_wrong_compressed_frame_with_real_processes(tmp_path: Path) -> None:
     )
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = limiter_of(graph).replay_counters
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000
@@ -158,7 +166,7 @@ def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
     packed = replace(raw, replay_compression="lz4", replay_compression_ratio=4.0)
     graph, plan = build_apex(packed)
     made = graph.groups[0].exchange.slots.arrays.nbytes
-    reader = graph.groups[0].learner.worker._update._make_reader()  # type: ignore[attr-defined]
+    reader: Any = learners_of(graph).make_reader()
     ring = reader._stacks["obs"]._ring
     assert made == plan.slot_bytes and len(ring) == sum(plan.ring_bytes)
     assert any("shrink 4 times" in note for note in graph.notes)

@@ -15,7 +15,13 @@ from sampleforge.replay import observation_stats
 from sampleforge.replay.observation_stats import ObservationStats, packed_size, unpack
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from tests.support.apex_graphs import LONGEST, apex_config, build_apex, serial_rounds
+from tests.support.apex_graphs import (
+    LONGEST,
+    apex_config,
+    build_apex,
+    learner_worker,
+    serial_rounds,
+)
 from tests.support.envs import episode_length
 
 NORMALISED: dict[str, Any] = {"encoder": "mlp", "hidden_sizes": (8,)}
@@ -61,11 +67,11 @@ def test_each_observation_is_counted_once(change: dict[str, Any]) -> None:
         return slot
 
     exchange.take_ready = watch
-    learner: Any = graph.groups[0].learner.worker
     shards: Any = [node.worker for node in graph.nodes if node.worker.name.startswith("replay ")]
     for i in serial_rounds(graph, 150):
         if i == 149:
-            learner._take_answers()
+            learner = learner_worker(graph)
+            learner._source._take_answers()
             leaf = learner._learner.model.normaliser.leaves["obs"]
             arrived = Moments(*(x.clone() for x in (leaf.total_mean, leaf.total_var, leaf.count)))
             waiting = [shard._seen._seen["obs"] for shard in shards]

@@ -19,6 +19,7 @@ from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.n_step import initial_errors, n_step_windows
+from sampleforge.replay.sample_source import ReadySample
 from sampleforge.replay.sequences import GatheredSequences, SequenceReader, Sequences
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
@@ -31,6 +32,9 @@ from tests.support.apex_graphs import (
     apex_config,
     build_apex,
     check_transition,
+    learner_worker,
+    learners_of,
+    limiter_of,
     serial_rounds,
     with_learner,
 )
@@ -143,9 +147,9 @@ def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
         resolve_defaults(config, spec),
         network_maker(config, spec, config.seed or 0),
     )
-    worker: Any = graph.groups[0].learner.worker
-    update = worker._update
-    update._make_reader = MakeReader(new_network, fitted, graph, update._make_reader.args[2])
+    frames = learners_of(graph).replay.frames
+    checking = MakeReader(new_network, fitted, graph, frames)
+    object.__setattr__(learners_of(graph), "make_reader", checking)
     return with_learner(graph, Maker(new_network, fitted)), plan
 
 
@@ -174,10 +178,10 @@ def test_every_sequence_is_read_from_its_slot_step_and_row(
     if "replay_compression" in change:
         pytest.importorskip("lz4")
     graph, plan = checking_graph(sequence_config(core, **change))
-    worker: Any = graph.groups[0].learner.worker
-    limiter = worker._limiter
+    limiter = limiter_of(graph)
     for _ in serial_rounds(graph, 500):
         assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
+    worker = learner_worker(graph)
     assert worker._learner.checked > 300
     inserted = limiter.replay_counters.inserted.sum() * plan.item_steps.inserted
     assert inserted > 2 * plan.capacity, "the storage went round"
@@ -257,7 +261,7 @@ def test_action_masks_and_normalisation_work_with_sequences() -> None:
     graph, plan = build_apex(sequence_config(model=model, **masked))
     for _ in serial_rounds(graph, 200):
         pass
-    learner = graph.groups[0].learner.worker._learner  # type: ignore[attr-defined]
+    learner = learner_worker(graph)._learner
     assert learner.version > 20
     (statistics,) = learner.model.normaliser.leaves.values()
     inserted = graph.counters.total("rollouts") * plan.rollout * plan.rows
@@ -275,7 +279,7 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
     )
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = limiter_of(graph).replay_counters
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 5000
@@ -287,12 +291,11 @@ def test_no_wrong_sequence_with_real_processes(inference: str, tmp_path: Path) -
 
 def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     graph, _ = build_apex(sequence_config(replay_capacity=36 * 8, learning_starts=100))
-    worker: Any = graph.groups[0].learner.worker
     for _ in serial_rounds(graph, 150):
         pass
     sample_requests, reader, slots = (
-        worker._sample_requests,
-        worker._update._make_reader(),
+        learners_of(graph).replay.sample_requests,
+        learners_of(graph).make_reader(),
         graph.groups[0].exchange.slots,
     )
     items, scaled_probability = np.arange(12), np.arange(12.0)
@@ -307,13 +310,14 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     left = torch.from_numpy(~gone)
     assert torch.equal(part.sequences.state, whole.sequences.state[left])
     assert torch.equal(part.sequences.obs["obs"], whole.sequences.obs["obs"][:, left])
-    counted = part.sequences.steps[worker._learner._config.burn_in :] > 0
+    counted = part.sequences.steps[learners_of(graph).config.burn_in :] > 0
     assert part.trained == int(counted.sum()) < whole.trained
-    request = worker._spare.pop()
+    worker = learner_worker(graph)
+    request = worker._source._spare.pop()
     sample_requests.items[request] = np.resize(items, sample_requests.items.shape[1])
     sample_requests.generations[request] = np.resize(generations, sample_requests.items.shape[1])
     sample_requests.scaled_probability[request] = 1.0
-    worker._learn(0, request)
+    worker._learn(ReadySample(0, request), 0.0)
     stale = np.resize(gone, sample_requests.items.shape[1])
     assert worker.handle("metrics", None)["late_samples"] == stale.sum() > 0
     assert (sample_requests.errors[request] > 0).tolist() == (~stale).tolist()

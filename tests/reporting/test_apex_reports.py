@@ -17,7 +17,13 @@ from sampleforge.reporting.exploring import ReturnsByExploration
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.apex.wire import exploration
 from sampleforge.topologies.graph import Exploration
-from tests.support.apex_graphs import apex_config, build_apex, serial_rounds
+from tests.support.apex_graphs import (
+    apex_config,
+    build_apex,
+    learners_of,
+    limiter_of,
+    serial_rounds,
+)
 
 
 def histograms(folder: Path) -> Iterator[tuple[int, str, Any]]:
@@ -114,7 +120,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
         graph.groups[0].histograms.read()
     found = graph.groups[0].histograms.read()
     shards = [node.worker._shard for node in graph.nodes if node.worker.name[:6] == "replay"]  # type: ignore[attr-defined]
-    sample_requests = graph.groups[0].learner.worker._sample_requests  # type: ignore[attr-defined]
+    sample_requests = learners_of(graph).replay.sample_requests
     errors = np.count_nonzero(sample_requests.errors > 0)
     if not alpha:
         assert set(found) == {"td_error"}, "nothing has a priority"
@@ -122,7 +128,7 @@ def test_histograms_are_of_the_shards_priorities_and_the_latest_errors(alpha: fl
     assert found["td_error"].counts.sum() == errors > 0
     leaves = np.concatenate([shard._tree.leaves for shard in shards])
     counted = found["priority"]
-    stored = graph.groups[0].learner.worker._limiter.replay_counters.stored.sum()  # type: ignore[attr-defined]
+    stored = limiter_of(graph).replay_counters.stored.sum()
     assert counted.counts.sum() == pytest.approx(stored, abs=100), "of a moment ago"
     assert counted.low <= leaves[leaves > 0].min() * 2 and leaves.max() < counted.limits[-1] * 2
 

@@ -24,6 +24,7 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.session.session import Session
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.appo import wire as appo
+from sampleforge.topologies.appo.learners import AppoLearners
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.learner import LearnerWorker
@@ -274,14 +275,11 @@ class FailingLearner(LearnerWorker):
         return PrefetchingBatchSource(self._exchange, failing, self._wakeup, spent, self._device)
 
 
-make_worker = appo._make_worker
-
-
-def make_failing_worker(*args: Any, **kwargs: Any) -> LearnerWorker:
-    """Make the learner's worker, in its process."""
-    worker = make_worker(*args, **kwargs)
-    worker.__class__ = FailingLearner
-    return worker
+class FailingLearners(AppoLearners):
+    def new_worker(self, *args: Any, **kwargs: Any) -> LearnerWorker:
+        worker = super().new_worker(*args, **kwargs)
+        worker.__class__ = FailingLearner
+        return worker
 
 
 def small_run(folder: Path, env_steps: int) -> Session:
@@ -321,7 +319,7 @@ def test_a_run_with_prefetching_trains_saves_and_resumes(
 def test_a_run_ends_with_the_traceback_of_the_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(appo, "_make_worker", make_failing_worker)
+    monkeypatch.setattr(appo, "AppoLearners", FailingLearners)
     with pytest.raises(WorkerDied) as caught, small_run(tmp_path / "run", 10**9) as run:
         for _ in run.reports():
             pass

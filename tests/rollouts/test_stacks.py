@@ -20,6 +20,8 @@ from sampleforge.spec import ArraySpec, EnvSpec, StackPadding
 from tests.support.apex_graphs import (
     apex_config,
     build_apex,
+    learner_worker,
+    limiter_of,
     serial_rounds,
 )
 from tests.support.env_vectors import buffers
@@ -163,9 +165,9 @@ def test_every_frame_of_every_stack_is_read_from_its_slot_step_and_row(
     ) == ["obs"]
     for _ in serial_rounds(graph, 250):
         pass
-    worker = graph.groups[0].learner.worker
-    assert worker._learner.checked > 1000  # type: ignore[attr-defined]
-    assert worker._limiter.replay_counters.inserted.sum() > 1.5 * plan.capacity  # type: ignore[attr-defined]
+    worker = learner_worker(graph)
+    assert worker._learner.checked > 1000
+    assert limiter_of(graph).replay_counters.inserted.sum() > 1.5 * plan.capacity
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
@@ -186,7 +188,7 @@ def test_stacks_of_vector_envs(mode: str, compression: Any) -> None:
     for _ in serial_rounds(graph, 150):
         pass
     assert graph.counters.total("updates") > 20
-    assert graph.groups[0].learner.worker._learner.truncated > 50  # type: ignore[attr-defined]
+    assert learner_worker(graph)._learner.truncated > 50
 
 
 def test_stacks_of_rebuilt_environments() -> None:
@@ -221,7 +223,7 @@ def test_no_wrong_frame_with_real_processes(tmp_path: Path) -> None:
     config = apex_config(env=STACKED, samples_per_insert=None, inference="worker", debug=False)
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = limiter_of(graph).replay_counters
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000

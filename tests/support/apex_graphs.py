@@ -14,14 +14,17 @@ from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.dqn_learner import DqnLearner, UpdateResult
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
+from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
+from sampleforge.topologies.apex.learners import ApexLearners
 from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
 from sampleforge.topologies.apex.wire import apex
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.workers.group_learner import GroupLearnerWorker
 from tests.support.envs import code_reward, episode_length
 from tests.support.graphs import one_policy, spec_of
 
@@ -68,10 +71,30 @@ def _alone(make_learner: Any, averaging: Averaging) -> Any:
     return make_learner()
 
 
+def learners_of(graph: Graph) -> ApexLearners:
+    """What makes the learners of a graph."""
+    worker: Any = graph.groups[0].learner.worker
+    made = worker._new_worker.func.__self__
+    assert isinstance(made, ApexLearners)
+    return made
+
+
+def learner_worker(graph: Graph) -> Any:
+    """The learner's own worker, in a graph that has started in this process."""
+    worker: Any = graph.groups[0].learner.worker
+    return worker._worker if isinstance(worker, GroupLearnerWorker) else worker
+
+
+def limiter_of(graph: Graph) -> RateLimiter:
+    """The limiter of a graph's replay."""
+    made: RateLimiter = learners_of(graph).replay.limiter
+    return made
+
+
 def with_learner(graph: Graph, make_learner: Any) -> Graph:
     """The same graph with another learner in its learner worker."""
-    update = graph.groups[0].learner.worker._update  # type: ignore[attr-defined]
-    update._make_learner = partial(_alone, make_learner)
+    worker: Any = graph.groups[0].learner.worker
+    worker._member._new_learner = partial(_alone, make_learner)
     return graph
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard, Sample
+from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
@@ -31,19 +32,37 @@ class CompressedReplay:
         self.frames = CompressedFrames(shape, [count], [ring_bytes(shape, capacity, ratio)])
         self.store = FrameStore(0, self.frames, self.slots, range(LEASES))
         self.replay_counters = ReplayCounters(1)
-        priority = Prioritisation(0.6, 1e-6)
-        self.shard = ReplayShard(
-            0, self.slots, 0, count, capacity, priority, self.replay_counters, [0], self.store
-        )
+        self.own = ShardSlots(0, 0, count, capacity)
+        self.memory = ShardMemory(count, STEPS, prioritised=True)
+        self.shard = self.new_shard(self.store, 0)
         self.reader = TransitionReader(self.slots, self.frames)
         self.random = np.random.default_rng(0)
         self.naive: dict[int, np.ndarray[Any, Any]] = {}  # slot -> [T+1, rows, k, ...]
         self.leased = deque_of(self.shard, LEASES)
 
+    def new_shard(self, store: FrameStore, life: int) -> ReplayShard:
+        """The shard, as its process makes it."""
+        priority, counters = Prioritisation(0.6, 1e-6), self.replay_counters
+        return ReplayShard(self.own, self.slots, self.memory, priority, counters, [life], store)
+
+    def replace(self) -> None:
+        """A new shard in the place of one that was killed."""
+        self.store = FrameStore(0, self.frames, self.slots, range(LEASES))
+        self.shard = self.new_shard(self.store, 1)
+        for slot in self.shard.take_over(self.leased):
+            self.shard.insert(slot)
+        self.leased += deque_of(self.shard, LEASES - len(self.leased))
+
     def insert(self) -> int:
         """One rollout of frames whose pixels take ``noise`` values, through the life of a slot."""
+        slot = self.complete()
+        self.store_complete()
+        return slot
+
+    def complete(self) -> int:
+        """The part of an actor: a slot that is READY."""
         slots, leaf = self.slots, self.leaf
-        slot = self.leased.pop(0)
+        self.ready = slot = self.leased.pop(0)
         slots.move(slot, Owner.FREE, Owner.WRITING)
         shape = (ROWS, *leaf.shape)
         stacks = self.random.integers(0, self.noise, shape).astype(leaf.dtype)
@@ -61,9 +80,19 @@ class CompressedReplay:
         slots.extras["steps"][slot] = np.minimum(left, self.random.integers(1, 4, (ROLLOUT, ROWS)))
         slots.extras["td_error"][slot] = 1.0
         slots.move(slot, Owner.WRITING, Owner.READY)
-        self.shard.insert(slot)
-        self.leased += deque_of(self.shard, 1)
         return slot
+
+    def store_complete(self) -> None:
+        """The part of the shard: it stores the slot, and leases another one."""
+        self.shard.insert(self.ready)
+        self.leased += deque_of(self.shard, 1)
+
+    def everything(self) -> Sample:
+        """All items that can be drawn, each once."""
+        slots = np.array(self.shard.stored_slots)
+        usable = self.slots.extras["steps"][slots].reshape(len(slots), -1) > 0
+        items = (slots[:, None] * STEPS + np.arange(STEPS))[usable]
+        return Sample(items, self.slots.generation[items // STEPS], np.ones(len(items)))
 
     def check(self, drawn: Any) -> int:
         """Compare what is read with the naive copies; returns how many there were."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 
@@ -30,18 +31,22 @@ class Replay:
         leases: int = 2,
     ) -> None:
         shape = SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS)
-        each = capacity + leases
-        self.slots = TrajectorySlots(shards * each, shape, debug=True)
+        self.capacity, self.each = capacity, capacity + leases
+        self.slots = TrajectorySlots(shards * self.each, shape, debug=True)
         self.replay_counters = ReplayCounters(shards)
         self.priority = Prioritisation(alpha, 1e-6)
-        self.shards = [
-            ReplayShard(
-                i, self.slots, i * each, each, capacity, self.priority, self.replay_counters, [seed]
-            )
-            for i in range(shards)
+        self.memories = [
+            ShardMemory(self.each, STEPS, prioritised=alpha > 0) for _ in range(shards)
         ]
+        self.shards = [self.new_shard(i, [seed, i]) for i in range(shards)]
         self.random = np.random.default_rng(seed)
         self.lives = 0
+
+    def new_shard(self, i: int, seed: list[int]) -> ReplayShard:
+        """The ``i``-th shard, as its process makes it."""
+        own = ShardSlots(i, i * self.each, self.each, self.capacity)
+        memory, counters = self.memories[i], self.replay_counters
+        return ReplayShard(own, self.slots, memory, self.priority, counters, seed)
 
     def insert(self, shard: int = 0, errors: np.ndarray | None = None) -> int:
         """One rollout through the life of a slot; its observations are [life, t * rows + row]."""

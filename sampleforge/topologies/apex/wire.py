@@ -9,16 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.dqn import FinishRollout
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.experience import Share
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
-from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
@@ -28,15 +23,17 @@ from sampleforge.replay.exchange import ReplayExchange, SampleRelay, SampleReque
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
 from sampleforge.replay.observation_stats import Shapes
-from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.shard import Prioritisation, ReplayShard
-from sampleforge.replay.snapshot import ReplayArchive
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.wakeup import Wakeup, wakeups
+from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.apex.channels import ReplayChannels
+from sampleforge.topologies.apex.learners import ApexLearners, make_reader
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
@@ -55,17 +52,17 @@ from sampleforge.topologies.graph import (
     Exploration,
     Graph,
     GraphBuilder,
-    Node,
     PolicyGroup,
     Row,
     group_prefix,
 )
+from sampleforge.topologies.learner_group import Learners, add_learners
 from sampleforge.topologies.rendezvous import (
-    GroupRendezvous,
     describe_learners,
     learner_devices,
     local_rendezvous,
 )
+from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
@@ -81,24 +78,8 @@ from sampleforge.topologies.sampling import (
 )
 from sampleforge.workers.learner import NoLearner
 from sampleforge.workers.replay import ReplayWorker
-from sampleforge.workers.replay_follower import ReplayFollowerWorker
-from sampleforge.workers.replay_learner import ReplayLearnerWorker
-from sampleforge.workers.sample_update import SampleUpdate
 
 NewNetwork = Callable[[], QNetwork]
-
-
-@dataclass(frozen=True)
-class ReplayChannels:
-    """The channels between actors, replay shards and learners of one policy group."""
-
-    exchange: ReplayExchange
-    frames: CompressedFrames | None
-    sample_requests: SampleRequests
-    limiter: RateLimiter
-    shard_wakeups: list[Wakeup]
-    histograms: ReplayHistograms
-    archive: ReplayArchive
 
 
 def apex(
@@ -184,21 +165,23 @@ def _add_group(
     add_policy_workers(graph, parts.acting, plan)
     for index in range(len(plan.stored_slots)):
         _add_shard(graph, index, replay, config, plan, policy.start)
-    learners, rendezvous = _add_learners(graph, parts, config, plan)
-    evaluation = add_evaluator(graph, config, weights, parts.new_network, start, learners[0].name)
+    learners = _add_learners(graph, parts, config, plan)
+    first = learners.nodes[0].name
+    evaluation = add_evaluator(graph, config, weights, parts.new_network, start, first)
     group = PolicyGroup(
         policy.id,
-        learners,
+        learners.nodes,
         replay.exchange,
         weights,
+        snapshot=learners.snapshot,
         exploration=exploration(config, plan),
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
-        resources=rendezvous.resources if rendezvous else (),
+        resources=learners.resources,
     )
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
-    return group, evaluation.edges, (*notes, *([rendezvous.note] if rendezvous else []))
+    return group, evaluation.edges, (*notes, *learners.notes)
 
 
 def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
@@ -277,30 +260,6 @@ def make_policy(
     )
 
 
-def make_learner(
-    new_network: NewNetwork,
-    config: ApexConfig,
-    plan: ApexPlan,
-    start: ResumePoint,
-    device: str,
-    averaging: Averaging | None = None,
-) -> DqnLearner:
-    """Return the learner with its initial state, or that of the checkpoint."""
-    # The seed after those of all actors and policy workers.
-    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)
-    learner = DqnLearner(
-        new_network(),
-        config,
-        device=torch.device(device),
-        precision=plan.precision,
-        noise_seed=seed,
-        averaging=averaging,
-    )
-    if start.resume is not None:
-        start.resume.learner(learner)
-    return learner
-
-
 def _replay_channels(
     config: ApexConfig,
     plan: ApexPlan,
@@ -340,6 +299,11 @@ def _replay_channels(
         shard_wakeups=shard_wakeups,
         histograms=ReplayHistograms(sample_requests, len(shard_wakeups)),
         archive=archive,
+        memories=[
+            ShardMemory(count, slots.shape.items, prioritised=config.priority_exponent > 0)
+            for count in plan.shard_slots
+        ],
+        shard_restarts=RestartBudget(len(shard_wakeups), config.max_worker_restarts),
     )
 
 
@@ -359,19 +323,14 @@ def _add_shard(
     plan: ApexPlan,
     start: ResumePoint,
 ) -> None:
-    counts, slots = plan.shard_slots, replay.exchange.slots
+    counts = plan.shard_slots
     make_shard = partial(
         make_shard_of,
-        replay.frames,
+        ShardSlots(index, sum(counts[:index]), counts[index], plan.stored_slots[index]),
+        replay,
         plan,
-        index,
-        slots,
-        first=sum(counts[:index]),
-        count=counts[index],
-        capacity=plan.stored_slots[index],
-        priority=Prioritisation(config.priority_exponent, config.priority_epsilon),
-        replay_counters=replay.limiter.replay_counters,
-        seed=[start.seed, start.resumes],
+        Prioritisation(config.priority_exponent, config.priority_epsilon),
+        [start.seed, start.resumes],
     )
     make_worker = partial(
         ReplayWorker,
@@ -385,122 +344,64 @@ def _add_shard(
         replay.shard_wakeups[index],
         graph.counters,
     )
-    graph.add("replay", make_worker, replay.shard_wakeups[index], in_checkpoint=True)
+    graph.add(
+        "replay",
+        make_worker,
+        replay.shard_wakeups[index],
+        restart=RestartAlone(replay.shard_restarts, index),
+        in_checkpoint=saves(config),
+    )
 
 
 def make_shard_of(
-    frames: CompressedFrames | None,
+    own: ShardSlots,
+    replay: ReplayChannels,
     plan: ApexPlan,
-    index: int,
-    slots: TrajectorySlots,
-    **kwargs: Any,
+    priority: Prioritisation,
+    seed: list[int],
 ) -> ReplayShard:
-    """Return one shard; ``frames``: the storage of compressed frames (None: not compressed)."""
-    store = (
-        None if frames is None else FrameStore(index, frames, slots, plan.frame_buffers_of(index))
-    )
-    return ReplayShard(index, slots, frames=store, **kwargs)
+    """Return one shard. Each of its lives draws other samples."""
+    index, slots, life = own.index, replay.exchange.slots, replay.shard_restarts.life(own.index)
+    store = None
+    if replay.frames is not None:
+        store = FrameStore(index, replay.frames, slots, plan.frame_buffers_of(index))
+    seed = [*seed, index, *([life] if life else [])]
+    memory, counters = replay.memories[index], replay.limiter.replay_counters
+    return ReplayShard(own, slots, memory, priority, counters, seed, store)
 
 
 def _add_learners(
     graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan
-) -> tuple[tuple[Node, ...], GroupRendezvous | None]:
-    """Add the learner, or several that have equal parts of each sample; return their nodes and
-    their rendezvous."""
-    wakeup, *followers = parts.channels.learner_wakeups
+) -> Learners:
+    """Add the learner, or several that have equal parts of each sample."""
+    channels = parts.channels
+    wakeup, *followers = channels.learner_wakeups
     if config.sampler_only:
-        return (graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),), None
+        return Learners((graph.add("learner", lambda counter_row: NoLearner(wakeup), wakeup),))
     devices = learner_devices(config, plan.device)
-    rendezvous = relay = None
+    relay = SampleRelay(followers, config.prefetch_batches) if followers else None
+    maker = ApexLearners(
+        config,
+        plan,
+        devices,
+        parts.new_network,
+        parts.policy,
+        parts.replay,
+        channels,
+        graph.progress,
+        relay,
+        partial(make_reader, config, parts.replay.exchange.slots, parts.replay.frames),
+    )
+    if config.serial:
+        return Learners((graph.add("learner", maker.only_worker, wakeup, in_checkpoint=True),))
+    rendezvous = None
     if followers:
         errors = 8 * plan.batch_size // config.num_learners  # gathered as float64
         rendezvous = local_rendezvous(
             devices, config.learner_timeout, parts.new_network, "learner", errors
         )
-        relay = SampleRelay(followers, config.prefetch_batches)
-    updates = _sample_updates(parts, config, plan, devices, rendezvous)
-    first = _replay_learner_maker(graph, parts, config, plan, updates[0], relay)
-    nodes = [graph.add("learner", first, wakeup, in_checkpoint=True)]
-    for index, its_wakeup in enumerate(followers, 1):
-        assert relay is not None
-        follower = partial(
-            ReplayFollowerWorker,
-            index,
-            updates[index],
-            relay,
-            graph.progress,
-            graph.stop,
-            its_wakeup,
-            threads=plan.learner_threads,
-        )
-        nodes.append(graph.add("learner", follower, its_wakeup, in_checkpoint=True))
-    return tuple(nodes), rendezvous
-
-
-def _sample_updates(
-    parts: GroupParts,
-    config: ApexConfig,
-    plan: ApexPlan,
-    devices: Sequence[str],
-    rendezvous: GroupRendezvous | None,
-) -> list[SampleUpdate]:
-    """Return the update of each learner, which learns on its one of ``devices``."""
-    replay, start = parts.replay, parts.policy.start
-    return [
-        SampleUpdate(
-            partial(make_learner, parts.new_network, config, plan, start, device),
-            partial(make_reader, config, replay.exchange.slots, replay.frames),
-            replay.sample_requests,
-            config,
-            Share(index, config.num_learners),
-            rendezvous.members[index].join if rendezvous else None,
-            debug=config.debug,
-        )
-        for index, device in enumerate(devices)
-    ]
-
-
-def _replay_learner_maker(
-    graph: GraphBuilder,
-    parts: GroupParts,
-    config: ApexConfig,
-    plan: ApexPlan,
-    update: SampleUpdate,
-    relay: SampleRelay | None,
-) -> Callable[..., ReplayLearnerWorker]:
-    """Return the function that makes the worker of the only learner, or of learner 0."""
-    replay, start, channels = parts.replay, parts.policy.start, parts.channels
-    shard_choice = None
-    if start.resume is not None and replay.archive.where.saved is not None:
-        shard_choice = start.resume.plain()["shard_choice"]
-    return partial(
-        ReplayLearnerWorker,
-        update,
-        replay.sample_requests,
-        replay.limiter,
-        channels.weights,
-        config,
-        graph.progress,
-        graph.stop,
-        parts.policy.save,
-        channels.learner_wakeups[0],
-        publish_interval=max(1, config.weights_refresh_interval // 2),
-        seed=[start.seed, start.resumes],
-        threads=plan.learner_threads,
-        item_steps=plan.item_steps,
-        shard_choice=shard_choice,
-        relay=relay,
-    )
-
-
-def make_reader(
-    config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
-) -> TransitionReader | SequenceReader:
-    """Return the reader that copies drawn transitions, or sequences, out of the slots."""
-    if slots.shape.sequences is None:
-        return TransitionReader(slots, frames)
-    windows = MakeWindows(config, slots.shape.drops_truncated)
-    return SequenceReader(slots, windows, frames)
+    snapshot = StateSnapshot(parts.new_network(), networks=2)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
 
 
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
-import torch
-
-from sampleforge.algos.experience import Share
-from sampleforge.algos.learner import Learner
-from sampleforge.distributed.group import join_solo
-from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.appo.learners import AppoLearners
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
     NewModel,
@@ -28,7 +20,6 @@ from sampleforge.topologies.builders import (
     PolicyStart,
     ResumePoint,
     initial_weights,
-    make_learner,
     model_maker,
     policy_maker,
 )
@@ -38,13 +29,12 @@ from sampleforge.topologies.graph import (
     Edge,
     Graph,
     GraphBuilder,
-    Node,
     PolicyGroup,
     group_prefix,
 )
+from sampleforge.topologies.learner_group import Learners, add_learners
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
-from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
@@ -58,14 +48,8 @@ from sampleforge.topologies.sampling import (
     policy_notes,
     sampler_edges,
 )
-from sampleforge.workers.group_learner import GroupLearnerWorker
-from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import (
     ExperienceSink,
-    LearnerWorker,
-    Save,
-    at_once,
-    do_nothing,
 )
 
 
@@ -167,136 +151,38 @@ def _add_group(
     return group, evaluation.edges, learners.notes
 
 
-class Learners(NamedTuple):
-    """The learners of one policy, with the state and the resources that they share."""
-
-    nodes: tuple[Node, ...]
-    snapshot: StateSnapshot | None = None
-    notes: tuple[str, ...] = ()
-    resources: tuple[object, ...] = ()
-
-
 def _add_learners(
     graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan
 ) -> Learners:
     """Add the learners of one policy group."""
-    start, save = parts.policy.start, parts.policy.save
-    channels, exchange = parts.channels, parts.exchange
+    channels = parts.channels
     wakeup = channels.learner_wakeups[0]
     if config.sampler_only:
-        sink = partial(_sink, exchange, wakeup)
+        sink = partial(_sink, parts.exchange, wakeup)
         return Learners((graph.add("learner", sink, wakeup),))
-    new_learner = partial(
-        make_learner, parts.new_model, config, plan, start, compiled=config.compile
-    )
-    prefetch = gathers_ahead(plan, serial=config.serial)
-    new_worker = partial(
-        _make_worker, exchange, config, plan, graph.progress, save, prefetch=prefetch
+    devices = learner_devices(config, plan.device)
+    maker = AppoLearners(
+        config,
+        plan,
+        devices,
+        parts.new_model,
+        parts.policy,
+        parts.exchange,
+        channels,
+        graph.progress,
+        gathers_ahead(plan, serial=config.serial),
     )
     if config.serial:
-        make_worker = partial(
-            new_worker, wakeup, plan.device, weights=channels.weights, make_learner=new_learner
-        )
-        return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
-    return _add_group_learners(graph, parts, config, plan, new_learner, new_worker)
-
-
-def _add_group_learners(
-    graph: GraphBuilder,
-    parts: GroupParts,
-    config: AppoConfig,
-    plan: Plan,
-    new_learner: Callable[..., Learner],
-    new_worker: Callable[..., LearnerWorker],
-) -> Learners:
-    """Add one learner, or several that take each gradient step together. If one is killed, its
-    successor continues from the newest state in shared memory."""
-    count, channels = config.num_learners, parts.channels
-    devices = learner_devices(config, plan.device)
+        return Learners((graph.add("learner", maker.only_worker, wakeup, in_checkpoint=True),))
     rendezvous = None
-    if count > 1:
+    if config.num_learners > 1:
         rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
-    epoch = GroupEpoch(config.max_worker_restarts, count)
     snapshot = StateSnapshot(parts.new_model())
-    restart = RestartInGroup(epoch, "learners" if count > 1 else "learner")
-
-    def make_group_learner(index: int, counter_row: int) -> GroupLearnerWorker:
-        weights = channels.weights if index == 0 else None
-        member = GroupMember(
-            index,
-            counter_row,
-            rendezvous.members[index].join if rendezvous else join_solo,
-            partial(new_learner, share=Share(index, count), device=devices[index]),
-            weights,
-            graph.progress,
-            graph.stop,
-            epoch,
-            debug=config.debug,
-            snapshot=snapshot,
-        )
-        worker = partial(
-            new_worker,
-            channels.learner_wakeups[index],
-            devices[index],
-            weights=weights,
-            counter_row=counter_row,
-            index=index,
-        )
-        name = f"learner {index}" if count > 1 else "learner"
-        wakeups = channels.learner_wakeups
-        others = [wakeup for at, wakeup in enumerate(wakeups) if at != index]
-        return GroupLearnerWorker(name, member, worker, parts.exchange, others)
-
-    nodes = tuple(
-        graph.add("learner", partial(make_group_learner, index), wakeup, restart=restart)
-        for index, wakeup in enumerate(channels.learner_wakeups)
-    )
-    note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
-    if rendezvous is None:
-        return Learners(nodes, snapshot, (note,))
-    return Learners(nodes, snapshot, (rendezvous.note, note), rendezvous.resources)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
 
 
 def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
     return ExperienceSink(exchange, wakeup)
-
-
-def _make_worker(
-    exchange: SlotExchange,
-    config: AppoConfig,
-    plan: Plan,
-    progress: Progress,
-    save: Save,
-    wakeup: Wakeup,
-    device: str,
-    *,
-    prefetch: bool,
-    weights: SharedWeights | None,
-    counter_row: int,
-    make_learner: Callable[[], Learner],
-    index: int = 0,
-    may_update: Callable[[], bool] = at_once,
-    after_update: Callable[[], None] = do_nothing,
-) -> LearnerWorker:
-    """Return the worker of the ``index``-th learner, which has an equal share of every batch."""
-    return LearnerWorker(
-        make_learner,
-        exchange,
-        plan.slots_per_batch // config.num_learners,
-        weights,
-        progress,
-        save,
-        wakeup,
-        counter_row,
-        synchronous=plan.synchronous,
-        device=torch.device(device),
-        threads=plan.learner_threads,
-        prefetch=prefetch,
-        counts_updates=index == 0,
-        index=index,
-        may_update=may_update,
-        after_update=after_update,
-    )
 
 
 def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:

@@ -28,6 +28,8 @@ from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
     build_apex,
+    learner_worker,
+    limiter_of,
     serial_rounds,
     with_learner,
 )
@@ -61,11 +63,10 @@ def test_every_transition_comes_from_its_place(
         inference=inference, num_replay_shards=shards, n_step=n_step, priority_alpha=alpha
     )
     graph, plan = checking_graph(chosen)
-    worker = graph.groups[0].learner.worker
-    limiter = worker._limiter  # type: ignore[attr-defined]
+    limiter = limiter_of(graph)
     for _ in serial_rounds(graph, 300):
         assert abs(limiter.balance) <= plan.tolerance or not limiter.replay_counters.learning[0]
-    assert worker._learner.checked > 1000  # type: ignore[attr-defined]
+    assert learner_worker(graph)._learner.checked > 1000
     assert limiter.replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
     samples = limiter.replay_counters.sampled[0] / limiter.replay_counters.inserted_since_start
     assert samples == pytest.approx(1.0, rel=0.5)
@@ -83,9 +84,9 @@ def test_truncated_transitions_of_same_step_environments_are_kept(
     graph, plan = checking_graph(chosen)
     for _ in serial_rounds(graph, 200):
         pass
-    worker: Any = graph.groups[0].learner.worker
+    worker = learner_worker(graph)
     slots = graph.groups[0].exchange.slots
-    replay_counters = worker._limiter.replay_counters
+    replay_counters = limiter_of(graph).replay_counters
     assert replay_counters.inserted.sum() > 2 * plan.capacity, "the storage went round"
     stored = [slot for slot in range(slots.count) if slots.owner[slot] == Owner.STORED]
     assert slots.truncated[stored].any()
@@ -100,7 +101,7 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
     chosen = apex_config(num_replay_shards=shards, samples_per_insert=None, prefetch_batches=16)
     graph, plan = checking_graph(chosen)
     with running(graph, tmp_path) as runner:
-        replay_counters = graph.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = limiter_of(graph).replay_counters
         deadline = monotonic() + 40
         while (
             replay_counters.stale_updates.sum() < 100
@@ -250,7 +251,7 @@ def test_learner_state_survives_a_checkpoint_exactly() -> None:
     graph, _ = build_apex(apex_config(target_update_interval=7))
     for _ in serial_rounds(graph, 150):
         pass
-    learner = graph.groups[0].learner.worker._learner  # type: ignore[attr-defined]
+    learner = learner_worker(graph)._learner
     tensors, plain = learner.state()
     assert learner.version > 10
     config = apex_config(target_update_interval=7)

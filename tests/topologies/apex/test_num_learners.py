@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.experience import Share
 from sampleforge.api import train
@@ -28,6 +28,7 @@ from sampleforge.spec import ACTION
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import seeded_network
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.workers.rank_sync import check_same_state
 from sampleforge.workers.sample_update import SampleUpdate, Updated
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import spec_of
@@ -123,21 +124,17 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
     requests, draws = requests_of_draws()
     reader = PoolReader(config)
 
-    def make_learner(averaging: Averaging) -> DqnLearner:
-        with ONE_AT_A_TIME:
-            network = seeded_network(config, spec_of(config), 1)
-        return DqnLearner(
-            network,
-            config,
-            device=torch.device("cpu"),
-            precision="fp32",
-            noise_seed=4,
-            averaging=averaging,
-        )
-
-    join = None if group is None else lambda generation: group
-    update = SampleUpdate(make_learner, lambda: reader, requests, config, share, join, debug=True)  # type: ignore[arg-type, return-value]
-    learner = update.start()
+    with ONE_AT_A_TIME:
+        network = seeded_network(config, spec_of(config), 1)
+    learner = DqnLearner(
+        network,
+        config,
+        device=torch.device("cpu"),
+        precision="fp32",
+        noise_seed=4,
+        averaging=None if group is None else DataParallel(group),
+    )
+    update = SampleUpdate(lambda: reader, requests, config, share, learner)  # type: ignore[arg-type, return-value]
     said: list[Updated | None] = []
     for number, items in enumerate(draws):
         requests.items[0], requests.generations[0] = items, 1
@@ -147,6 +144,8 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
         if number == 7:
             requests.generations[0] = 0
         said.append(update(0, number / UPDATES))
+        if group is not None:
+            check_same_state(learner, group)
     return [learner.state()[0], said]
 
 

@@ -26,6 +26,8 @@ from tests.support.apex_graphs import (
     apex_config,
     build_apex,
     check_transition,
+    learner_worker,
+    limiter_of,
     with_learner,
 )
 from tests.support.full_disk import full_disk
@@ -87,7 +89,7 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     maker = CheckingLearnerMaker(network_maker(config, spec_of(config), 0), config)
     replays, deadline = Replays(where.path, never), monotonic() + 90
     with running(with_learner(graph, maker), tmp_path) as runner:
-        limiter = graph.groups[0].learner.worker._limiter  # type: ignore[attr-defined]
+        limiter = limiter_of(graph)
         for _ in range(2):
             seen = limiter.replay_counters.inserted.sum()
             while limiter.replay_counters.inserted.sum() < seen + plan.capacity:
@@ -109,7 +111,7 @@ def test_what_is_saved_while_actors_write_is_whole(tmp_path: Path) -> None:
     assert any("resumed with the replay of 5 env steps" in note for note in again.notes)
     (tmp_path / "again").mkdir()
     with running(with_learner(again, maker), tmp_path / "again") as runner:
-        replay_counters = again.groups[0].learner.worker._limiter.replay_counters  # type: ignore[attr-defined]
+        replay_counters = limiter_of(again).replay_counters
         while again.counters.total("trained_steps") < 1000:
             runner.poll(0.02)
             assert monotonic() < deadline
@@ -165,9 +167,9 @@ def test_a_resumed_run_restores_the_limiter_and_the_replay_counters(tmp_path: Pa
         with Trainer(config(run, env_steps)) as trainer:
             for _ in trainer:
                 pass
-            worker = trainer.session.graph.groups[0].learner.worker
-            states.append((worker._limiter.state(), worker._random.bit_generator.state))  # type: ignore[attr-defined]
-            replay_counters = worker._limiter.replay_counters  # type: ignore[attr-defined]
+            source = learner_worker(trainer.session.graph)._source
+            states.append((source.limiter.state(), source.shard_choice))
+            replay_counters = source.limiter.replay_counters
             states.append((int(replay_counters.inserted.sum()), bool(replay_counters.full.all())))
     assert states[0][0]["learning"] and states[2][0]["learning"]
     assert abs(states[0][0]["balance"] - states[2][0]["balance"]) < 100

@@ -1,0 +1,105 @@
+"""The source of a learner's samples: it requests them from the replay shards ahead of time."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRequests
+from sampleforge.replay.limiter import RateLimiter
+
+
+class ReadySample(NamedTuple):
+    """A sample that ``shard`` has drawn, in the `SampleRequests` with index ``request``."""
+
+    shard: int
+    request: int
+
+
+class SampleSource:
+    """Requests as many samples as there are requests and the limiter allows, and returns TD errors.
+
+    Each request goes to a shard that is drawn in proportion to its sum of priorities, so that all
+    shards together act like one. A shard serves requests in order: it takes TD errors before it
+    draws a sample that was requested after them. ``shard_choice``: state of the generator that
+    draws shards, from the previous run.
+    """
+
+    def __init__(
+        self,
+        requests: SampleRequests,
+        limiter: RateLimiter,
+        seed: list[int],
+        shard_choice: dict[str, Any] | None = None,
+    ) -> None:
+        self.requests = requests
+        self.limiter = limiter
+        self._seed = seed
+        self._shard_choice = shard_choice
+
+    def start(self, life: int) -> None:
+        """Begin to request samples. Requests of a previous ``life`` that was killed are served, and
+        used, as if they were of this one; samples that it had taken are lost."""
+        self._random = np.random.default_rng([*self._seed, *([life] if life else [])])
+        if self._shard_choice is not None and not life:
+            self._random.bit_generator.state = self._shard_choice
+        self._spare = deque(self.requests.spare())
+        self._ready: deque[ReadySample] = deque()
+
+    @property
+    def batch(self) -> int:
+        """Number of items of a sample."""
+        return int(self.requests.items.shape[1])
+
+    @property
+    def shard_choice(self) -> dict[str, Any]:
+        """The state of the generator that draws shards."""
+        return dict(self._random.bit_generator.state)
+
+    def gather(self) -> bool:
+        """Take what shards have answered, and send more requests; return whether there was
+        anything to do."""
+        answered = self._take_answers()
+        return self._request() or answered
+
+    def take(self) -> ReadySample | None:
+        """Return the sample to learn from next, or None."""
+        return self._ready.popleft() if self._ready else None
+
+    def done(self, sample: ReadySample, errors: npt.NDArray[np.float32] | None) -> None:
+        """Return the TD ``errors`` [B] of a sample to its shard; None: there are none."""
+        if errors is None:
+            self._spare.append(sample.request)
+            return
+        self.requests.errors[sample.request] = errors
+        self.requests.ask(sample.shard, sample.request, UPDATE)
+
+    def _take_answers(self) -> bool:
+        requests, moved = self.requests, False
+        for shard in range(self.limiter.replay_counters.shards):
+            while (request := requests.take_answered(shard)) is not None:
+                if requests.kind[request] == SAMPLE:
+                    self._ready.append(ReadySample(shard, request))
+                else:
+                    self._spare.append(request)
+                moved = True
+        return moved
+
+    def _request(self) -> bool:
+        """Request as many samples as spare requests and the limiter allow."""
+        # Beginning to learn counts as progress too: the shards may have to act next.
+        limiter = self.limiter
+        replay_counters = limiter.replay_counters
+        moved = not replay_counters.learning[0] and limiter.begin_learning()
+        while self._spare and replay_counters.learning[0] and limiter.may_sample(self.batch):
+            priority_sum = replay_counters.priority_sum.copy()
+            shard = int(self._random.choice(len(priority_sum), p=priority_sum / priority_sum.sum()))
+            limiter.count_samples(self.batch)
+            self.requests.ask(shard, self._spare.popleft(), SAMPLE)
+            moved = True
+        if moved:
+            self.requests.wake_shards()
+        return moved

@@ -1,0 +1,157 @@
+"""The learners of Ape-X: what each is made of, in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.dqn_learner import DqnLearner
+from sampleforge.algos.experience import Share
+from sampleforge.algos.windows import MakeWindows
+from sampleforge.models.q_network import QNetwork
+from sampleforge.replay.compressed import CompressedFrames
+from sampleforge.replay.exchange import SampleRelay
+from sampleforge.replay.sample_source import SampleSource
+from sampleforge.replay.sequences import SequenceReader
+from sampleforge.replay.transitions import TransitionReader
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.counters import Progress
+from sampleforge.topologies.apex.channels import ReplayChannels
+from sampleforge.topologies.apex.plan import ApexPlan
+from sampleforge.topologies.builders import PolicyStart, ResumePoint, policy_seed
+from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.sampling import GroupChannels
+from sampleforge.workers.replay_follower import ReplayFollowerWorker
+from sampleforge.workers.replay_learner import ReplayLearnerWorker
+from sampleforge.workers.replay_metrics import ReplayMetrics
+from sampleforge.workers.sample_update import SampleUpdate
+
+
+@dataclass(frozen=True)
+class ApexLearners:
+    """Makes the learners of one policy, which learn on ``devices``, and their workers; see
+    `sampleforge.topologies.learner_group.LearnerMaker`. ``relay``: from learner 0 to the others."""
+
+    config: ApexConfig
+    plan: ApexPlan
+    devices: list[str]
+    new_network: Callable[[], QNetwork]
+    policy: PolicyStart
+    replay: ReplayChannels
+    channels: GroupChannels
+    progress: Progress
+    relay: SampleRelay | None
+    make_reader: Callable[[], TransitionReader | SequenceReader]
+
+    def new_learner(self, index: int, averaging: Averaging | None = None) -> DqnLearner:
+        return make_learner(
+            self.new_network,
+            self.config,
+            self.plan,
+            self.policy.start,
+            self.devices[index],
+            averaging,
+        )
+
+    def new_worker(
+        self,
+        index: int,
+        counter_row: int,
+        *,
+        make_learner: Callable[[], DqnLearner],
+        **hooks: Any,
+    ) -> ReplayLearnerWorker | ReplayFollowerWorker:
+        update = partial(self._new_update, index)
+        wakeup, threads = self.channels.learner_wakeups[index], self.plan.learner_threads
+        if index:
+            assert self.relay is not None
+            return ReplayFollowerWorker(
+                make_learner,
+                update,
+                index,
+                self.relay,
+                self.progress,
+                wakeup,
+                counter_row,
+                threads=threads,
+                **hooks,
+            )
+        config, limiter = self.config, self.replay.limiter
+        return ReplayLearnerWorker(
+            make_learner,
+            update,
+            self._new_source(),
+            self.channels.weights,
+            self.progress,
+            self.policy.save,
+            wakeup,
+            counter_row,
+            ReplayMetrics(limiter, self.plan.item_steps, config.replay_capacity),
+            self.relay,
+            publish_interval=max(1, config.weights_refresh_interval // 2),
+            threads=threads,
+            **hooks,
+        )
+
+    def only_worker(self, counter_row: int) -> ReplayLearnerWorker | ReplayFollowerWorker:
+        """Return the worker of a learner that is never replaced."""
+        return self.new_worker(0, counter_row, make_learner=lambda: self.new_learner(0))
+
+    def take_over(self, index: int) -> None:
+        """Do nothing: a learner finds its requests when it starts."""
+
+    def _new_source(self) -> SampleSource:
+        start, replay, shard_choice = self.policy.start, self.replay, None
+        if start.resume is not None and replay.archive.where.saved is not None:
+            shard_choice = start.resume.plain()["shard_choice"]
+        seed = [start.seed, start.resumes]
+        return SampleSource(replay.sample_requests, replay.limiter, seed, shard_choice)
+
+    def _new_update(self, index: int, learner: DqnLearner) -> SampleUpdate:
+        config, replay = self.config, self.replay
+        return SampleUpdate(
+            self.make_reader,
+            replay.sample_requests,
+            config,
+            Share(index, config.num_learners),
+            learner,
+        )
+
+
+def make_learner(
+    new_network: Callable[[], QNetwork],
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: ResumePoint,
+    device: str,
+    averaging: Averaging | None = None,
+) -> DqnLearner:
+    """Return the learner with its initial state, or that of the checkpoint."""
+    # The seed after those of all actors and policy workers.
+    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)
+    learner = DqnLearner(
+        new_network(),
+        config,
+        device=torch.device(device),
+        precision=plan.precision,
+        noise_seed=seed,
+        averaging=averaging,
+    )
+    if start.resume is not None:
+        start.resume.learner(learner)
+    return learner
+
+
+def make_reader(
+    config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
+) -> TransitionReader | SequenceReader:
+    """Return the reader that copies drawn transitions, or sequences, out of the slots."""
+    if slots.shape.sequences is None:
+        return TransitionReader(slots, frames)
+    windows = MakeWindows(config, slots.shape.drops_truncated)
+    return SequenceReader(slots, windows, frames)

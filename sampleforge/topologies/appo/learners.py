@@ -1,0 +1,86 @@
+"""The learners of APPO: what each is made of, in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.experience import Share
+from sampleforge.algos.learner import Learner
+from sampleforge.rollouts.exchange import SlotExchange
+from sampleforge.shared.counters import Progress
+from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.sampling import GroupChannels
+from sampleforge.workers.learner import LearnerWorker
+
+
+@dataclass(frozen=True)
+class AppoLearners:
+    """Makes the learners of one policy, which learn on ``devices``, and their workers; see
+    `sampleforge.topologies.learner_group.LearnerMaker`. ``prefetch``: a thread gathers the next
+    batch."""
+
+    config: AppoConfig
+    plan: Plan
+    devices: list[str]
+    new_model: NewModel
+    policy: PolicyStart
+    exchange: SlotExchange
+    channels: GroupChannels
+    progress: Progress
+    prefetch: bool
+
+    def new_learner(self, index: int, averaging: Averaging | None = None) -> Learner:
+        config = self.config
+        return make_learner(
+            self.new_model,
+            config,
+            self.plan,
+            self.policy.start,
+            averaging,
+            compiled=config.compile,
+            share=Share(index, config.num_learners),
+            device=self.devices[index],
+        )
+
+    def new_worker(
+        self,
+        index: int,
+        counter_row: int,
+        *,
+        make_learner: Callable[[], Learner],
+        **hooks: Any,
+    ) -> LearnerWorker:
+        config, plan, channels = self.config, self.plan, self.channels
+        return LearnerWorker(
+            make_learner,
+            self.exchange,
+            plan.slots_per_batch // config.num_learners,
+            channels.weights if index == 0 else None,
+            self.progress,
+            self.policy.save,
+            channels.learner_wakeups[index],
+            counter_row,
+            synchronous=plan.synchronous,
+            device=torch.device(self.devices[index]),
+            threads=plan.learner_threads,
+            prefetch=self.prefetch,
+            counts_updates=index == 0,
+            index=index,
+            **hooks,
+        )
+
+    def only_worker(self, counter_row: int) -> LearnerWorker:
+        """Return the worker of a learner that is never replaced."""
+        return self.new_worker(0, counter_row, make_learner=lambda: self.new_learner(0))
+
+    def take_over(self, index: int) -> None:
+        """Give back the slots that the previous process was reading: their steps are not learned
+        from."""
+        self.exchange.give_back_all(index)

@@ -1,0 +1,81 @@
+"""Learners of Ape-X that are killed are replaced: the policy version never goes back, and the
+requests that were under way are served."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sampleforge.replay.exchange import SAMPLE, SampleRelay, SampleRequests
+from sampleforge.shared.wakeup import Wakeup
+from tests.support.processes import StartCli
+from tests.support.runs import last_report, summary, train, until, until_trained, worker
+
+
+def test_a_new_learner_finds_the_requests_that_are_on_no_way() -> None:
+    requests = SampleRequests(5, 4, [Wakeup(), Wakeup()], Wakeup())
+    assert requests.spare() == [0, 1, 2, 3, 4]
+    requests.ask(0, 3, SAMPLE)
+    requests.ask(1, 1, SAMPLE)
+    requests.ask(1, 4, SAMPLE)
+    assert requests.spare() == [0, 2]
+    assert requests.next_asked(1) == 1
+    requests.answer(1, 1)
+    assert requests.spare() == [0, 2], "answered, and not taken"
+    assert requests.take_answered(1) == 1
+    assert requests.spare() == [0, 1, 2], "lost with the learner that had taken it"
+    assert requests.next_asked(1) == 4 and requests.next_asked(0) == 3
+
+
+def test_what_was_relayed_before_a_new_group_is_left_out() -> None:
+    relay = SampleRelay([Wakeup(), Wakeup()], 4)
+    relay.send(2, 0.1)
+    assert relay.take(1) == (2, 0.1)
+    relay.send(3, 0.2)
+    relay.forget()
+    relay.send(3, 0.5)
+    assert relay.take(1) == (3, 0.5) and relay.take(1) is None
+    assert relay.take(2) == (3, 0.5) and relay.take(2) is None
+
+
+def kill_one(process: subprocess.Popen[str], run: Path, name: str, life: int) -> None:
+    """Kill a learner in its ``life``; the run goes on, and no update is undone."""
+    before = last_report(run)
+    worker(process, f"sampleforge: {name}").kill()
+    until(lambda: last_report(run).get("restarts_learner") == life, process)
+    seen = last_report(run)
+    assert seen["updates"] >= before["updates"]
+    until(lambda: last_report(run)["updates"] > seen["updates"] + 20, process)
+    until(lambda: last_report(run)["env_steps"] > seen["env_steps"] + 500, process)
+
+
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        (["--num-replay-shards", "2"], ["learner", "learner"]),
+        (["--model.core", "gru"], ["learner"]),
+        (["--num-learners", "2"], ["learner 1", "learner 0"]),
+    ],
+    ids=["two shards", "sequences", "two learners"],
+)
+def test_a_killed_learner_is_replaced_in_a_run(
+    start_cli: StartCli, tmp_path: Path, more: list[str], names: list[str]
+) -> None:
+    run = tmp_path / "run"
+    process = start_cli(
+        *train("CartPole-v1", "--learning-starts", "500", *more, "--debug", algo="apex")
+    )
+    until_trained(process, run)
+    for life, name in enumerate(names, 1):
+        kill_one(process, run, name, life)
+    process.terminate()
+    _, stderr = process.communicate(timeout=30)
+    assert f"it is restarted ({len(names)} of 3 times)" in stderr
+    assert "from update" in stderr
+    found = summary(run)
+    assert found["restarts_by_role"]["learner"] == len(names) and found["env_steps"] > 500
+    again = start_cli(*train("CartPole-v1", "--learning-starts", "500", *more, algo="apex"))
+    until(lambda: last_report(run)["updates"] > found["updates"], again)
