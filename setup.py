@@ -61,7 +61,7 @@ setup(
     ],
     extras_require=EXTRAS,
     entry_points={
-        "console_scripts": ["sampleforge = sampleforge.cli:main"],
+        "console_scripts": ["sampleforge = sampleforge.cli:command"],
         "sampleforge.envs": [
             "classic = sampleforge_envs.classic",
             "atari = sampleforge_envs.atari",

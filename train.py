@@ -3,6 +3,6 @@
 import sys
 
 if __name__ == "__main__":
-    from sampleforge.cli import main
+    from sampleforge.cli import command
 
-    sys.exit(main(["train", *sys.argv[1:]]))
+    command(["train", *sys.argv[1:]])

@@ -19,6 +19,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import sys
 import tempfile
@@ -43,6 +44,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import CheckpointError, CheckpointStore
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.stored_config import read_yaml
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
 
@@ -261,7 +263,7 @@ def hostile_yaml(d: Damaging) -> None:
 
 def code_in_config(d: Damaging) -> None:
     path = d.folder / "config.yaml"
-    stored = yaml.safe_load(path.read_text())
+    stored = read_yaml(path)
     word = d.random.choice(WORDS)
     where = d.random.choice(("env", "env_kwargs", "encoder", "algo", "left_open"))
     if where == "encoder":
@@ -432,7 +434,8 @@ def _with_each_checkpoint(undamaged: Path) -> Iterator[Path]:
 
 
 def trained(folder: Path) -> Path:
-    """A run of some hundred steps, with two checkpoints."""
+    """A run of some hundred steps, with two checkpoints, and without the files that no opening
+    reads."""
     run = folder / "run"
     for steps in (300, 600):
         config = AppoConfig(
@@ -450,6 +453,9 @@ def trained(folder: Path) -> Path:
             model=ModelConfig(hidden_sizes=(16,)),
         )
         train(config)
+    shutil.rmtree(run / "tb")
+    for name in ("metrics.jsonl", "log.txt"):
+        (run / name).unlink()
     assert len(list((run / "checkpoints").glob("*.safetensors"))) == 2
     return run
 
@@ -539,7 +545,7 @@ def main() -> int:
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         parts = [range(first, args.count, processes) for first in range(processes)]
         results = list(pool.map(partial(measure, seed=args.seed), parts))
-    took = time.perf_counter() - started
+    took, used = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     tallies = {name: _sum([r.tallies[name] for r in results]) for name in DAMAGES}
     code, outside, left = ([x for r in results for x in r[i]] for i in (1, 2, 3))
     print(describe("torch", "safetensors", "PyYAML"), end="\n\n")
@@ -551,7 +557,8 @@ def main() -> int:
     print(table(head, rows))
     wrong = [f"{name}: {text}" for name, t in tallies.items() for text in t.wrong]
     print(
-        f"\n{args.count} folders in {took:.0f} s: {len(code)} code executions, "
+        f"\n{args.count} folders in {took:.0f} s, with {used.ru_utime + used.ru_stime:.0f} s of "
+        f"processor time: {len(code)} code executions, "
         f"{len(wrong)} wrong, {len(outside)} accesses outside, {len(left)} files outside"
     )
     for line, times in Counter([*wrong, *code, *outside, *left]).most_common(20):

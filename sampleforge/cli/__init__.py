@@ -6,8 +6,11 @@ Nothing heavy is imported before a verb runs, so that --help answers at once.
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from sampleforge import __version__
 from sampleforge.config import ConfigError, nearest
@@ -30,6 +33,21 @@ examples:
   sampleforge plot runs/cartpole --out cartpole.png"""
 
 
+def command(argv: list[str] | None = None) -> NoReturn:
+    """Run `main` as this process, and end it with the exit code. A Ctrl-C while the interpreter
+    ends cuts that short: everything is done, and a traceback would say nothing."""
+    code = main(argv)
+
+    def end_now(*_: object) -> None:
+        from sampleforge.runtime.processes import remove_socket_folder
+
+        remove_socket_folder()
+        os._exit(code)
+
+    signal.signal(signal.SIGINT, end_now)
+    sys.exit(code)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line ``argv`` (None: that of this process). Return the exit code: 0 done,
     1 failed, 2 bad command line or config, 130 interrupted."""
@@ -39,10 +57,14 @@ def main(argv: list[str] | None = None) -> int:
         return _run(args)
     except ConfigError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except SystemExit as end:  # raised by tyro after --help or a bad flag
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
+        # If it came out of code that was compiled from a string (a dataclass's __init__, during an
+        # import), `python -m` would end by the signal, not with this code: CPython remembers the
+        # exception until the next such code begins.
+        exec("")
         return 130
     except BrokenPipeError:  # `sampleforge envs | head`
         sys.stderr.close()

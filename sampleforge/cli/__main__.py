@@ -1,8 +1,6 @@
 """The `sampleforge` command as a module: `python -m sampleforge.cli`."""
 
-import sys
-
-from sampleforge.cli import main
+from sampleforge.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -52,7 +52,7 @@ def _run(args: Sequence[str]) -> int:
     try:
         return run_training(config)
     except EnvProbeError as error:
-        raise ConfigError(environment_failed(str(error), config.run_dir)) from error
+        raise type(error)(environment_failed(str(error), config.run_dir)) from error
 
 
 def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:

@@ -41,6 +41,12 @@ class EnvProbeError(ConfigError):
     """The environment failed its probe; the root cause is the last line of the message."""
 
 
+class EnvFailed(EnvProbeError):
+    """The environment raised an error, hangs, or ended its process."""
+
+    exit_code = 1
+
+
 def probe(config: EnvConfig) -> EnvSpec:
     """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
 
@@ -154,11 +160,12 @@ def _result(config: EnvConfig, answer: bytes | None, code: int, printed: str) ->
         message = json.loads(answer)
         if "spec" in message:
             return spec_from_plain(message["spec"])
-        raise EnvProbeError(message["error"])
+        kind = EnvFailed if "Traceback (" in message["error"] else EnvProbeError
+        raise kind(message["error"])
     if answer is None or "Timeout (" in printed:
-        raise EnvProbeError(
+        raise EnvFailed(
             f"{printed}\n{config.env} hangs: its construction, a reset or a step took more than "
             f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    raise EnvProbeError(f"{printed}\n{config.env} ended its process in the probe, with {how}")
+    raise EnvFailed(f"{printed}\n{config.env} ended its process in the probe, with {how}")

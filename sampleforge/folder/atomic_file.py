@@ -6,11 +6,30 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 TEMPORARY_SUFFIX = ".tmp"
+
+
+class CannotWrite(OSError):
+    """A file of the run folder could not be written: the disk is full, read-only or broken. The
+    message has the reason, the remedy and the file."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Return a context that turns an OSError into `CannotWrite`, which names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        reason = (
+            f"{error.strerror}: cannot write to the run folder; make room, then run the same "
+            "command again to resume from the last checkpoint"
+        )
+        raise CannotWrite(error.errno, reason, str(path)) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

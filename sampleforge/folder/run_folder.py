@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
-from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.folder.atomic_file import to_json, write_atomically, writing
 from sampleforge.folder.trust import IMPORTABLE, Trust, check_places, check_trust
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ class RunFolder:
         ``asked`` is the config as the user gave it, in which some fields are not set (a seed of
         None). With it the same command is recognised when the run is resumed.
         """
-        stored_config.write_config(self.config_file, resolved, asked)
+        with writing(self.config_file):
+            stored_config.write_config(self.config_file, resolved, asked)
 
     def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = IMPORTABLE) -> C:
         """Return the config of this run as ``cls``. Raises ConfigError if it does not fit, or if
@@ -194,7 +195,8 @@ class RunFolder:
 
         plain = spec_to_plain(spec)
         text = to_json({**plain, "sha256": _digest(plain)}, indent=1)
-        write_atomically(self.spec_file, (text + "\n").encode())
+        with writing(self.spec_file):
+            write_atomically(self.spec_file, (text + "\n").encode())
 
     def read_spec(self) -> EnvSpec | None:
         """Return the spec of the environment of this run; None if an earlier version wrote the
@@ -257,7 +259,8 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
-        write_atomically(self.summary_file, (to_json(summary, indent=2) + "\n").encode())
+        with writing(self.summary_file):
+            write_atomically(self.summary_file, (to_json(summary, indent=2) + "\n").encode())
 
     def write_benchmark(self, result: Mapping[str, Any]) -> None:
         """Write benchmark.json."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sampleforge.folder.atomic_file import writing
+
 
 class LineFile:
     """Appends lines. Each line goes to the operating system at once, so a killed process loses no
@@ -19,17 +21,11 @@ class LineFile:
         os.ftruncate(self._handle, _whole_lines(path))
 
     def write(self, line: str) -> None:
-        """Append one line. Raises OSError that names the file, as on a full disk."""
+        """Append one line. Raises CannotWrite, which names the file, as on a full disk."""
         left = line.encode(errors="backslashreplace") + b"\n"
-        try:
+        with writing(self.path):
             while left:  # a disk that fills up takes a part before it refuses the rest
                 left = left[os.write(self._handle, left) :]
-        except OSError as error:
-            reason = (
-                f"{error.strerror}: cannot write to the run folder; make room, then run the same "
-                "command again to resume from the last checkpoint"
-            )
-            raise OSError(error.errno, reason, str(self.path)) from error
 
     def close(self) -> None:
         os.close(self._handle)

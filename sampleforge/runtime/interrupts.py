@@ -12,6 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 
+from sampleforge.runtime.processes import remove_socket_folder
+
 ONE_SIGNAL_S = {signal.SIGINT: 0.3, signal.SIGTERM: 1.0, signal.SIGHUP: math.inf}
 """Seconds within which a second signal counts as a copy of the first: `timeout` signals its child
 and then the child's group, `uv run` and torchrun pass on signals that the group has received
@@ -87,6 +89,7 @@ class Interrupts:
             end.daemon = True
             end.start()
             self._at_once()
+            remove_socket_folder()
             os._exit(128 + number)
         self.received, self._received_at = number, monotonic()
         self._in_order()

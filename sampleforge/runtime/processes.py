@@ -10,7 +10,9 @@ import faulthandler
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.process
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -69,6 +71,14 @@ def start_fork_server() -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.environ.pop(STARTED_BY_THREAD, None)
+
+
+def remove_socket_folder() -> None:
+    """Remove the folder of the fork server's socket, for a process that ends by `os._exit`:
+    multiprocessing does it only at a regular exit. Its name is in no public place."""
+    folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wake_fork_server() -> None:

@@ -487,12 +487,13 @@ def describe(error: BaseException) -> str:
     """Return an error as text: a worker's death ends with the worker's own traceback, and where the
     session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
     from sampleforge.distributed.group import RankLost
+    from sampleforge.folder.atomic_file import CannotWrite
     from sampleforge.folder.run_folder import RunFolderGone
     from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.reporting.env_restarts import EnvironmentFails
     from sampleforge.runners.base import WorkerDied
 
-    ends_in_words = (WorkerDied, RankLost, CheckpointNotWritten, RunFolderGone, EnvironmentFails)
-    if isinstance(error, ends_in_words):
+    of_folder = (CannotWrite, CheckpointNotWritten, RunFolderGone)
+    if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, *of_folder)):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

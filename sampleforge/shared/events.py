@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from queue import Full
 from typing import Any, Literal, NamedTuple
 
@@ -38,11 +37,27 @@ class EventSender:
     def __init__(self, source: str) -> None:
         self.source = source
         self.queue = faster_fifo.Queue(QUEUE_BYTES)
+        self._lost = 0
 
     def __call__(self, kind: Kind, payload: Any) -> None:
-        """Send without waiting; if the queue is full, the event is lost."""
-        with suppress(Full):
+        """Send without waiting; if the queue is full, the event is lost. The number of lost ones is
+        sent as a warning once there is room."""
+        if self._lost:
+            text = f"{self._lost:,} log lines or statistics were lost: the event queue was full"
+            if not self._put("log", ("warning", text)):
+                self._lost += 1
+                return
+            self._lost = 0
+        if not self._put(kind, payload):
+            self._lost += 1
+
+    def _put(self, kind: Kind, payload: Any) -> bool:
+        """Put an event into the queue; return False if there is no room for it."""
+        try:
             self.queue.put(Event(self.source, kind, payload), block=False)
+        except Full:
+            return False
+        return True
 
 
 Send = Callable[[Kind, Any], None]

@@ -91,12 +91,18 @@ def test_events_come_in_order_and_the_last_ones_after_the_end() -> None:
     assert [e.payload[1] for e in reader.take()] == ["the last one"]
 
 
-def test_a_full_queue_loses_events_and_never_waits() -> None:
+def test_a_full_queue_loses_events_without_waiting_and_says_how_many() -> None:
     sender = EventSender("actor 0")
     begun = monotonic()
     for _ in range(1000):
         sender("log", ("info", "x" * 1000))
     assert monotonic() - begun < 10
+    arrived = len(sender.queue.get_many(block=False, max_messages_to_get=1000))
+    sender("log", ("info", "there is room again"))
+    told, last = sender.queue.get_many(block=False)
+    assert told.payload[0] == "warning"
+    assert told.payload[1].startswith(f"{1000 - arrived:,} log lines or statistics were lost")
+    assert last.payload == ("info", "there is room again")
 
 
 def test_events_of_a_process_without_a_session_are_dropped() -> None:

@@ -35,7 +35,7 @@ from tests.support.rank_learners import (
     rows,
 )
 from tests.support.rank_threads import on_ranks
-from tests.support.runs import last_report, until
+from tests.support.runs import last_report, summary, until
 from tests.support.slots import some_slots
 
 
@@ -240,6 +240,8 @@ def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
     assert len(resumed) == 2, shown
     reported = [report["updates"] for report in read_metrics(run / "metrics.jsonl")]
     assert reported == sorted(reported), "the version never goes back"
+    found = summary(run)
+    assert found["restarts"] == found["restarts_by_role"]["learner"] == len(names)
     reports = read_metrics(run / "metrics.jsonl")
     lags = [report["policy_lag_min"] for report in reports if "policy_lag_min" in report]
     assert lags and min(lags) >= 0, "no behaviour is newer than the policy that learns from it"
