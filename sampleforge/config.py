@@ -103,7 +103,7 @@ def from_plain(cls: type[C], values: Mapping[str, Any], source: str = "config") 
     Keys may have - in the place of _. Raises ConfigError, which names ``source``, for an unknown
     key or a value of the wrong type.
     """
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     kwargs: dict[str, Any] = {}
     for raw_key, value in values.items():

@@ -110,8 +110,8 @@ class SamplerConfig(Checked):
     worker_niceness: int = 5
     """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
     max_worker_restarts: int = 3
-    """Times that killed or hung actor workers are replaced, in total; the same for policy workers,
-    and for learners of APPO."""
+    """Times that killed or hung workers are replaced, in total for each kind: actors, policy
+    workers, replay workers, learners, evaluators."""
     max_env_restart_rate: float = 0.1
     """Fraction of the episodes that may be lost because the environment raised an error and was
     rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the

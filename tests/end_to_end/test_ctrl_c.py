@@ -110,7 +110,7 @@ def check_moments(
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.multiprocess(timeout=300)
 def test_ctrl_c_at_five_moments_ends_a_run_as_promised(
     start_cli: StartCli, run_cli: RunCli, tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def test_an_environment_that_fails_is_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["--env", "tests.support.envs:CodeEnv", "--env-kwargs", "nonsense=1", "--quiet"]
-    assert main(["train", "appo", *args, "--run-dir", str(tmp_path / "run")]) == 2
+    assert main(["train", "appo", *args, "--run-dir", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert "The environment could not be created: TypeError" in error
     assert "Traceback" not in error and "Traceback" in (tmp_path / "run" / "log.txt").read_text()
