@@ -19,7 +19,7 @@ from tests.support.runs import SMALL, summary
 
 WITHIN_S = 20.0
 """5 s are promised; beside other tests on a busy machine everything takes longer."""
-GOAL = {"appo": 20_000, "apex": 4_000, "ddppo": 20_000}
+GOAL = {"appo": 20_000, "apex": 4_000, "ddppo": 6_000}
 FLAGS = {
     "appo": ("--async-rl", *SMALL),
     "apex": ("--learning-starts", "500", *SMALL),
@@ -90,7 +90,7 @@ def check_moments(
     scratch.mkdir()
     env = {"TMPDIR": str(scratch)}
     began = time.monotonic()
-    done = run_cli(*command(algo, "undisturbed"), env=env)
+    done = run_cli(*command(algo, "undisturbed"), env=env, timeout=240)
     life = time.monotonic() - began
     assert done.returncode == 0, done.stderr
     draw = random.Random(f"Ctrl-C {algo}")
