@@ -127,7 +127,7 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.runtime.machine import resolve_device
     from sampleforge.topologies.builders import PolicyStart, ResumePoint
-    from sampleforge.topologies.config import ONLY_POLICY
+    from sampleforge.topologies.config import policy_ids
     from sampleforge.topologies.registry import topology
 
     make_cwd_importable()
@@ -137,5 +137,9 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, batch_size=plan.batch_size, model=model)
     start = ResumePoint(config.seed or 0)
-    only = PolicyStart(ONLY_POLICY, start, lambda tensors, state: None)
-    return chosen.wire(config, plan, spec, start, [only]), config, plan, spec
+    policies = [PolicyStart(each, start, _do_not_save) for each in policy_ids(config)]
+    return chosen.wire(config, plan, spec, start, policies), config, plan, spec
+
+
+def _do_not_save(tensors: Any, state: Any) -> None:
+    """Do nothing in the place of a learner that writes a checkpoint: nothing is started."""
