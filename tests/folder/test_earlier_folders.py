@@ -60,7 +60,14 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
     for _ in range(2):
         config = resolve_defaults(folder.check_resume(asked), spec)
         assert isinstance(config, AppoConfig | DdppoConfig)
-        new = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False, **whole}
+        one = {"num_policies": 1} if isinstance(config, AppoConfig) else {}
+        new = {
+            **one,
+            "noise_correlation": 0.0,
+            "advantage_floor": 0.0,
+            "rescale_actions": False,
+            **whole,
+        }
         assert learning(flat_fields(config)) == {**learning(stored), **new}
         if isinstance(config, DdppoConfig):
             plan = plan_ddppo(config, spec, "cpu")
