@@ -1,5 +1,5 @@
-"""The configuration of sampling (SamplerConfig), several learners (LearnersConfig), ranks
-(RanksConfig) and evaluation (EvaluatorConfig)."""
+"""The configuration of sampling (SamplerConfig), several learners (LearnersConfig), several
+policies (PoliciesConfig), ranks (RanksConfig) and evaluation (EvaluatorConfig)."""
 
 from __future__ import annotations
 
@@ -69,6 +69,17 @@ class LearnersConfig(Checked):
         for device in devices:
             if not re.fullmatch(r"cpu|cuda:\d+", device):
                 raise ConfigError(f"{given}: {device} must be cpu or cuda:N (N from 0)")
+
+
+@dataclass(frozen=True)
+class PoliciesConfig(Checked):
+    num_policies: int = 1
+    """Policies that the run trains, each with its own learner, weights and checkpoints. All actors
+    serve all policies: which one acts is drawn anew for each rollout of an environment."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "num_policies", low=1)
 
 
 @dataclass(frozen=True)
