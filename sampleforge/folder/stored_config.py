@@ -149,7 +149,11 @@ def _too_large() -> ValueError:
 def _parsed(text: str) -> Any:
     """Return the value of a YAML text, which callers must not change. Opening a folder reads its
     config.yaml three times, and parsing takes 20 ms."""
-    content = yaml.load(text, _Loader)
+    loader = _Loader(text)
+    try:
+        content = loader.get_single_data()
+    finally:
+        loader.dispose()
     _check_size(content)
     return content
 
