@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sampleforge.benchmark import run_benchmark
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
@@ -34,6 +33,8 @@ def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
     session = Session(config, callbacks)
     session.open()
     if config.benchmark:
+        from sampleforge.benchmark import run_benchmark
+
         run_benchmark(session)
     else:
         with session:

@@ -125,15 +125,15 @@ class Session:
             start_fork_server()
         from sampleforge.env.probe import probe
         from sampleforge.env.scratch import make_cwd_importable
-        from sampleforge.folder.opening import open_folder
-        from sampleforge.session.reporting import RunFiles
 
         make_cwd_importable()  # the user's environment and encoder may lie there
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
+        from sampleforge.folder.opening import open_folder
         from sampleforge.models.registry import with_import_string
+        from sampleforge.session.reporting import RunFiles
         from sampleforge.spec import with_action_units
         from sampleforge.topologies.registry import topology
 
