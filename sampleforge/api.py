@@ -11,7 +11,7 @@ from typing import Any
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
-from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
+from sampleforge.topologies.config import AnyConfig
 
 __all__ = ["LoadedPolicy", "Result", "Trainer", "load_policy", "train"]
 
@@ -59,7 +59,7 @@ class Trainer:
         config: AnyConfig,
         callbacks: Sequence[Callback] = (),
         *,
-        policies: Sequence[str] = (ONLY_POLICY,),
+        policies: Sequence[str] | None = None,
     ) -> None:
         self.session = Session(config, callbacks, policies=policies)
         self._policy: LoadedPolicy | None = None

@@ -197,7 +197,7 @@ def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
 def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
-        reason(config, spec),
+        reason(config, plan, spec),
         *policy_notes(policies),
         plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "
