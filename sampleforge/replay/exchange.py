@@ -175,7 +175,9 @@ class SampleRequests:
         )
         self._shard_wakeups = shard_wakeups
         self._learner_wakeup = learner_wakeup
-        self._to_shard = IndexRings(len(shard_wakeups), count)
+        # A request that the learner sends again may still be in the ring, if the shard has answered
+        # it and not yet taken it from there.
+        self._to_shard = IndexRings(len(shard_wakeups), count + 1)
         self._to_learner = IndexRings(len(shard_wakeups), count)
         self._attach()
 
@@ -226,9 +228,13 @@ class SampleRequests:
         """Return the requests that are on no way between learner and shards. Called by the learner,
         when it has taken none."""
         under_way: set[int] = set()
-        # In this order: a shard answers a request before it takes it from its ring.
-        for rings in (self._to_shard, self._to_learner):
-            under_way.update(*(rings.waiting(ring) for ring in range(len(self._shard_wakeups))))
+        shards = range(len(self._shard_wakeups))
+        # In this order: a shard answers a request before it takes it from its ring. So what it has
+        # answered is on its way only as long as it is in the ring to the learner.
+        for shard in shards:
+            under_way |= self._to_shard.waiting(shard, since=self._to_learner.pushed(shard))
+        for shard in shards:
+            under_way |= self._to_learner.waiting(shard)
         return [request for request in range(self.count) if request not in under_way]
 
     def take_answered(self, shard: int) -> int | None:
@@ -253,7 +259,8 @@ class SampleRelay:
 
     def __init__(self, wakeups: Sequence[Wakeup], requests: int) -> None:
         self._wakeups = wakeups
-        self._rings = IndexRings(len(wakeups), requests)
+        # One request of a group that is gone may be in a ring beside those of the group.
+        self._rings = IndexRings(len(wakeups), requests + 1)
         self._arrays = SharedArrays(
             {"progress": ((requests,), "float64"), "from": ((len(wakeups),), "int64")}
         )
@@ -271,6 +278,12 @@ class SampleRelay:
         joins a new group of learners."""
         for ring in range(len(self._wakeups)):
             self._arrays["from"][ring] = self._rings.pushed(ring)
+
+    def skip(self, learner: int) -> None:
+        """Leave out what was sent so far. Called by learner ``learner`` before it exchanges its
+        state with a new group of learners, because learner 0 sends nothing before that."""
+        while self._rings.pop(learner - 1) is not None:
+            pass
 
     def take(self, learner: int) -> tuple[int, float] | None:
         """Return the next request and its progress, or None. Called by learner ``learner``."""

@@ -93,9 +93,10 @@ class IndexRings:
         """Return how many items were ever removed from a ring, as its consumer sees it."""
         return int(self._head[ring, 0])
 
-    def waiting(self, ring: int) -> set[int]:
-        """Return all items in a ring, as its producer or its consumer sees them."""
-        head, tail = int(self._head[ring, 0]), int(self._tail[ring, 0])
+    def waiting(self, ring: int, since: int = 0) -> set[int]:
+        """Return all items in a ring, as its producer or its consumer sees them; without the first
+        ``since`` of all items that were ever appended."""
+        head, tail = max(since, int(self._head[ring, 0])), int(self._tail[ring, 0])
         return {int(self._items[ring, at % self._capacity]) for at in range(head, tail)}
 
     def clear(self) -> None:

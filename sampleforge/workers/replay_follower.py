@@ -54,6 +54,7 @@ class ReplayFollowerWorker(EventDriven):
         limit_threads(self._threads)
         self._count = self._progress.counters.row(self._counter_row)
         self._update = self._make_update(self._make_learner())
+        self.begin_again()
 
     def step(self) -> bool:
         if self._next is None:
@@ -73,6 +74,7 @@ class ReplayFollowerWorker(EventDriven):
     def begin_again(self) -> None:
         """Drop the sample that was chosen, before a new group of learners is formed."""
         self._next = None
+        self._relay.skip(self._index)
 
     def abandon(self) -> None:
         """Do nothing: `begin_again` follows."""
