@@ -20,7 +20,7 @@ from sampleforge.workers.worker import StopFlag
 
 REPLACEMENT_TIMEOUT = 5.0
 """Seconds to wait for the driver to replace a member that has died."""
-SNAPSHOT_SHARE = 0.005
+SNAPSHOT_SHARE = 0.0025
 """Largest fraction of the first member's processor time that publishing its state may take. It is
 not a fraction of the seconds that pass, because on busy cores an update waits longer than the short
 publication."""
