@@ -243,7 +243,7 @@ class Relayed:
         0, it sends once more before it does so."""
         for learner in ((first + number) % 3 for number in range(3)):
             if learner:
-                self.relay.skip(learner)
+                self.taken(learner)
                 continue
             if first:
                 self.relay.send(0, 0.9)
@@ -291,6 +291,6 @@ def test_another_learner_takes_nothing_of_the_last_group_wherever_it_was_killed(
         relayed = made.pop()
         relayed.relay.forget()
         assert relayed.taken(1) == []
-        relayed.relay.skip(2)
+        relayed.taken(2)
         relayed.update(0.2)
     assert instants > 2, "instants"
