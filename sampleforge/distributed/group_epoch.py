@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.halves import COUNTS, Halves
 
 
 class GroupResumed(NamedTuple):
@@ -32,9 +33,11 @@ class GroupEpoch:
                 "generation": ((1,), "int64"),
                 "agreed": ((ranks, 8), "int64"),  # a cache line and a single writer per rank
                 "has_batch": ((ranks, 8), "int64"),
-                "resumed": ((3,), "int64"),
+                "resumed": ((2, 2), "int64"),  # version and lost steps, in two halves
+                **COUNTS,
             }
         )
+        self._halves = Halves(self._arrays)
 
     @property
     def generation(self) -> int:
@@ -71,10 +74,11 @@ class GroupEpoch:
     @property
     def resumed(self) -> GroupResumed:
         """The latest report of `report_resumed`."""
-        return GroupResumed(*self._arrays["resumed"].tolist())
+        number, report = self._halves.read(lambda half: self._arrays["resumed"][half].tolist())
+        return GroupResumed(number, *report)
 
     def report_resumed(self, version: int, lost: int) -> None:
         """Report, from one rank, that the new group resumes from ``version`` and has lost ``lost``
         gradient steps."""
-        self._arrays["resumed"][1:] = version, lost
-        self._arrays["resumed"][0] += 1  # last: an incomplete report is never read
+        self._arrays["resumed"][self._halves.begin()] = version, lost
+        self._halves.publish()

@@ -114,16 +114,17 @@ class RateLimiter:
         replay_counters = self.replay_counters
         if self.ratio is None:
             return True
+        learning = replay_counters.learning[0]  # first: only then is `base` complete
         committed = (
             replay_counters.inserted[shard]
-            - replay_counters.base[shard]
+            - (replay_counters.base[shard] if learning else 0)
             + replay_counters.leased[shard]
             + items
         )
         allowed = (
             self.tolerance - replay_counters.carried[0] + replay_counters.sampled[0]
         ) / self.ratio
-        if replay_counters.learning[0]:
+        if learning:
             return bool(committed <= allowed / replay_counters.shards)
         # The limit holds before learning too, so that not too many old items are waiting for a
         # learner that starts late. But the items that learning needs to begin are always allowed,

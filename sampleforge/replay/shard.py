@@ -265,7 +265,6 @@ class ReplayShard:
         stored.sort(key=lambda slot: order[slot - self._first])
         self._stored, self._free = deque(stored), deque(free)
         self._inserts = int(order[stored[-1] - self._first]) if stored else 0
-        self._slots.generation[free] += 1  # the kill may have come before the eviction did this
         if self._tree is not None:
             for slot in set(self._all).difference(stored):
                 self._tree.set_range(self._first_leaf(slot), np.zeros(self._items))

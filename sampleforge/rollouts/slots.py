@@ -223,11 +223,11 @@ class TrajectorySlots:
         if self.debug:
             owner = Owner(int(self.owner[slot]))
             assert owner == old, f"slot {slot} is {owner.name}, expected {old.name} -> {new.name}"
-        self.owner[slot] = new
         if new is Owner.FREE:
-            self.generation[slot] += 1
-            if self.debug:
-                self._poison(slot)
+            self.generation[slot] += 1  # first: a FREE slot has begun its next life in any case
+        self.owner[slot] = new
+        if new is Owner.FREE and self.debug:
+            self._poison(slot)
 
     def renew(self, slot: int) -> None:
         """Begin a new generation of a WRITING slot whose writer was killed; it stays WRITING."""

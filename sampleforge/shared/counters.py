@@ -46,12 +46,14 @@ class Counters:
         """Write the note of ``worker``, unless it has one: the first is kept."""
         note = self._arrays["notes"][worker]
         if not note[0]:
-            data = text.encode()[: self.NOTE_BYTES]
-            note[: len(data)] = np.frombuffer(data, np.uint8)
+            data = text.encode()[: self.NOTE_BYTES].ljust(self.NOTE_BYTES, b"\0")
+            note[1:] = np.frombuffer(data[1:], np.uint8)
+            note[0] = data[0]  # last: an incomplete note is neither read nor kept
 
     def noted(self, worker: int) -> str:
         """Return the note of ``worker``; empty if it has none or is on another machine."""
-        return bytes(self._arrays["notes"][worker]).rstrip(b"\0").decode(errors="ignore")
+        note = self._arrays["notes"][worker]
+        return bytes(note).rstrip(b"\0").decode(errors="ignore") if note[0] else ""
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """Return one number of every worker, as a copy, float64 [workers]."""

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.halves import COUNTS, Halves
 
 _PER_TENSOR = 1024
 """Bytes reserved per tensor, for its entry in the header and for Adam's step counter."""
@@ -19,11 +20,9 @@ _OTHERS = 64 << 10
 
 
 class StateSnapshot:
-    """Two copies (halves) of the result of `Learner.state` in shared memory.
+    """The result of `Learner.state` in two `Halves`, so that one of them is always complete.
 
-    The writer fills the half that is not in use and then announces it. If the writer is killed
-    before that, the other half is still complete. There is one writer at a time and any number of
-    readers. It can be pickled to child processes.
+    There is one writer at a time and any number of readers. It can be pickled to child processes.
     """
 
     def __init__(self, model: torch.nn.Module, networks: int = 1) -> None:
@@ -36,14 +35,14 @@ class StateSnapshot:
         self.room = room + (2 + networks) * _PER_TENSOR * len(own) + _OTHERS
         self._arrays = SharedArrays(
             {
-                "begun": ((1,), "int64"),
-                "published": ((1,), "int64"),
+                **COUNTS,
                 "versions": ((2,), "int64"),
                 "sizes": ((2,), "int64"),
                 "0": ((self.room,), "uint8"),
                 "1": ((self.room,), "uint8"),
             }
         )
+        self._halves = Halves(self._arrays)
 
     @property
     def nbytes(self) -> int:
@@ -52,8 +51,8 @@ class StateSnapshot:
     @property
     def version(self) -> int:
         """Policy version of the newest state; -1 before the first one."""
-        count = int(self._arrays["published"][0])
-        return int(self._arrays["versions"][count % 2]) if count else -1
+        count, version = self._halves.read(lambda half: int(self._arrays["versions"][half]))
+        return version if count else -1
 
     def publish(self, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]) -> None:
         """Make this state the newest one; ``plain`` holds its ``version``. Raises ValueError if the
@@ -61,25 +60,21 @@ class StateSnapshot:
         data = safetensors.torch.save(dict(tensors), {"plain": json.dumps(plain)})
         if len(data) > self.room:
             raise ValueError(f"a learner's state has {len(data)} bytes, but room for {self.room}")
-        count = int(self._arrays["published"][0]) + 1
-        half = count % 2
-        self._arrays["begun"][0] = count
+        half = self._halves.begin()
         self._arrays.tensor(str(half))[: len(data)] = torch.frombuffer(
             bytearray(data), dtype=torch.uint8
         )
         self._arrays["sizes"][half] = len(data)
         self._arrays["versions"][half] = plain["version"]
-        self._arrays["published"][0] = count
+        self._halves.publish()
 
     def read(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the newest state as it was published. Raises LookupError if there is none."""
-        while True:
-            count = int(self._arrays["published"][0])
-            if not count:
-                raise LookupError("no state was published yet")
-            half = count % 2
-            data = self._arrays[str(half)][: int(self._arrays["sizes"][half])].tobytes()
-            if int(self._arrays["begun"][0]) < count + 2:  # not overtaken while it was copied
-                break
+        count, data = self._halves.read(self._copy)
+        if not count:
+            raise LookupError("no state was published yet")
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return safetensors.torch.load(data), json.loads(header["__metadata__"]["plain"])
+
+    def _copy(self, half: int) -> bytes:
+        return self._arrays[str(half)][: int(self._arrays["sizes"][half])].tobytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from sampleforge.workers.worker import StopFlag
 
 REPLACEMENT_TIMEOUT = 5.0
 """Seconds to wait for the driver to replace a member that has died."""
-SNAPSHOT_SHARE = 0.01
-"""Largest fraction of the first member's time that publishing its state may take."""
+SNAPSHOT_SHARE = 0.0025
+"""Largest fraction of the first member's processor time that publishing its state may take. It is
+not a fraction of the seconds that pass, because on busy cores an update waits longer than the short
+publication."""
 
 
 class StateLost(RuntimeError):
@@ -72,7 +74,7 @@ class GroupMember:
         self._snapshot = snapshot
         self._metrics_sync = metrics_sync
         self._replacement_timeout = replacement_timeout
-        self._published_at = self._publishing_took = 0.0
+        self._published_at = self._publishing_took = 0.0  # seconds of processor time
         self._group: RankGroup | None = None
 
     def start(self) -> Stateful:
@@ -157,12 +159,12 @@ class GroupMember:
         survives."""
         if self._snapshot is None:
             return
-        started = perf_counter()
+        started, cpu_started = perf_counter(), process_time()
         tensors, plain = self._learner.state()
         self._snapshot.publish(tensors, {**plain, **self.plain_state()})
-        self._published_at = perf_counter()
-        self._publishing_took = self._published_at - started
-        self._count["publish_s"] += self._publishing_took
+        self._published_at = process_time()
+        self._publishing_took = self._published_at - cpu_started
+        self._count["publish_s"] += perf_counter() - started
 
     def close(self) -> None:
         """Leave the group."""
@@ -245,6 +247,7 @@ class GroupMember:
             )
 
     def _publishing_is_due(self) -> bool:
-        """Return whether enough time has passed for publishing to stay within `SNAPSHOT_SHARE`."""
-        passed = perf_counter() - self._published_at
+        """Return whether enough processor time has passed for publishing to stay within
+        `SNAPSHOT_SHARE`."""
+        passed = process_time() - self._published_at
         return self.index == 0 and passed * SNAPSHOT_SHARE >= self._publishing_took

@@ -167,3 +167,60 @@ def test_a_worker_that_dies_with_the_lock_of_its_queue_costs_its_queue_only(tmp_
     script.write_text(DIES_WITH_THE_LOCK)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
     assert done.stdout == "survived\n", done.stderr
+
+
+KILLED_ANYWHERE = """
+import multiprocessing, os, random, time
+from sampleforge.runners import events
+
+def send_without_end(sender):
+    number = 0
+    while True:
+        sender("log", ("info", f"{number:07d}" * 200))
+        number += 1
+
+def take(reader, heard):
+    for event in reader.take():
+        text = event.payload[1]
+        assert text == text[:7] * 200, "whole"
+        heard.setdefault(event.source, []).append(int(text[:7]))
+
+if __name__ == "__main__":
+    events.STUCK_S = 0.5
+    reader, heard = events.EventReader(), {}
+    moments = random.Random(0)
+    for life in range(30):
+        sender = reader.new_sender(f"life {life}")
+        process = multiprocessing.get_context("fork").Process(
+            target=send_without_end, args=(sender,)
+        )
+        process.start()
+        while not heard.get(sender.source):
+            take(reader, heard)
+        time.sleep(moments.random() * 0.01)
+        process.kill()
+        process.join()
+        reader.retire(sender)
+        take(reader, heard)
+    last = reader.new_sender("the last one")
+    last("log", ("info", "0000007" * 200))
+    while "the last one" not in heard or len(reader._senders) > 1:
+        take(reader, heard)
+        time.sleep(0.01)
+    assert heard.pop("the last one") == [7]
+    for numbers in heard.values():
+        assert numbers == sorted(set(numbers)), "in order, and once"
+    print(len(heard), "lives")
+    os._exit(0)  # the abandoned threads never return
+"""
+
+
+@pytest.mark.multiprocess(timeout=60)
+def test_the_events_of_a_worker_that_is_killed_anywhere_are_whole_and_in_order(
+    tmp_path: Path,
+) -> None:
+    """Also inside the queue, with its lock: then the rest of its events is lost, and no others."""
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_ANYWHERE)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "30 lives\n", done.stderr

@@ -24,13 +24,14 @@ OWN = ShardSlots(0, 0, CAPACITY + ACTORS * LEASES, CAPACITY)
 
 
 class ReplayWorld:
-    """All that outlives a replay worker, and a record of what it should hold.
+    """All that outlives a replay worker, and a record of what it should hold. ``limiter``: keeps
+    samples per insert; by default it does not.
 
     ``rollouts``: number of each rollout that was handed over, in order; it is the first number of
     each of its observations. ``lives``: workers so far.
     """
 
-    def __init__(self, alpha: float = 0.6) -> None:
+    def __init__(self, alpha: float = 0.6, limiter: RateLimiter | None = None) -> None:
         self.slots = TrajectorySlots(
             OWN.count, SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS), debug=True
         )
@@ -41,7 +42,8 @@ class ReplayWorld:
         )
         self.requests = SampleRequests(REQUESTS, BATCH, [self.wakeup], learner)
         self.memory = ShardMemory(OWN.count, STEPS, prioritised=alpha > 0)
-        self.counters = ReplayCounters(1)
+        self.limiter = limiter or RateLimiter(ReplayCounters(1), None, 0.0, 1)
+        self.counters = self.limiter.replay_counters
         self.priority = Prioritisation(alpha, 1e-6)
         self.random = np.random.default_rng(0)
         self.rollouts: list[int] = []
@@ -56,7 +58,6 @@ class ReplayWorld:
     def new_worker(self) -> ReplayWorker:
         """The worker of another life, not started."""
         self.lives += 1
-        limiter = RateLimiter(self.counters, None, 0.0, 1)
         archive = ReplayArchive([self.wakeup], self.slots, {}, ReplayFolder(Path()))
         histograms = ReplayHistograms(self.requests, 1)
         counters = Counters(COUNTERS, 1)
@@ -65,7 +66,7 @@ class ReplayWorld:
             self.new_shard,
             self.exchange,
             self.requests,
-            limiter,
+            self.limiter,
             histograms,
             archive,
             self.wakeup,

@@ -3,7 +3,8 @@ written rollout is ever handed over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,43 +12,18 @@ import pytest
 from sampleforge.env.seeding import row_seeds
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.rollouts.exchange import RolloutExchange, SlotExchange
-from sampleforge.rollouts.slots import Owner, TrajectorySlots
+from sampleforge.rollouts.slots import Owner
 from sampleforge.shared.records import EpisodeQueue, EpisodeRecord
-from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
+from tests.support.kills import kills, live, watched
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.slots import some_slots
 
 SLOTS = 4
-
-
-class Killed(BaseException):
-    """What a process that is killed does not live to see."""
-
-
-class Killer:
-    """Raises Killed at the ``at``-th of the instants before and after each store that others see:
-    of a ring's end, of a slot's owner."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.left = -1
-        for owner, name in ((IndexRings, "push"), (IndexRings, "pop"), (TrajectorySlots, "move")):
-            patch.setattr(owner, name, self._around(getattr(owner, name)))
-
-    def _around(self, method: Callable[..., object]) -> Callable[..., object]:
-        def wrapped(*args: object) -> object:
-            self._tick()
-            result = method(*args)
-            self._tick()
-            return result
-
-        return wrapped
-
-    def _tick(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
+STEP = 7
+"""Of the instants at which a successor is killed, every so many; another selection for each
+instant at which its predecessor was killed."""
 
 
 def of_appo() -> tuple[RolloutExchange, Callable[[], list[int]]]:
@@ -86,44 +62,29 @@ def of_apex() -> tuple[RolloutExchange, Callable[[], list[int]]]:
     return exchange, consume
 
 
-def live(exchange: RolloutExchange, killer: Killer, at: int) -> bool:
-    """An actor's life, killed at an instant, unless it is over before: two rollouts at a time."""
-    killer.left = at
-    try:
-        exchange.take_over(0)
-        taken = [exchange.take_free(0), exchange.take_free(0)]
-        for slot in taken:
-            if slot is not None:
-                exchange.slots.reward[slot] = slot
-                exchange.hand_over(0, slot)
-    except Killed:
-        return True
-    finally:
-        killer.left = -1
-    return False
+def life(exchange: RolloutExchange) -> None:
+    """An actor's life: two rollouts at a time, unless it is killed before."""
+    exchange.take_over(0)
+    taken = [exchange.take_free(0), exchange.take_free(0)]
+    for slot in taken:
+        if slot is not None:
+            exchange.slots.reward[slot] = slot
+            exchange.hand_over(0, slot)
 
 
-def instants(make: Callable[[], object], killer: Killer) -> Iterator[int]:
-    at = 0
-    while at == 0 or live(make()[0], killer, at):  # type: ignore[index]
-        at += 1
-        yield at
+Make = Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]]
 
 
 @pytest.mark.parametrize("make", [of_appo, of_apex])
-def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(
-    make: Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(make: Make) -> None:
     """And so has the successor's, which was killed at any instant as well."""
-    killer = Killer(monkeypatch)
-    points = list(instants(make, killer))
-    assert len(points) > 12
-    for first in points:
-        for second in points:
+    instants = sum(1 for _ in kills(lambda: partial(life, make()[0])))
+    assert instants > 30
+    for first in range(1, instants + 1):
+        for second in range(1 + first % STEP, instants + 30, STEP):
             exchange, consume = make()
-            live(exchange, killer, first)
-            live(exchange, killer, second)
+            for at in (first, second):
+                live(partial(life, exchange), at)
             exchange.take_over(0)
             for slot in consume():
                 assert exchange.slots.generation[slot] >= 1
@@ -134,18 +95,36 @@ def test_a_restarted_actor_finds_all_its_slots_wherever_it_was_killed(
 
 
 @pytest.mark.parametrize("make", [of_appo, of_apex])
-def test_complete_rollouts_arrive_once_and_incomplete_ones_never_after_a_kill(
-    make: Callable[[], tuple[RolloutExchange, Callable[[], list[int]]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_slot_is_lost_if_the_other_end_moves_between_any_two_stores(make: Make) -> None:
+    """The reader of an actor's rollouts goes on while the actor is killed and its successor takes
+    over."""
+    exchanges: list[tuple[RolloutExchange, Callable[[], list[int]]]] = []
+
+    def new_life() -> Callable[[], object]:
+        exchanges.append(make())
+        return partial(life, exchanges[-1][0])
+
+    for _ in kills(new_life):
+        exchange, consume = exchanges.pop()
+        watched(lambda exchange=exchange: exchange.take_over(0), consume)  # type: ignore[misc]
+        taken = [exchange.take_free(0) for _ in range(SLOTS)]
+        assert sorted(t for t in taken if t is not None) == list(range(SLOTS))
+
+
+@pytest.mark.parametrize("make", [of_appo, of_apex])
+def test_complete_rollouts_arrive_once_and_incomplete_ones_never_after_a_kill(make: Make) -> None:
     """A rollout that was complete holds its slot's number; a renewed or untouched slot does not:
     debug poisons it with NaN."""
-    killer = Killer(monkeypatch)
-    for at in instants(make, killer):
-        exchange, _ = make()
+    exchanges: list[RolloutExchange] = []
+
+    def new_life() -> Callable[[], object]:
+        exchanges.append(make()[0])
+        exchanges[-1].slots.reward.fill(float("nan"))
+        return partial(life, exchanges[-1])
+
+    for _ in kills(new_life):
+        exchange = exchanges.pop()
         slots = exchange.slots
-        slots.reward.fill(float("nan"))
-        live(exchange, killer, at)
         before = slots.generation.copy()
         exchange.take_over(0)
         for slot in range(SLOTS):

@@ -4,6 +4,7 @@ advanced twice."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from sampleforge.algos.policy import PolicyOutput
-from sampleforge.rollouts.requests import InferenceRequests
+from sampleforge.rollouts.requests import ACT, VALUE, InferenceRequests
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.wakeup import Wakeup
@@ -20,16 +21,13 @@ from sampleforge.topologies.builders import ResumePoint, policy_seed
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.inference import RemoteInference
 from sampleforge.workers.policy import PolicyWorker
+from tests.support.kills import kills, live, watched
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, until, worker
-from tests.support.slots import some_slots
+from tests.support.slots import some_slots, some_spec
 
 STATE = 3
 SPLITS = 2
-
-
-class Killed(BaseException):
-    """What a process that is killed does not live to see."""
 
 
 class CountingPolicy:
@@ -52,18 +50,25 @@ class CountingPolicy:
             state=state.reshape(count, STATE) + 1,
         )
 
+    def values(self, obs: Any, state: Any) -> torch.Tensor:
+        np.testing.assert_array_equal(obs["x"], 3.0)
+        np.testing.assert_array_equal(state, 7.0)
+        return torch.full((len(obs["x"]),), float(self.life))
+
 
 def slots_and_requests() -> tuple[TrajectorySlots, InferenceRequests]:
     shape = some_slots(4).shape
-    recurrent = SlotShape(shape.rollout, shape.rows, shape.spec, STATE)
+    recurrent = SlotShape(shape.rollout, shape.rows, some_spec("same_step"), STATE)
     requests = InferenceRequests(recurrent, SPLITS, [Wakeup()], [Wakeup()])
     return TrajectorySlots(4, recurrent), requests
 
 
-def policy_worker(slots: TrajectorySlots, requests: InferenceRequests, life: int) -> PolicyWorker:
+def policy_worker(
+    slots: TrajectorySlots, requests: InferenceRequests, policy: CountingPolicy
+) -> PolicyWorker:
     made = PolicyWorker(
         0,
-        lambda: CountingPolicy(life),  # type: ignore[arg-type, return-value]
+        lambda: policy,  # type: ignore[arg-type, return-value]
         slots,
         requests,
         Wakeup(),
@@ -75,42 +80,144 @@ def policy_worker(slots: TrajectorySlots, requests: InferenceRequests, life: int
     return made
 
 
-@pytest.mark.parametrize("written", ["nothing", "all but the answer", "answer of the first split"])
-def test_the_successor_answers_what_was_open_from_the_same_state(
-    written: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slots, requests = slots_and_requests()
-    inference = RemoteInference(requests, 0)
-    inference.start()
-    inference.state[...] = 7.0
-    for split in range(SPLITS):
-        inference.ask(split, slot=split, t=0)
-    first = policy_worker(slots, requests, 1)
-    answer = requests.answer
+class World:
+    """Two splits of an actor, of which the first asks for actions and the second for actions or the
+    values of final observations, and what should come of it."""
 
-    def answer_some(actors: Any, splits: Any) -> None:
-        if written == "answer of the first split":
-            answer(actors[:1], splits[:1])
-        raise Killed
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.slots, self.requests = slots_and_requests()
+        self.inference = RemoteInference(self.requests, 0)
+        self.inference.start()
+        self.inference.state[...] = 7.0
+        self.lives = 0
 
-    def act_not(actors: Any, splits: Any) -> None:
-        raise Killed
+    def ask(self) -> None:
+        self.inference.ask(0, slot=0, t=0)
+        if self.kind == ACT:
+            self.inference.ask(1, slot=1, t=2)
+        else:
+            self.inference.final_obs["x"][1] = 3.0
+            self.inference.ask_final(1, slot=1, t=2)
 
-    with monkeypatch.context() as killed:
-        killed.setattr(requests, "answer", answer_some)
-        if written == "nothing":
-            killed.setattr(first, "_act", act_not)
-        with pytest.raises(Killed):
-            first.step()
-    second = policy_worker(slots, requests, 2)
-    second.recover()
-    assert second.step()
-    assert not second.step(), "all is answered"
-    for split in range(SPLITS):
-        assert inference.is_answered(split) and inference.is_answered(split)
-        answered = written == "answer of the first split" and split == 0
-        assert (slots.actions["action"][split, 0] == (1 if answered else 2)).all()
-        np.testing.assert_array_equal(inference.state[split], 8.0)
+    def new_worker(self) -> PolicyWorker:
+        """The policy worker of another life."""
+        self.lives += 1
+        return policy_worker(self.slots, self.requests, CountingPolicy(self.lives))
+
+    def answered(self, split: int) -> int | None:
+        """The life that has answered the request of a split, None if it is open. Raises
+        AssertionError if an answer is a mixture, or the recurrent state is wrong."""
+        if not self.inference.is_answered(split):
+            return None
+        at = (0, 0) if split == 0 else (1, 2)
+        if split == 1 and self.kind == VALUE:
+            assert self.slots.final_value is not None
+            columns = [self.slots.final_value[at]]
+            np.testing.assert_array_equal(self.inference.state[split], 7.0)
+        else:
+            columns = [
+                self.slots.actions["action"][at],
+                *(c[at] for c in self.slots.extras.values()),
+            ]
+            np.testing.assert_array_equal(self.inference.state[split], 8.0)
+            assert (self.slots.version[at] == CountingPolicy.version).all()
+        lives = {int(life) for column in columns for life in column}
+        assert len(lives) == 1, "a mixture of two answers"
+        return lives.pop()
+
+    def check_other_steps(self) -> None:
+        """No other step of any slot was written. Raises AssertionError."""
+        written = self.slots.version != 0
+        written[0, 0] = written[1, 2] = False
+        assert not written.any()
+
+
+KINDS = pytest.mark.parametrize("kind", [ACT, VALUE], ids=["actions", "values"])
+
+
+@KINDS
+def test_the_successor_answers_what_is_open_from_the_same_state(kind: int) -> None:
+    """Wherever the policy worker is killed, and wherever its successor is killed as well."""
+    worlds: list[World] = []
+
+    def new_life() -> Callable[[], object]:
+        worlds.append(World(kind))
+        worlds[-1].ask()
+        return worlds[-1].new_worker().step
+
+    instants = 0
+    for at in kills(new_life):
+        instants += 1
+        world = worlds.pop()
+        by_first = [world.answered(split) for split in range(SPLITS)]
+        assert set(by_first) <= {None, 1}
+        live(world.new_worker().step, at)
+        by_second = [world.answered(split) for split in range(SPLITS)]
+        third = world.new_worker()
+        third.recover()
+        while third.step():
+            pass
+        for split in range(SPLITS):
+            expected = by_first[split] or by_second[split] or 3
+            assert world.answered(split) == world.answered(split) == expected
+        world.check_other_steps()
+    assert instants > 30, "instants"
+
+
+@KINDS
+def test_an_actor_finds_an_answer_whole_at_every_store_of_the_policy_worker(kind: int) -> None:
+    world = World(kind)
+    world.ask()
+    seen: list[list[int | None]] = []
+    watched(
+        world.new_worker().step,
+        lambda: seen.append([world.answered(split) for split in range(SPLITS)]),
+    )
+    assert seen[0] == [None, None] and seen[-1] == [1, 1]
+
+
+@KINDS
+def test_a_request_is_seen_whole_at_every_store_of_the_actor(kind: int) -> None:
+    """A policy worker that looks between any two stores answers each request once."""
+    world = World(kind)
+    worker = world.new_worker()
+    watched(world.ask, worker.step)
+    assert [world.answered(split) for split in range(SPLITS)] == [1, 1]
+    world.check_other_steps()
+    for split in range(SPLITS):  # the next step, from the state that came back
+        world.inference.ask(split, slot=2 + split, t=1)
+    worker.step()
+    assert all(map(world.inference.is_answered, range(SPLITS)))
+    advanced = [9.0, 9.0 if kind == ACT else 8.0]
+    assert [state.min() for state in world.inference.state] == advanced
+    assert [state.max() for state in world.inference.state] == advanced
+
+
+@KINDS
+def test_an_actor_that_is_killed_at_any_store_leaves_no_request_behind(kind: int) -> None:
+    """Its successor begins from a state of its own, after the answers to its predecessor."""
+    worlds: list[World] = []
+
+    def new_life() -> Callable[[], object]:
+        worlds.append(World(kind))
+        return worlds[-1].ask
+
+    instants = 0
+    for _ in kills(new_life):
+        instants += 1
+        world = worlds.pop()
+        worker = world.new_worker()
+        while worker.step():
+            pass
+        world.check_other_steps()
+        world.inference = RemoteInference(world.requests, 0)
+        world.inference.start()
+        world.inference.state[...] = 7.0
+        world.ask()
+        assert worker.step() and not worker.step()
+        assert [world.answered(split) for split in range(SPLITS)] == [1, 1]
+    assert instants > 8, "instants"
 
 
 def test_each_life_draws_other_actions() -> None:
