@@ -57,7 +57,7 @@ STOPPED = 0.2
 """Fraction of the faults that are SIGSTOP."""
 SAMPLES = 120
 """Number of samples of memory, descriptors and threads in a run, but not more than one per 5 s."""
-COMMON = ("--env", "CartPole-v1", "--num-envs-per-worker", "16")
+COMMON: tuple[str, ...] = ("--env", "CartPole-v1", "--num-envs-per-worker", "16")
 COMMON += ("--report-interval", "1", "--checkpoint-interval", "15")
 TIMEOUT_S = 10.0
 TIMEOUT = f"{TIMEOUT_S:g}"
