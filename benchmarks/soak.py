@@ -505,8 +505,9 @@ def trained(
         "flags": " ".join(run.topology.command(args.seconds, seed, Path("RUN"))[1:]),
     }
     args.results.mkdir(exist_ok=True)
-    with (args.results / "soak.jsonl").open("a") as file:
-        file.write(json.dumps(conditions | found) + "\n")  # at once: threads take turns
+    line = json.dumps(conditions | found) + "\n"
+    with (args.results / "soak.jsonl").open("ab", buffering=0) as file:
+        file.write(line.encode())  # in a single call: other runs may end at the same time
     said = ("hung", "exit_code", "status", "restarts_by_role", "score", "processes_left")
     print(name, seed, {n: found[n] for n in said}, len(found["faults"]), "faults", flush=True)
 
