@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,11 @@ END_COLUMNS = [
     *("env steps, of calm", "score", "band of calm runs"),
 ]
 AGAIN_COLUMNS = [
-    *("topology", "SIGKILL", "median", "max", "<= 5 s", "all, max"),
-    *("SIGSTOP", "median", "max", "not seen"),
+    *("topology", "signal", "faults", "alone", "median", "max"),
+    *("all", "median", "max", "<= 5 s", "struck again", "run ended"),
+]
+ROLE_COLUMNS = [
+    *("topology", "role", "signal", "alone", "median", "max", "all", "median", "max"),
 ]
 FLAT_COLUMNS = [
     *("topology", "driver MiB", "descriptors", "threads"),
@@ -46,7 +48,7 @@ def sections(runs: Sequence[Row]) -> list[str]:
         for run in (run for run in mine if run["disturbed"]):
             same = [other for other in calm if other["seconds"] == run["seconds"]]
             ends.append(end_cells(run, same))
-            again.append(again_cells(run))
+            again += again_cells(run)
             flat.append(flat_cells(run))
             notes.append(f"* {name}: `{run['flags']}`")
             roles += role_cells(run)
@@ -57,8 +59,8 @@ def sections(runs: Sequence[Row]) -> list[str]:
         table(END_COLUMNS, ends),
         "## Seconds until the run was going on again\n\n" + AGAIN,
         table(AGAIN_COLUMNS, again),
-        "By role and signal (faults that struck alone):",
-        table(["topology", "role", "signal", "faults", "median", "max"], roles),
+        "By role:",
+        table(ROLE_COLUMNS, roles),
         "## Memory, descriptors, threads\n\n" + FLAT,
         table(FLAT_COLUMNS, flat),
         "![](soak.png)",
@@ -73,10 +75,13 @@ ENDS = (
 )
 AGAIN = (
     "From the signal until env steps, updates and the victim's own counter have advanced since its "
-    "replacement or its SIGCONT, read every 20 ms in the run's shared memory. The first columns "
-    "are of faults that struck alone: no other fault was open from the signal to the recovery. "
-    '"All" has those that overlap as well, and so may wait for a worker that is stopped. "Not '
-    'seen": the worker was struck again before, or the run ended.'
+    "replacement or its SIGCONT, read every 20 ms in the run's shared memory. Alone: no other "
+    'fault was open from the signal to the recovery. "All" has those that overlap as well, and so '
+    "may wait for another worker that is stopped. Struck again: the same worker, before the run "
+    "went on. A stopped actor, policy worker, replay worker or evaluator is replaced after "
+    "`--env-timeout` (10 s here, 60 s by default), or, in the seconds after its start, after 30 s "
+    "more; a rank after `--env-timeout` or `--rank-timeout` (10 s here, 60 s by default). A single "
+    "learner has no time-out while it learns: it goes on with its SIGCONT, here after 20 s."
 )
 FLAT = (
     "Mean of the first quarter of the samples -> mean of the last quarter. The driver is never "
@@ -130,23 +135,30 @@ def struck_alone(faults: Sequence[Row]) -> list[Row]:
     return [f for f in seen if not any(overlap(f, g) for g in faults if g is not f)]
 
 
-def again_cells(run: Row) -> list[str]:
-    faults = run["faults"]
-    alone = struck_alone(faults)
-    killed = [f["again_s"] for f in alone if f["signal"] == "SIGKILL"]
-    stopped = [f["again_s"] for f in alone if f["signal"] == "SIGSTOP"]
-    everything = [f["again_s"] for f in faults if f["again_s"] is not None]
-    soon = sum(seconds <= WITHIN_S for seconds in killed)
-    return [
-        run["topology"],
-        f"{len(killed)}",
-        *median_and_max(killed),
-        f"{soon / len(killed):.0%}" if killed else "",
-        f"{max(everything):.1f}" if everything else "",
-        f"{len(stopped)}",
-        *median_and_max(stopped),
-        f"{len(faults) - len(everything)}",
-    ]
+def again_cells(run: Row) -> list[list[str]]:
+    alone = struck_alone(run["faults"])
+    rows = []
+    for number in ("SIGKILL", "SIGSTOP"):
+        own = [f for f in run["faults"] if f["signal"] == number]
+        by_itself = [f["again_s"] for f in alone if f["signal"] == number]
+        seen = [f["again_s"] for f in own if f["again_s"] is not None]
+        soon = sum(seconds <= WITHIN_S for seconds in seen)
+        again = sum(fault["overtaken"] for fault in own)
+        rows.append(
+            [
+                run["topology"],
+                number,
+                f"{len(own)}",
+                f"{len(by_itself)}",
+                *median_and_max(by_itself),
+                f"{len(seen)}",
+                *median_and_max(seen),
+                f"{soon / len(seen):.0%}" if seen else "",
+                f"{again}",
+                f"{len(own) - len(seen) - again}",
+            ]
+        )
+    return rows
 
 
 def median_and_max(seconds: Sequence[float]) -> list[str]:
@@ -154,19 +166,25 @@ def median_and_max(seconds: Sequence[float]) -> list[str]:
 
 
 def role_cells(run: Row) -> list[list[str]]:
-    def key(fault: Row) -> tuple[str, str]:
-        return fault["role"], fault["signal"]
+    alone = struck_alone(run["faults"])
+    seen = [fault for fault in run["faults"] if fault["again_s"] is not None]
+    rows = []
+    for role, number in sorted({(fault["role"], fault["signal"]) for fault in seen}):
+        cells = [run["topology"], role, number]
+        for faults in (alone, seen):
+            own = [f["again_s"] for f in faults if (f["role"], f["signal"]) == (role, number)]
+            cells += [f"{len(own)}", *median_and_max(own)]
+        rows.append(cells)
+    return rows
 
-    groups = groupby(sorted(struck_alone(run["faults"]), key=key), key)
-    rows = [(role, number, [fault["again_s"] for fault in own]) for (role, number), own in groups]
-    return [
-        [run["topology"], role, number, f"{len(own)}", *median_and_max(own)]
-        for role, number, own in rows
-    ]
+
+def samples_of(run: Row) -> list[Row]:
+    """Return the samples of a run that are not of its end, when the driver has gone."""
+    return [sample for sample in run["samples"] if "driver_fds" in sample]
 
 
 def flat_cells(run: Row) -> list[str]:
-    samples = run["samples"]
+    samples = samples_of(run)
     quarter = max(1, len(samples) // 4)
 
     def change(name: str, unit: float = 1.0) -> str:
@@ -201,7 +219,7 @@ def draw(runs: Sequence[Row], file: Path) -> None:
     for index, (title, (name, unit)) in enumerate(panels.items()):
         axis = figure.add_subplot(grid[1 + index // 3, index % 3])
         for run in disturbed:
-            points = [(s["at"] / 60, s[name] / unit) for s in run["samples"] if name in s]
+            points = [(s["at"] / 60, s[name] / unit) for s in samples_of(run)]
             _line(axis, points, color=colours[run["topology"]], label=run["topology"])
         _finish(axis, title)
     axis = figure.add_subplot(grid[2, 2])
@@ -246,7 +264,7 @@ def _line(axis: Any, points: Iterable[tuple[float, float]], **style: Any) -> Non
 def _finish(axis: Any, title: str) -> None:
     axis.set_title(title)
     axis.set_xlabel("minutes")
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0.0, 1.05 * axis.dataLim.y1)
     axis.grid(alpha=0.3)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=8)
