@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sampleforge.benchmark import run_benchmark
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
-from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
+from sampleforge.topologies.config import AnyConfig
 
 __all__ = ["LoadedPolicy", "Result", "Trainer", "load_policy", "train"]
 
@@ -34,6 +33,8 @@ def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
     session = Session(config, callbacks)
     session.open()
     if config.benchmark:
+        from sampleforge.benchmark import run_benchmark
+
         run_benchmark(session)
     else:
         with session:
@@ -58,7 +59,7 @@ class Trainer:
         config: AnyConfig,
         callbacks: Sequence[Callback] = (),
         *,
-        policies: Sequence[str] = (ONLY_POLICY,),
+        policies: Sequence[str] | None = None,
     ) -> None:
         self.session = Session(config, callbacks, policies=policies)
         self._policy: LoadedPolicy | None = None

@@ -142,6 +142,7 @@ class AppoLoss:
             + config.kl_coeff * kl
         )
         with torch.no_grad():
+            moments = value_moments(experience.value, targets, counts)
             metrics = {
                 "loss": loss,
                 "policy_loss": policy_loss,
@@ -151,8 +152,8 @@ class AppoLoss:
                 "clip_fraction": clip_fraction(log_ratio, config.clip_ratio, counts),
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
                 "value_mean": masked_mean(values, counts),
-                "target_mean": masked_mean(targets, counts),
-                **value_moments(experience.value, targets, counts),
+                "target_mean": moments["target_first"],
+                **moments,
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         detached = {name: m.detach() for name, m in metrics.items()}

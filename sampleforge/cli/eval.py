@@ -38,6 +38,8 @@ class EvalFlags(Checked):
     checkpoint: Literal["latest", "best"] = "latest"
     """best: that of the highest mean return in the run's own evaluations (--evaluate-interval); in
     a run without them, over 100 episodes of training."""
+    policy: str | None = None
+    """Which policy to evaluate, in a run with several (--num-policies), such as policy_0."""
     quiet: bool = False
     """Print nothing but errors and the last line."""
     trust: bool = False
@@ -85,6 +87,7 @@ def run(args: Sequence[str]) -> int:
                 stochastic=flags.stochastic,
                 seed=flags.seed,
                 which=flags.checkpoint,
+                policy=flags.policy,
                 trust=flags.trusted,
                 display=display,
                 alive=watch.alive,

@@ -14,7 +14,7 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -58,15 +58,31 @@ OTHER_NAMES = {
 """Name of a flag in other libraries -> name of the same flag here."""
 
 
-def check_known(cls: type[Any], args: Sequence[str]) -> None:
+def check_known(
+    cls: type[Any], args: Sequence[str], algos: Mapping[str, type[Any]], algo: str
+) -> None:
     """Raise ConfigError for a flag whose name is that of another library, with the name it has in
-    ``cls``. Other unknown flags are refused by `parse`."""
-    names = {field.name.replace("_", "-") for field in dataclasses.fields(cls)}
+    ``cls``, and for a flag of another one of ``algos``. Other unknown flags are refused by
+    `parse`."""
+    names = _flag_names(cls)
     for arg in args:
         name = arg.partition("=")[0].removeprefix("--").replace("_", "-")
+        if not arg.startswith("--") or name in names:
+            continue
         ours = OTHER_NAMES.get(name)
-        if arg.startswith("--") and name not in names and ours in names:
+        if ours in names:
             raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
+        having = [other for other, its in algos.items() if name in _flag_names(its)]
+        if having:
+            raise ConfigError(
+                f"--{name} is a flag of {' and '.join(having)}; {algo} has none of that name "
+                f"(sampleforge train {algo} --help lists its flags)"
+            )
+
+
+def _flag_names(cls: type[Any]) -> set[str]:
+    """Return the names of the flags of a config class, without those of nested classes."""
+    return {field.name.replace("_", "-") for field in dataclasses.fields(cls)}
 
 
 def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:

@@ -59,7 +59,7 @@ def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
     """Return the config of a command line of ``verb``. Raises ConfigError, and SystemExit like
     `flags.parse`."""
     cls = config_class(algo)
-    flags.check_known(cls, args)
+    flags.check_known(cls, args, ALGOS, algo)
     args = flags.with_values(cls, args)
     values = flags.unchecked(cls)
     parsed = _parse(algo, cls, values(), args, verb)

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any, TypeVar
 
 from sampleforge.topologies.apex.plan import ApexPlan
-from sampleforge.topologies.config import AnyConfig, DdppoConfig
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.registry import topology
 from sampleforge.topologies.sampler_plan import Plan
 
 C = TypeVar("C", bound=AnyConfig)
@@ -16,15 +17,8 @@ def with_plan(config: C, plan: Plan | ApexPlan) -> C:
     """Return ``config`` with the values that the plan has chosen for this machine: workers or
     ranks, envs, device, precision, inference, threads, and the limit of the policy lag."""
     chosen: dict[str, Any] = {
-        "num_ranks" if isinstance(config, DdppoConfig) else "num_workers": plan.num_workers,
-        "num_envs_per_worker": plan.num_splits * plan.rows,
-        "num_splits": plan.num_splits,
-        "inference": plan.inference,
-        "num_policy_workers": max(1, plan.num_policy_workers),
-        "device": plan.device,
-        "precision": plan.precision,
+        f"num_{topology(config).sampler}s": plan.num_workers,
         "learner_threads": plan.learner_threads,
+        **plan.chosen,
     }
-    if isinstance(plan, Plan):
-        chosen["max_policy_lag"] = plan.lag.limit
     return dataclasses.replace(config, **chosen)

@@ -147,7 +147,10 @@ class RunFolder:
             return self.checkpoints
         if not several:
             raise ConfigError(f"{self.path} has one policy, and none called {policy!r}")
-        raise ConfigError(f"{self.path} has the policies {', '.join(several)}; say which of them")
+        raise ConfigError(
+            f"{self.path} has the policies {', '.join(several)}; say which of them: --policy "
+            f"{several[0]}, or policy={several[0]!r} in Python"
+        )
 
     def _locked(self) -> int:
         """Lock the folder; return the file descriptor that holds the lock."""

@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from sampleforge.ops.surrogate import masked_mean
-
 MOMENTS = ("target_first", "target_second", "error_first", "error_second")
 """Names of the moments that `value_moments` gives."""
 ROUNDING = 1e-9
@@ -24,9 +22,13 @@ def value_moments(values: Tensor, targets: Tensor, mask: Tensor) -> dict[str, Te
     element counts. Means of parts add up to those of the whole, weighted by what the parts count.
     """
     targets = targets.double()
-    errors = targets - values
-    found = (targets, targets.square(), errors, errors.square())
-    return {name: masked_mean(x, mask) for name, x in zip(MOMENTS, found, strict=True)}
+    both, weight = torch.stack((targets, targets - values)).flatten(1), mask.flatten().double()
+    both = torch.where(weight > 0, both, 0.0)
+    total = weight.sum()
+    means = torch.stack((both @ weight, both.square() @ weight), 1) / torch.where(
+        total > 0, total, 1.0
+    )
+    return dict(zip(MOMENTS, means.flatten().unbind(), strict=True))
 
 
 def explained_variance(moments: dict[str, float]) -> float | None:

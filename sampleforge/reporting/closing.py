@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.config import typed
 from sampleforge.folder.stored_config import flat_fields
 from sampleforge.reporting.progress import duration, number
+from sampleforge.topologies.config import policy_ids
 
 if TYPE_CHECKING:
     from sampleforge.topologies.config import AnyConfig
@@ -36,12 +37,13 @@ def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
     if config.sampler_only or config.benchmark:
         return []
     path = shlex.quote(shown(folder))
+    policy = "" if len(policy_ids(config)) == 1 else f" --policy {policy_ids(config)[0]}"
     to_resume = "To resume"
     if status == "finished":
         to_resume += " (with a later stop condition)"
     return [
         f"{to_resume}: {resume_command(config, folder)}",
-        f"To evaluate: sampleforge eval {path}",
+        f"To evaluate: sampleforge eval {path}{policy}",
         f"To plot: sampleforge plot {path}",
     ]
 

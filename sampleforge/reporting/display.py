@@ -10,6 +10,7 @@ from rich.text import Text
 
 from sampleforge.reporting.evaluated import evaluations
 from sampleforge.reporting.live_panel import Panel
+from sampleforge.reporting.policy_values import with_overall
 from sampleforge.reporting.progress import (
     Goal,
     Values,
@@ -82,7 +83,7 @@ class LineDisplay(QuietDisplay):
 
     def update(self, values: Values, bottleneck: str | None = None) -> None:
         self._goal.observe(values)
-        values = {**self._known.last(values), **values}
+        values = with_overall({**self._known.last(values), **values})
         if self._lines % self.HEADER_EVERY == 0:
             names = [name for name, _ in self.COLUMNS]
             if has_replay(values):

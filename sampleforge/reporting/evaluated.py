@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from sampleforge.shared.records import Evaluation
+if TYPE_CHECKING:
+    from sampleforge.shared.records import Evaluation
 
 PREFIX = "eval_"
 """The beginning of the scalars' names; a field of `Evaluation` follows it."""

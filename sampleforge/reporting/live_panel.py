@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sampleforge.reporting.policy_values import by_policy, with_overall
 from sampleforge.reporting.progress import (
     Goal,
     Values,
@@ -28,8 +31,9 @@ Figure = tuple[str, str]
 
 
 class Panel:
-    """The panel of one report: title, progress, figures of the system and of learning, bottleneck,
-    and faults. No line is wider than the terminal, down to 60 columns.
+    """The panel of one report: title, progress, figures of the system and of learning, a table of
+    the policies if there are several, bottleneck, and faults. No line is wider than the terminal,
+    down to 60 columns.
 
     ``values``: the report, completed by the last known values of the metrics that it lacks.
     ``bottleneck``: what limits the run, if it is known.
@@ -39,7 +43,8 @@ class Panel:
         self, title: str, values: Values, goal: Goal, bottleneck: str | None = None
     ) -> None:
         self._title = title
-        self._values = values
+        self._policies = by_policy(values)
+        self._values = with_overall(values)
         self._goal = goal
         self._bottleneck = bottleneck
 
@@ -52,6 +57,7 @@ class Panel:
             Text(f"\n{self._title}", "bold", no_wrap=True, overflow="ellipsis"),
             *_progress(values, self._goal, width),
             _figures(_system(values), _learning(values), wide=width >= WIDE),
+            *([_table(self._policies)] if self._policies else []),
         ]
         if self._bottleneck is not None:
             lines.append(_line("bottleneck", self._bottleneck))
@@ -150,6 +156,28 @@ def _learning(values: Values) -> list[Figure]:
         *(_q_losses(values) if has_replay(values) else _policy_losses(values)),
         ("grad norm", number(get("grad_norm"), ".3g")),
     ]
+
+
+def _table(policies: Mapping[str, Values]) -> Table:
+    """Return a table with a row for each policy."""
+    replay = any(has_replay(own) for own in policies.values())
+    table = Table.grid(padding=(0, 2, 0, 0))
+    names = ["policy", "return", "episodes", "updates", "loss", "Q" if replay else "entropy"]
+    for name in names:
+        table.add_column(justify="left" if name in ("policy", "return") else "right", no_wrap=True)
+    table.add_row(*names, style="dim")
+    for policy, own in policies.items():
+        spread = "" if "return_std" not in own else f" ± {short(own['return_std'])}"
+        last = number(own.get("q_mean"), ".3g") if replay else number(own.get("entropy"), ".3f")
+        table.add_row(
+            policy,
+            f"{number(own.get('return_mean'), ',.2f')}{spread}",
+            short(own.get("episodes")),
+            short(own.get("updates")),
+            number(own.get("loss"), ".3g"),
+            last,
+        )
+    return table
 
 
 def _policy_losses(values: Values) -> list[Figure]:

@@ -46,31 +46,25 @@ def device_name(device: str) -> str:
 
 def plan_line(config: AnyConfig, plan: Plan | ApexPlan) -> str:
     """Return the sizes of a run: "2 workers x 64 envs, batch 4,096, CPU, fp32"."""
-    ranks = config.algo == "ddppo"
-    noun = "rank" if ranks else "worker"
+    from sampleforge.topologies.registry import topology
+
+    sampler = topology(config).sampler
     several = "" if plan.num_workers == 1 else "s"
-    parts = [f"{plan.num_workers} {noun}{several} x {plan.num_splits * plan.rows} envs"]
+    parts = [f"{plan.num_workers} {sampler}{several} x {plan.num_splits * plan.rows} envs"]
     if plan.num_policy_workers:
         several = "" if plan.num_policy_workers == 1 else "s"
         parts.append(f"{plan.num_policy_workers} policy worker{several}")
-    parts.append(f"batch {number(plan.batch_size * (plan.num_workers if ranks else 1))}")
-    if config.algo == "apex":
-        parts.append(f"replay {number(plan.capacity)}")  # type: ignore[union-attr]
-    return ", ".join([*parts, device_name(plan.device), plan.precision])
+    batches = plan.num_workers if sampler == "rank" else 1  # each rank has one of its own
+    parts.append(f"batch {number(plan.batch_size * batches)}")
+    return ", ".join([*parts, *plan.sizes, device_name(plan.device), plan.precision])
 
 
 def reason_line(config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> str:
     """Return the line that says which settings were chosen for the environment and the machine, and
     why."""
-    from sampleforge.topologies import ppo_defaults
-    from sampleforge.topologies.apex import plan as apex_plan
-    from sampleforge.topologies.config import ApexConfig
+    from sampleforge.topologies.registry import topology
 
-    if isinstance(config, ApexConfig):
-        assert isinstance(plan, apex_plan.ApexPlan)
-        learning = apex_plan.reason(config, plan)
-    else:
-        learning = ppo_defaults.reason(config, spec)
+    learning = topology(config).reason(config, plan, spec)
     inference = next((text for text in plan.reasons if text.startswith("Inference")), "")
     return f"{learning}. {inference}" if inference else learning
 
@@ -127,7 +121,7 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.runtime.machine import resolve_device
     from sampleforge.topologies.builders import PolicyStart, ResumePoint
-    from sampleforge.topologies.config import ONLY_POLICY
+    from sampleforge.topologies.config import policy_ids
     from sampleforge.topologies.registry import topology
 
     make_cwd_importable()
@@ -137,5 +131,9 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, batch_size=plan.batch_size, model=model)
     start = ResumePoint(config.seed or 0)
-    only = PolicyStart(ONLY_POLICY, start, lambda tensors, state: None)
-    return chosen.wire(config, plan, spec, start, [only]), config, plan, spec
+    policies = [PolicyStart(each, start, _do_not_save) for each in policy_ids(config)]
+    return chosen.wire(config, plan, spec, start, policies), config, plan, spec
+
+
+def _do_not_save(tensors: Any, state: Any) -> None:
+    """Do nothing in the place of a learner that writes a checkpoint: nothing is started."""

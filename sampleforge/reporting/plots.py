@@ -14,6 +14,7 @@ from sampleforge.config import ConfigError
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.stored_config import read_yaml
 from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.reporting.policy_values import by_policy
 
 MINUTES_FROM = 300.0
 """Length of a run in seconds from which on the time axes are in minutes."""
@@ -66,15 +67,20 @@ class Curves:
         return steps, times, [float(report["eval_return_mean"]) for report in reports]
 
 
-def read_curves(path: Path) -> Curves:
-    """Return the curves of a run folder. Raises ConfigError if ``path`` is not a run folder or has
-    no report yet."""
+def read_curves(path: Path) -> list[Curves]:
+    """Return the curves of a run folder, those of each policy if it has several. Raises ConfigError
+    if ``path`` is not a run folder or has no report yet."""
     folder = RunFolder.existing(path)
     config = read_yaml(folder.config_file)
     reports = read_metrics(folder.metrics_file) if folder.metrics_file.is_file() else []
     if not reports:
         raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
-    return Curves(path.resolve().name, f"{config.get('env')}, {config.get('algo')}", reports)
+    run, subject = path.resolve().name, f"{config.get('env')}, {config.get('algo')}"
+    policies = sorted({policy for report in reports for policy in by_policy(report)})
+    if not policies:
+        return [Curves(run, subject, reports)]
+    of_policy = {p: [{**r, **by_policy(r).get(p, {})} for r in reports] for p in policies}
+    return [Curves(f"{run} {policy}", subject, own) for policy, own in of_policy.items()]
 
 
 def draw(paths: Sequence[Path], out: Path) -> None:
@@ -89,7 +95,7 @@ def draw(paths: Sequence[Path], out: Path) -> None:
         raise ConfigError(
             'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
         ) from error
-    runs = [read_curves(path) for path in paths]
+    runs = [curves for path in paths for curves in read_curves(path)]
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     axes = figure.subplots(2, 2)
     unit = _time_unit(runs)

@@ -18,7 +18,7 @@ from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.session.callback import Callback, Level, Message
 from sampleforge.session.deployment import Deployment, OneMachine
-from sampleforge.topologies.config import ONLY_POLICY, AnyConfig
+from sampleforge.topologies.config import AnyConfig, policy_ids
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import OpenRun
@@ -69,8 +69,8 @@ class Session:
     other than `stop`, `interrupt` and `kill` belong to one thread.
 
     ``policies``: the ids of the policy groups, each of which learns a policy of its own from the
-    same actors. With several, each has a folder of checkpoints of its own, named by its id, and the
-    names of its metrics begin with ``<id>/``.
+    same actors (None: as many as ``config.num_policies``). With several, each has a folder of
+    checkpoints of its own, named by its id, and the names of its metrics begin with ``<id>/``.
     """
 
     def __init__(
@@ -79,8 +79,9 @@ class Session:
         callbacks: Sequence[Callback] = (),
         *,
         deployment: Deployment | None = None,
-        policies: Sequence[str] = (ONLY_POLICY,),
+        policies: Sequence[str] | None = None,
     ) -> None:
+        policies = policy_ids(config) if policies is None else policies
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
@@ -125,15 +126,15 @@ class Session:
             start_fork_server()
         from sampleforge.env.probe import probe
         from sampleforge.env.scratch import make_cwd_importable
-        from sampleforge.folder.opening import open_folder
-        from sampleforge.session.reporting import RunFiles
 
         make_cwd_importable()  # the user's environment and encoder may lie there
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
+        from sampleforge.folder.opening import open_folder
         from sampleforge.models.registry import with_import_string
+        from sampleforge.session.reporting import RunFiles
         from sampleforge.spec import with_action_units
         from sampleforge.topologies.registry import topology
 

@@ -16,7 +16,13 @@ from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
-from sampleforge.workers.config import EvaluatorConfig, LearnersConfig, RanksConfig, SamplerConfig
+from sampleforge.workers.config import (
+    EvaluatorConfig,
+    LearnersConfig,
+    PoliciesConfig,
+    RanksConfig,
+    SamplerConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class AppoConfig(
     AppoLossConfig,
     LearnerConfig,
     LearnersConfig,
+    PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
     RunConfig,
@@ -49,7 +56,14 @@ class AppoConfig(
 
 @dataclass(frozen=True)
 class ApexConfig(
-    ReplayConfig, DqnConfig, LearnersConfig, SamplerConfig, EvaluatorConfig, RunConfig, EnvConfig
+    ReplayConfig,
+    DqnConfig,
+    LearnersConfig,
+    PoliciesConfig,
+    SamplerConfig,
+    EvaluatorConfig,
+    RunConfig,
+    EnvConfig,
 ):
     """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
 
@@ -214,6 +228,14 @@ AnyConfig = PpoConfig | ApexConfig
 
 ONLY_POLICY = "policy"
 """The id of the policy group of a run with one policy."""
+
+
+def policy_ids(config: AnyConfig) -> tuple[str, ...]:
+    """Return the ids of the policies that the run trains: "policy_0" and so on, if there are
+    several."""
+    count = 1 if isinstance(config, DdppoConfig) else config.num_policies
+    return (ONLY_POLICY,) if count == 1 else tuple(f"policy_{i}" for i in range(count))
+
 
 ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}
 """Name of an algorithm -> its config class."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sampleforge.env.vector import EnvVector
 from sampleforge.replay.histograms import ReplayHistograms
@@ -167,6 +167,16 @@ def group_prefix(group: str, groups: int) -> str:
     return "" if groups == 1 else f"{group}/"
 
 
+class AddedGroup(NamedTuple):
+    """A policy group whose workers were added, with its channels (``edges``), those of its
+    evaluator (``evaluation``), and notes about it."""
+
+    group: PolicyGroup
+    edges: tuple[Edge, ...]
+    evaluation: tuple[Edge, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class GraphBuilder:
     """Collects the workers of a topology; gives each a counter row, and all one stop flag.
 
@@ -220,6 +230,32 @@ class GraphBuilder:
     def last_row(self) -> int:
         """The counter row of the worker that is added last."""
         return len(self.counters.column("env_steps")) - 1
+
+    def build_groups(
+        self,
+        ids: Sequence[str],
+        add_group: Callable[[GraphBuilder, str, str], AddedGroup],
+        notes: Sequence[str],
+        episodes: Episodes,
+    ) -> Graph:
+        """Add a policy group for each of ``ids`` to the actors, which must have been added, and
+        return the graph. ``add_group(builder, id, prefix)`` adds the workers of one group;
+        ``prefix``: of their names."""
+        actors = sum(node.role == "actor" for node in self._nodes)
+        added: dict[str, AddedGroup] = {}
+        for group_id in ids:
+            prefix = group_prefix(group_id, len(ids))
+            added[prefix] = add_group(self.of_group(prefix), group_id, prefix)
+        return self.build(
+            groups=[each.group for each in added.values()],
+            edges=[
+                *(edge for each in added.values() for edge in each.edges),
+                Edge(f"{actors} actors", "driver", "finished episodes"),
+                *(edge for each in added.values() for edge in each.evaluation),
+            ],
+            notes=[*notes, *(p + note for p, each in added.items() for note in each.notes)],
+            episodes=episodes,
+        )
 
     def build(
         self,

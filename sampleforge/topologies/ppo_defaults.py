@@ -97,7 +97,7 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     return config
 
 
-def reason(config: PpoConfig, spec: EnvSpec) -> str:
+def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     """Return a line with the chosen settings and the reason; ``config`` is resolved."""
     settings = _settings(config, spec)
     kind = "images" if has_image(spec) else "no images"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
@@ -18,7 +18,7 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ddppo.wire import ddppo
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.ppo_defaults import reason, resolve_defaults
 
 NewModel = Callable[[], ActorCritic | QNetwork]
 
@@ -30,19 +30,25 @@ class Topology:
     ``resolve_defaults(config, spec)`` resolves the unset fields of the config;
     ``plan(config, spec, device)`` chooses the sizes; ``wire(config, plan, spec, start, policies)``
     builds the graph, with a policy group for each `PolicyStart` of ``policies``;
-    ``model_maker(config, spec, seed)`` returns the function that makes the model.
+    ``model_maker(config, spec, seed)`` returns the function that makes the model;
+    ``reason(config, plan, spec)`` says in a line which settings were chosen, and why. ``sampler``:
+    the kind of worker that steps environments.
     """
 
     resolve_defaults: Callable[[Any, EnvSpec], Any]
     plan: Callable[..., Any]
     wire: Callable[..., Graph]
     model_maker: Callable[[Any, EnvSpec, int], NewModel]
+    reason: Callable[[Any, Any, EnvSpec], str]
+    sampler: Literal["worker", "rank"] = "worker"
 
 
 _TOPOLOGIES = {
-    "appo": Topology(resolve_defaults, plan_appo, appo, model_maker),
-    "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, model_maker),
-    "apex": Topology(apex_plan.resolve_defaults, apex_plan.plan_apex, apex, network_maker),
+    "appo": Topology(resolve_defaults, plan_appo, appo, model_maker, reason),
+    "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, model_maker, reason, "rank"),
+    "apex": Topology(
+        apex_plan.resolve_defaults, apex_plan.plan_apex, apex, network_maker, apex_plan.reason
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
@@ -33,6 +33,24 @@ class SamplerPlan:
     reasons: tuple[str, ...]
 
     @property
+    def sizes(self) -> tuple[str, ...]:
+        """Further sizes that a user should see, as text."""
+        return ()
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values of config fields that were chosen for this machine, but for the number of
+        workers."""
+        return {
+            "num_envs_per_worker": self.num_splits * self.rows,
+            "num_splits": self.num_splits,
+            "inference": self.inference,
+            "num_policy_workers": max(1, self.num_policy_workers),
+            "device": self.device,
+            "precision": self.precision,
+        }
+
+    @property
     def envs(self) -> int:
         """Number of env rows of the run."""
         return self.num_workers * self.num_splits * self.rows
@@ -59,6 +77,10 @@ class Plan(SamplerPlan):
     def batch_size(self) -> int:
         """Env steps per learner batch."""
         return self.slots_per_batch * self.rows * self.rollout
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        return {**super().chosen, "max_policy_lag": self.lag.limit}
 
 
 def plan_sampler(

@@ -1,5 +1,5 @@
-"""The configuration of sampling (SamplerConfig), several learners (LearnersConfig), ranks
-(RanksConfig) and evaluation (EvaluatorConfig)."""
+"""The configuration of sampling (SamplerConfig), several learners (LearnersConfig), several
+policies (PoliciesConfig), ranks (RanksConfig) and evaluation (EvaluatorConfig)."""
 
 from __future__ import annotations
 
@@ -72,6 +72,17 @@ class LearnersConfig(Checked):
 
 
 @dataclass(frozen=True)
+class PoliciesConfig(Checked):
+    num_policies: int = 1
+    """Policies that the run trains, each with its own learner, weights and checkpoints. All actors
+    serve all policies: which one acts is drawn anew for each rollout of an environment."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "num_policies", low=1)
+
+
+@dataclass(frozen=True)
 class EvaluatorConfig(Checked):
     evaluate_interval: int | None = None
     """Env steps between the starts of two evaluations: a separate process plays episodes with a
@@ -111,7 +122,7 @@ class SamplerConfig(Checked):
     """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
     max_worker_restarts: int = 3
     """Times that killed or hung actor workers are replaced, in total; the same for policy workers,
-    and for learners of APPO."""
+    for learners, and for replay workers."""
     max_env_restart_rate: float = 0.1
     """Fraction of the episodes that may be lost because the environment raised an error and was
     rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the

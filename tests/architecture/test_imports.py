@@ -119,7 +119,7 @@ def test_flags_are_parsed_without_torch() -> None:
         name
         for name in sources()
         if name.split(".")[-1] in ("config", "spec")
-        or name in ("sampleforge", "sampleforge.cli")
+        or name in ("sampleforge", "sampleforge.cli", "sampleforge.cli.running")
         or name.startswith("sampleforge.env")
     ]
     script = (
@@ -127,6 +127,24 @@ def test_flags_are_parsed_without_torch() -> None:
         f"for name in {names}:\n"
         "    importlib.import_module(name)\n"
         "    assert 'torch' not in sys.modules, name\n"
+    )
+    run_python(script)
+
+
+def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
+    """Not before it: the start would take a second longer."""
+    script = (
+        "import sys\n"
+        "import sampleforge.env.probe as probe\n"
+        "import sampleforge.session.session as session\n"
+        "from sampleforge.cli import main\n"
+        "session.import_heavy = lambda *names: None\n"
+        "def asked(config):\n"
+        "    assert 'torch' not in sys.modules\n"
+        "    raise SystemExit(0)\n"
+        "probe.probe = asked\n"
+        "command = ['train', 'appo', '--env', 'CartPole-v1', '--serial', '--quiet']\n"
+        "assert main([*command, '--run-dir', '/nonexistent/run']) == 0\n"
     )
     run_python(script)
 

@@ -155,6 +155,10 @@ def test_unknown_presets_keys_and_files_are_refused(own_presets, tmp_path):
         ("train appo --env X --learning-rate -1.0", "--learning-rate -1.0: must be above 0"),
         ("train appo --env X --model.core-size 0", "--model.core-size 0: must be at least 1"),
         ("train appo --env X --lr 1e-3", "Unknown flag --lr. Did you mean --learning-rate?"),
+        (
+            "train ddppo --num-policies 2",
+            "--num-policies is a flag of appo and apex; ddppo has none",
+        ),
         ("train appo --env X --resume must", "--resume must: there is no --run-dir"),
         (
             "train appo --env X --inference inline --num-policy-workers 2",

@@ -318,7 +318,7 @@ def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
     ],
 )
 def test_a_line_says_what_was_chosen_and_why(config: PpoConfig, of: EnvSpec, expected: str) -> None:
-    assert expected in reason(resolve_defaults(config, of), of)
+    assert expected in reason(resolve_defaults(config, of), None, of)
 
 
 # ---- flags that are on, off or left open ----
@@ -394,6 +394,6 @@ def test_the_driver_trains_what_was_resolved_and_logs_the_line(tmp_path: Path) -
     )
     train(config)
     found = resolved(config, VECTOR)
-    assert reason(found, VECTOR) in (run / "log.txt").read_text()
+    assert reason(found, None, VECTOR) in (run / "log.txt").read_text()
     assert found.model.separate_critic
     assert load_policy(run).model.critic is not None

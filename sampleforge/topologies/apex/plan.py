@@ -71,6 +71,10 @@ class ApexPlan(SamplerPlan):
         """Number of transitions that the replay can hold."""
         return sum(self.stored_slots) * self.rows * self.rollout
 
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        return (f"replay {self.capacity:,}",)
+
 
 _FOR_IMAGES: dict[str, Any] = {
     "batch_size": 512,
@@ -171,7 +175,7 @@ def _atom_range(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
     return unset
 
 
-def reason(config: ApexConfig, plan: ApexPlan) -> str:
+def reason(config: ApexConfig, plan: ApexPlan, _spec: EnvSpec) -> str:
     """Return a line with the replay ratio and the start of learning; ``config`` is resolved."""
     ratio = "No limit of the replay ratio"
     if plan.ratio is not None:

@@ -48,13 +48,13 @@ from sampleforge.topologies.builders import (
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import (
+    AddedGroup,
     Edge,
     Exploration,
     Graph,
     GraphBuilder,
     PolicyGroup,
     Row,
-    group_prefix,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners
 from sampleforge.topologies.rendezvous import (
@@ -101,23 +101,13 @@ def apex(
     mapping = choose_mapping(count, plan, start.seed, synchronous=False, overlapping=overlapping)
     acting = [part.acting for part in parts]
     add_actors(graph, actors, acting, mapping, config, plan, start)
-    groups: list[PolicyGroup] = []
-    edges: list[Edge] = []
-    episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
-    evaluations: list[Edge] = []
-    notes = [*policy_notes(count), *_notes(config, plan, spec)]
-    for part in parts:
-        prefix = group_prefix(part.policy.id, count)
-        group, evaluation, own = _add_group(graph.of_group(prefix), part, config, plan, start)
-        groups.append(group)
-        edges += _edges(config, plan, prefix)
-        evaluations += evaluation
-        notes += [prefix + note for note in own]
-    return graph.build(
-        groups=groups,
-        edges=[*edges, episodes, *evaluations],
-        notes=notes,
-        episodes=actors.episodes,
+    by_id = {part.policy.id: part for part in parts}
+
+    def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
+        return _add_group(builder, by_id[group_id], prefix, config, plan, start)
+
+    return graph.build_groups(
+        list(by_id), add_group, [*policy_notes(count), *_notes(config, plan, spec)], actors.episodes
     )
 
 
@@ -157,10 +147,14 @@ def _group_parts(
 
 
 def _add_group(
-    graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan, start: ResumePoint
-) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, the edges of
-    its evaluator, and the notes about the group."""
+    graph: GraphBuilder,
+    parts: GroupParts,
+    prefix: str,
+    config: ApexConfig,
+    plan: ApexPlan,
+    start: ResumePoint,
+) -> AddedGroup:
+    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names."""
     policy, replay, weights = parts.policy, parts.replay, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     for index in range(len(plan.stored_slots)):
@@ -181,7 +175,8 @@ def _add_group(
         resources=learners.resources,
     )
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
-    return group, evaluation.edges, (*notes, *learners.notes)
+    edges = _edges(config, plan, prefix)
+    return AddedGroup(group, edges, evaluation.edges, (*notes, *learners.notes))
 
 
 def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:

@@ -26,11 +26,11 @@ from sampleforge.topologies.builders import (
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
 from sampleforge.topologies.graph import (
+    AddedGroup,
     Edge,
     Graph,
     GraphBuilder,
     PolicyGroup,
-    group_prefix,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners
 from sampleforge.topologies.ppo_defaults import reason
@@ -73,23 +73,13 @@ def appo(
     )
     acting = [part.acting for part in parts]
     add_actors(graph, actors, acting, mapping, config, plan, start)
-    groups: list[PolicyGroup] = []
-    edges: list[Edge] = []
-    episodes = Edge(f"{plan.num_workers} actors", "driver", "finished episodes")
-    evaluations: list[Edge] = []
-    notes = [*_notes(config, plan, spec, count)]
-    for part in parts:
-        prefix = group_prefix(part.policy.id, count)
-        group, evaluation, own = _add_group(graph.of_group(prefix), part, config, plan, start)
-        groups.append(group)
-        edges += _edges(config, plan, prefix)
-        evaluations += evaluation
-        notes += [prefix + note for note in own]
-    return graph.build(
-        groups=groups,
-        edges=[*edges, episodes, *evaluations],
-        notes=notes,
-        episodes=actors.episodes,
+    by_id = {part.policy.id: part for part in parts}
+
+    def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
+        return _add_group(builder, by_id[group_id], prefix, config, plan, start)
+
+    return graph.build_groups(
+        list(by_id), add_group, _notes(config, plan, spec, count), actors.episodes
     )
 
 
@@ -129,10 +119,14 @@ def _group_parts(
 
 
 def _add_group(
-    graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan, start: ResumePoint
-) -> tuple[PolicyGroup, tuple[Edge, ...], tuple[str, ...]]:
-    """Add the workers of one policy group. ``start``: of the run. Return the group, the edges of
-    its evaluator, and the notes about the group."""
+    graph: GraphBuilder,
+    parts: GroupParts,
+    prefix: str,
+    config: AppoConfig,
+    plan: Plan,
+    start: ResumePoint,
+) -> AddedGroup:
+    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names."""
     new_model, weights = parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     learners = _add_learners(graph, parts, config, plan)
@@ -148,7 +142,7 @@ def _add_group(
         evaluations=evaluation.results,
         resources=learners.resources,
     )
-    return group, evaluation.edges, learners.notes
+    return AddedGroup(group, _edges(config, plan, prefix), evaluation.edges, learners.notes)
 
 
 def _add_learners(
@@ -203,7 +197,7 @@ def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
 def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
-        reason(config, spec),
+        reason(config, plan, spec),
         *policy_notes(policies),
         plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "

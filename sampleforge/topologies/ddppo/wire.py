@@ -301,7 +301,7 @@ def notes(
     state = "" if snapshot is None else human_bytes(snapshot.nbytes)
     variable = plan.slots > ranks * plan.num_splits
     return (
-        reason(config, spec),
+        reason(config, plan, spec),
         plan.describe_envs("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *(["variable experience: faster splits give more of a batch"] if variable else []),

@@ -1,0 +1,63 @@
+"""A run with several policies, from the command line to its pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sampleforge.cli import main
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.reporting.live_panel import Panel
+from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.reporting.plots import read_curves
+from sampleforge.reporting.policy_values import by_policy, with_overall
+from sampleforge.reporting.progress import Goal
+
+RUN = "train appo --env CartPole-v1 --serial --num-envs-per-worker 4 --batch-size 128 --seed 1"
+
+
+def test_policies_are_trained_shown_drawn_and_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = [*RUN.split(), "--num-policies", "3", "--train-for-env-steps", "4000"]
+    assert main([*words, "--report-interval", "0.1", "--run-dir", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "--policy policy_0" in out, "how to evaluate one"
+    reports = read_metrics(RunFolder.existing(run).metrics_file)
+    assert set(by_policy(reports[-1])) == {"policy_0", "policy_1", "policy_2"}
+    curves = read_curves(run)
+    assert [each.name for each in curves] == [f"run policy_{i}" for i in range(3)]
+    last = [each.series("return_mean")[-1] for each in curves]
+    assert last == [reports[-1][f"policy_{i}/return_mean"] for i in range(3)]
+    assert main(["eval", str(run), "--episodes", "2", "--quiet", "--policy", "policy_2"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+    assert main(["eval", str(run), "--episodes", "2", "--quiet"]) == 2
+    assert "say which of them: --policy policy_0" in capsys.readouterr().err
+
+
+def test_the_panel_has_a_row_for_each_policy() -> None:
+    values = {"env_steps": 9.0, "wall_s": 1.0, "a/return_mean": 31.5, "b/return_mean": 8.25}
+    values |= {"a/entropy": 0.5, "b/entropy": 0.25, "a/loss": 1.0, "b/loss": 3.0}
+    goal = Goal(None, None)
+    goal.observe(values)
+    for width in (60, 100):
+        written = io.StringIO()
+        Console(width=width, file=written).print(Panel("run", values, goal))
+        rows = [line.split() for line in written.getvalue().splitlines() if line]
+        assert ["a", "31.50", "-", "-", "1", "0.500"] in rows
+        assert ["b", "8.25", "-", "-", "3", "0.250"] in rows
+        assert max(map(len, written.getvalue().splitlines())) <= width
+
+
+def test_what_only_policies_have_is_a_mean_or_the_largest() -> None:
+    values = {"return_mean": 7.0, "a/loss": 1.0, "b/loss": 2.0, "a/return_mean": 1.0}
+    values |= {"a/policy_lag_max": 3.0, "b/policy_lag_max": 5.0}
+    overall = with_overall(values)
+    assert overall["loss"] == 1.5 and overall["policy_lag_max"] == 5.0
+    assert overall["return_mean"] == 7.0, "the run has its own"
+    assert with_overall({"loss": 2.0}) == {"loss": 2.0}
