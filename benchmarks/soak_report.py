@@ -31,12 +31,18 @@ FLAT_COLUMNS = [
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 
 
+BY_HAND = "## What was found"
+"""Heading of the last section of soak.md, which is written by hand and kept."""
+
+
 def report(runs: Sequence[Row], results: Path) -> None:
     """Write soak.md and soak.png into ``results``."""
-    text = "\n\n".join(sections(runs)) + "\n"
-    (results / "soak.md").write_text(text)
+    file = results / "soak.md"
+    before = file.read_text() if file.exists() else ""
+    by_hand = before[before.index(BY_HAND) :] if BY_HAND in before else ""
+    file.write_text("\n\n".join(filter(None, [*sections(runs), by_hand.strip()])) + "\n")
     draw(runs, results / "soak.png")
-    print(text)
+    print(file.read_text())
 
 
 def sections(runs: Sequence[Row]) -> list[str]:
@@ -76,12 +82,14 @@ ENDS = (
 AGAIN = (
     "From the signal until env steps, updates and the victim's own counter have advanced since its "
     "replacement or its SIGCONT, read every 20 ms in the run's shared memory. Alone: no other "
-    'fault was open from the signal to the recovery. "All" has those that overlap as well, and so '
-    "may wait for another worker that is stopped. Struck again: the same worker, before the run "
-    "went on. A stopped actor, policy worker, replay worker or evaluator is replaced after "
+    "fault was open from the signal to the recovery; the longer that takes, the likelier is "
+    'another fault, so that these are rather the short ones. "All" has those that overlap as well, '
+    "and may wait for another worker that is stopped. Struck again: the same worker, before the "
+    "run went on. A stopped actor, policy worker, replay worker or evaluator is replaced after "
     "`--env-timeout` (10 s here, 60 s by default), or, in the seconds after its start, after 30 s "
     "more; a rank after `--env-timeout` or `--rank-timeout` (10 s here, 60 s by default). A single "
-    "learner has no time-out while it learns: it goes on with its SIGCONT, here after 20 s."
+    "learner has no time-out while it learns: it goes on with its SIGCONT, here after 20 s; "
+    "the driver waits up to 300 s for its metrics."
 )
 FLAT = (
     "Mean of the first quarter of the samples -> mean of the last quarter. The driver is never "
@@ -90,11 +98,31 @@ FLAT = (
 
 
 def conditions(runs: Sequence[Row]) -> str:
-    """Return the command, machine, software and commit of each part of the results."""
-    about = list(dict.fromkeys(run["about"] for run in runs))
+    """Return the commands with their commits, the machine, the software, and how far the runs are
+    from the target."""
+    parts: dict[str, dict[str, None]] = {}  # in the order of the runs, each once
+    for run in runs:
+        about = dict(line.split(maxsplit=1) for line in run["about"].splitlines())
+        command = f"`{about['command']}` (commit {about['commit']})"
+        parts.setdefault("commands", {})[command] = None
+        parts.setdefault("machine", {})[f"{about['machine']}; {about['software']}"] = None
     loads = [run["load"][1] for run in runs]
-    load = f"shared with other programs; load over 5 minutes: {min(loads)} to {max(loads)}"
-    return "\n".join([*(f"```\n{text}\n```" for text in about), load])
+    disturbed = [run for run in runs if run["disturbed"]]
+    faults = [len(run["faults"]) for run in disturbed]
+    minutes = [run["ended_s"] / 60 for run in disturbed]
+    return "\n".join(
+        [
+            *(f"* {command}" for command in parts["commands"]),
+            *(f"* {machine}" for machine in parts["machine"]),
+            f"* The cores are shared with other programs: load over 5 minutes {min(loads):g} to "
+            f"{max(loads):g}.",
+            "* Of five faults, four are SIGKILL and one is SIGSTOP for "
+            f"{disturbed[0]['stop_s']:g} s; {disturbed[0]['mean_gap']:g} s apart on average.",
+            "* The target is 300 faults in an hour per topology. These runs took "
+            f"{min(minutes):.1f} to {max(minutes):.1f} minutes each, with {min(faults)} to "
+            f"{max(faults)} faults.",
+        ]
+    )
 
 
 def end_cells(run: Row, calm: Sequence[Row]) -> list[str]:
