@@ -71,6 +71,7 @@ class DqnLearner:
         self._config = config
         self._learning_rate = config.learning_rate
         self._target_interval = config.target_update_interval
+        self._target_updates = 0  # also where versions are skipped, see `GroupMember`
         self._device = device
         self._precision = precision
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -112,7 +113,8 @@ class DqnLearner:
                 group["lr"] = rate
             self._optimiser.step()
         self.version += 1
-        if self.version % self._target_interval == 0:
+        if self.version // self._target_interval > self._target_updates:
+            self._target_updates = self.version // self._target_interval
             self.target.load_state_dict(self.model.state_dict())
         metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
@@ -202,6 +204,7 @@ class DqnLearner:
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
         self.version = plain["version"]
+        self._target_updates = self.version // self._target_interval
         self.change(plain.get("hyperparameters", {}))
 
 

@@ -207,6 +207,11 @@ class Replays:
             return "no replay"
         return f"the replay of {self._latest['env_steps']:,} env steps"
 
+    @property
+    def latest(self) -> Reference | None:
+        """The reference to the newest replay that is complete."""
+        return self._latest
+
     def prune(self, reference: Reference | None) -> None:
         """Remove every replay except the one that the newest checkpoint names."""
         kept = None if reference is None else reference["folder"]

@@ -77,6 +77,8 @@ class Saving:
         state: Callable[[], dict[str, Any]],
         timeout: float,
         log: Log,
+        *,
+        with_replay: bool = True,
     ) -> int:
         """Write a checkpoint; return its env steps.
 
@@ -84,9 +86,12 @@ class Saving:
         for a moment, ``state`` returns the session's part of the checkpoint, and ``log`` gets a
         message about a saved replay. Raises CheckpointNotWritten if something cannot be saved. The
         previous checkpoint is then kept; if only the replay could not be saved, the new checkpoint
-        names the previous replay.
+        names the previous replay. So does it without ``with_replay``, when no shard can save.
         """
-        replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, log)
+        if with_replay or self._archive is None:
+            replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, log)
+        else:
+            replay, replay_problem = self._replays.latest, None
         env_steps = self._env_steps()
         milestone = self._is_milestone(env_steps)
         about = {**state(), "env_steps": env_steps, "milestone": milestone, "replay": replay}

@@ -175,7 +175,9 @@ class SampleRequests:
         )
         self._shard_wakeups = shard_wakeups
         self._learner_wakeup = learner_wakeup
-        self._to_shard = IndexRings(len(shard_wakeups), count)
+        # One more than requests: an answered request is at a ring's head until it is removed, and
+        # by then the learner may have sent it again.
+        self._to_shard = IndexRings(len(shard_wakeups), count + 1)
         self._to_learner = IndexRings(len(shard_wakeups), count)
         self._attach()
 
@@ -210,7 +212,8 @@ class SampleRequests:
         return self._to_shard.peek(shard)
 
     def answer(self, shard: int, request: int) -> None:
-        """Return a served request to the learner. Called by the shard."""
+        """Return a served request to the learner. Called by the shard. For a moment the request is
+        in both rings: if the shard is killed then, its successor removes it."""
         self._to_learner.push(shard, request)
         self._to_shard.pop(shard)
         self._learner_wakeup.set()
@@ -225,11 +228,20 @@ class SampleRequests:
     def spare(self) -> list[int]:
         """Return the requests that are on no way between learner and shards. Called by the learner,
         when it has taken none."""
-        under_way: set[int] = set()
-        # In this order: a shard answers a request before it takes it from its ring.
-        for rings in (self._to_shard, self._to_learner):
-            under_way.update(*(rings.waiting(ring) for ring in range(len(self._shard_wakeups))))
+        shards = range(len(self._shard_wakeups))
+        # In this order: a shard answers a request before it removes it from its ring.
+        under_way: set[int] = set().union(*map(self._not_answered, shards))
+        under_way = under_way.union(*map(self._to_learner.waiting, shards))
         return [request for request in range(self.count) if request not in under_way]
+
+    def _not_answered(self, shard: int) -> set[int]:
+        """Return the requests that a shard has still to answer."""
+        while True:
+            removed = self._to_shard.popped(shard)
+            answered = self._to_learner.pushed(shard) - removed  # 1: the oldest is not yet removed
+            waiting = self._to_shard.waiting(shard, skip=answered)
+            if self._to_shard.popped(shard) == removed:
+                return waiting
 
     def take_answered(self, shard: int) -> int | None:
         """Return the next request that this shard has served, or None. Called by the learner."""
@@ -253,7 +265,7 @@ class SampleRelay:
 
     def __init__(self, wakeups: Sequence[Wakeup], requests: int) -> None:
         self._wakeups = wakeups
-        self._rings = IndexRings(len(wakeups), requests)
+        self._rings = IndexRings(len(wakeups), requests + 1)  # and one of a group that was lost
         self._arrays = SharedArrays(
             {"progress": ((requests,), "float64"), "from": ((len(wakeups),), "int64")}
         )

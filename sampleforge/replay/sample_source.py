@@ -11,6 +11,9 @@ import numpy.typing as npt
 from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRequests
 from sampleforge.replay.limiter import RateLimiter
 
+_LEARNER = 1 << 20
+"""In the seed of a learner's later lives, where shards have their index."""
+
 
 class ReadySample(NamedTuple):
     """A sample that ``shard`` has drawn, in the `SampleRequests` with index ``request``."""
@@ -42,8 +45,10 @@ class SampleSource:
 
     def start(self, life: int) -> None:
         """Begin to request samples. Requests of a previous ``life`` that was killed are served, and
-        used, as if they were of this one; samples that it had taken are lost."""
-        self._random = np.random.default_rng([*self._seed, *([life] if life else [])])
+        used, as if they were of this one. Samples that it had taken are lost; they stay counted, so
+        that the limiter permits no sample too many."""
+        lives = [_LEARNER, life] if life else []
+        self._random = np.random.default_rng([*self._seed, *lives])
         if self._shard_choice is not None and not life:
             self._random.bit_generator.state = self._shard_choice
         self._spare = deque(self.requests.spare())

@@ -272,6 +272,8 @@ class ReplayShard:
         if self.frames is not None:
             self.frames.take_over(stored, {*leased, *taken})
         self._count_again(len(leased) + len(taken))
+        if not taken:  # else `insert` does it, with something to draw
+            self._publish_priority_sum()
         return taken
 
     def _count_again(self, not_stored: int) -> None:
@@ -286,7 +288,6 @@ class ReplayShard:
             replay_counters.inserted[me] = max(replay_counters.inserted[me], inserted)
         if self.frames is not None:
             replay_counters.frame_bytes[me] = self.frames.used
-        self._publish_priority_sum()
 
     def _mark_inserted(self, slot: int, born: int) -> None:
         """Record that ``slot`` is the newest; ``born``: items inserted before."""

@@ -162,7 +162,9 @@ class PolicyCheckpoints:
             return None
 
         about = partial(self._state, session)
-        env_steps = self._saving.save(write, lambda: None, about, 0.0, session.message)
+        env_steps = self._saving.save(
+            write, lambda: None, about, 0.0, session.message, with_replay=False
+        )
         session.message(
             f"the learner did not write the checkpoint in time: it holds update "
             f"{plain['version']:,}, as kept in shared memory",

@@ -61,8 +61,8 @@ class IndexRings:
         self._tail: npt.NDArray[np.int64] = self._arrays["tail"]
 
     def push(self, ring: int, item: int) -> None:
-        """Append an item. The capacity is the number of items that exist, so a ring never
-        overflows."""
+        """Append an item. The capacity is the largest number of items that can be in the ring, so
+        that it never overflows."""
         tail = self._tail[ring, 0]
         assert tail - self._head[ring, 0] < self._capacity, f"ring {ring} overflows"
         self._items[ring, tail % self._capacity] = item
@@ -93,9 +93,10 @@ class IndexRings:
         """Return how many items were ever removed from a ring, as its consumer sees it."""
         return int(self._head[ring, 0])
 
-    def waiting(self, ring: int) -> set[int]:
-        """Return all items in a ring, as its producer or its consumer sees them."""
-        head, tail = int(self._head[ring, 0]), int(self._tail[ring, 0])
+    def waiting(self, ring: int, skip: int = 0) -> set[int]:
+        """Return the items in a ring, as its producer or its consumer sees them, but for the
+        ``skip`` oldest."""
+        head, tail = int(self._head[ring, 0]) + skip, int(self._tail[ring, 0])
         return {int(self._items[ring, at % self._capacity]) for at in range(head, tail)}
 
     def clear(self) -> None:

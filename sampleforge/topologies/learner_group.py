@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.distributed.group import join_solo
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import GraphBuilder, Node
 from sampleforge.topologies.rendezvous import GroupRendezvous
@@ -44,6 +45,15 @@ class LearnerMaker(Protocol):
 
     def take_over(self, index: int) -> None:
         """Take over from the previous process of a learner what it had of the exchange."""
+
+
+def add_only_learner(graph: GraphBuilder, wakeup: Wakeup, maker: LearnerMaker) -> Learners:
+    """Add the learner of a serial run, which is never replaced."""
+
+    def make_worker(counter_row: int) -> SharingLearner:
+        return maker.new_worker(0, counter_row, make_learner=lambda: maker.new_learner(0, Local()))
+
+    return Learners((graph.add("learner", make_worker, wakeup, in_checkpoint=True),))
 
 
 def add_learners(

@@ -69,15 +69,13 @@ class GroupLearnerWorker:
 
     def step(self) -> bool:
         """Gather a part of a batch, or learn from a complete batch with the other learners."""
-        if self._member.ended:
-            return False
         worker = self._worker
         assert worker is not None
         try:
-            if self._member.must_regroup:
+            if self._member.must_regroup:  # also at the end, so that a new learner can join
                 worker.begin_again()
                 self._member.regroup()
-            return worker.step()
+            return not self._member.ended and worker.step()
         except RankLost as error:
             worker.abandon()
             self._member.wait_for_replacement(error)

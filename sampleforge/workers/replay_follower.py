@@ -48,10 +48,11 @@ class ReplayFollowerWorker(EventDriven):
         self._threads = threads
         self._may_update = may_update
         self._after_update = after_update
-        self._next: tuple[int, float] | None = None
 
     def start(self) -> None:
         limit_threads(self._threads)
+        self._next: tuple[int, float] | None = None
+        self.begin_again()
         self._count = self._progress.counters.row(self._counter_row)
         self._update = self._make_update(self._make_learner())
 
@@ -73,6 +74,8 @@ class ReplayFollowerWorker(EventDriven):
     def begin_again(self) -> None:
         """Drop the sample that was chosen, before a new group of learners is formed."""
         self._next = None
+        while self._relay.take(self._index) is not None:
+            pass  # of the group before
 
     def abandon(self) -> None:
         """Do nothing: `begin_again` follows."""

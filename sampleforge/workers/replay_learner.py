@@ -93,12 +93,12 @@ class ReplayLearnerWorker(EventDriven):
         if self._next is None or not self._may_update():
             return moved
         self._learn(*self._next)
-        self._next = None
         return True
 
     def _learn(self, sample: ReadySample, progress: float) -> None:
         started = perf_counter()
         updated = self._update(sample.request, progress)
+        self._next = None  # before the request goes back, which `begin_again` must not repeat
         if updated is None:
             self._replay_metrics.add_late(self._source.batch)
             self._source.done(sample, None)

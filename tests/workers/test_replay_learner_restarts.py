@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from sampleforge.distributed.group import RankLost
 from sampleforge.replay.exchange import SAMPLE, SampleRelay, SampleRequests
+from sampleforge.replay.sample_source import ReadySample
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.workers.replay_learner import ReplayLearnerWorker
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 
@@ -27,6 +33,88 @@ def test_a_new_learner_finds_the_requests_that_are_on_no_way() -> None:
     assert requests.take_answered(1) == 1
     assert requests.spare() == [0, 1, 2], "lost with the learner that had taken it"
     assert requests.next_asked(1) == 4 and requests.next_asked(0) == 3
+
+
+def test_an_answer_that_is_not_complete_is_found_and_may_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shard is killed between the two stores of an answer; the learner goes on, or is killed
+    as well."""
+    requests = SampleRequests(3, 4, [Wakeup()], Wakeup())
+    for request in (0, 1, 2):
+        requests.ask(0, request, SAMPLE)
+    with monkeypatch.context() as patch:
+        patch.setattr(requests._to_shard, "pop", lambda shard: None)
+        requests.answer(0, 0)
+    assert requests.spare() == [], "0 is answered"
+    assert requests.take_answered(0) == 0
+    assert requests.spare() == [0], "the learner was killed"
+    requests.ask(0, 0, SAMPLE)
+    assert requests.spare() == []
+    requests.take_over_shard(0)
+    for request in (1, 2, 0):
+        assert requests.next_asked(0) == request
+        requests.answer(0, request)
+    assert requests.next_asked(0) is None
+
+
+class Answers:
+    """A sample source that counts what goes back."""
+
+    batch = 4
+
+    def __init__(self) -> None:
+        self.back: list[int] = []
+        self.given = iter([ReadySample(0, 7), ReadySample(0, 8)])
+
+    def start(self, life: int) -> None:
+        pass
+
+    def gather(self) -> bool:
+        return False
+
+    def take(self) -> ReadySample | None:
+        return next(self.given, None)
+
+    def done(self, sample: ReadySample, errors: Any) -> None:
+        self.back.append(sample.request)
+
+
+@pytest.mark.parametrize("lost_in", ["update", "after"])
+def test_a_sample_goes_back_once_when_another_learner_is_lost(lost_in: str) -> None:
+    def lose(*_: Any) -> Any:
+        raise RankLost("another learner was killed")
+
+    def update(request: int, progress: float) -> None:
+        if lost_in == "update":
+            lose()
+
+    source = Answers()
+    progress: Any = SimpleNamespace(
+        fraction=0.0, counters=SimpleNamespace(row=lambda row: {"restarts": np.zeros(1)})
+    )
+    metrics: Any = SimpleNamespace(start=lambda: None, add_late=lambda items: None)
+    unused: Any = None
+    learner = ReplayLearnerWorker(
+        lambda: unused,
+        lambda learner: update,  # type: ignore[arg-type, return-value]
+        source,  # type: ignore[arg-type]
+        unused,
+        progress,
+        unused,
+        Wakeup(),
+        0,
+        metrics,
+        publish_interval=1,
+        threads=1,
+        after_update=lose if lost_in == "after" else lambda: None,
+    )
+    learner.start()
+    with pytest.raises(RankLost):
+        learner.step()
+    learner.begin_again()
+    assert source.back == [7]
+    assert learner._next is None
 
 
 def test_what_was_relayed_before_a_new_group_is_left_out() -> None:

@@ -29,7 +29,9 @@ def busy_world(alpha: float) -> ReplayWorld:
 
 
 @pytest.mark.parametrize("alpha", [0.6, 0.0])
-def test_nothing_is_lost_wherever_the_worker_is_killed(alpha: float) -> None:
+@pytest.mark.parametrize("meanwhile", [0, 3], ids=["at once", "late"])
+def test_nothing_is_lost_wherever_the_worker_is_killed(alpha: float, meanwhile: int) -> None:
+    """``meanwhile``: rounds of actors and learner before there is a successor."""
     worlds: list[ReplayWorld] = []
 
     def new_life() -> Callable[[], object]:
@@ -40,11 +42,14 @@ def test_nothing_is_lost_wherever_the_worker_is_killed(alpha: float) -> None:
     for _ in kills(new_life):
         points += 1
         world = worlds.pop()
+        for _ in range(meanwhile):
+            world.play()
+            world.learn()
         world.replace()
-        world.check()
+        world.check(in_order=not meanwhile)
         for _ in range(3):
             world.round()
-        world.check()
+        world.check(in_order=not meanwhile)
         assert world.samples > 10
     assert points > 100, "instants"
 

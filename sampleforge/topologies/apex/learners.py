@@ -48,7 +48,7 @@ class ApexLearners:
     relay: SampleRelay | None
     make_reader: Callable[[], TransitionReader | SequenceReader]
 
-    def new_learner(self, index: int, averaging: Averaging | None = None) -> DqnLearner:
+    def new_learner(self, index: int, averaging: Averaging) -> DqnLearner:
         return make_learner(
             self.new_network,
             self.config,
@@ -97,10 +97,6 @@ class ApexLearners:
             threads=threads,
             **hooks,
         )
-
-    def only_worker(self, counter_row: int) -> ReplayLearnerWorker | ReplayFollowerWorker:
-        """Return the worker of a learner that is never replaced."""
-        return self.new_worker(0, counter_row, make_learner=lambda: self.new_learner(0))
 
     def take_over(self, index: int) -> None:
         """Do nothing: a learner finds its requests when it starts."""

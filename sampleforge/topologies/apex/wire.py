@@ -56,7 +56,7 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
     Row,
 )
-from sampleforge.topologies.learner_group import Learners, add_learners
+from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
 from sampleforge.topologies.rendezvous import (
     describe_learners,
     learner_devices,
@@ -388,7 +388,7 @@ def _add_learners(
         partial(make_reader, config, parts.replay.exchange.slots, parts.replay.frames),
     )
     if config.serial:
-        return Learners((graph.add("learner", maker.only_worker, wakeup, in_checkpoint=True),))
+        return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if followers:
         errors = 8 * plan.batch_size // config.num_learners  # gathered as float64

@@ -36,7 +36,7 @@ class AppoLearners:
     progress: Progress
     prefetch: bool
 
-    def new_learner(self, index: int, averaging: Averaging | None = None) -> Learner:
+    def new_learner(self, index: int, averaging: Averaging) -> Learner:
         config = self.config
         return make_learner(
             self.new_model,
@@ -75,10 +75,6 @@ class AppoLearners:
             index=index,
             **hooks,
         )
-
-    def only_worker(self, counter_row: int) -> LearnerWorker:
-        """Return the worker of a learner that is never replaced."""
-        return self.new_worker(0, counter_row, make_learner=lambda: self.new_learner(0))
 
     def take_over(self, index: int) -> None:
         """Give back the slots that the previous process was reading: their steps are not learned

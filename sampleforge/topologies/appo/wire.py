@@ -32,7 +32,7 @@ from sampleforge.topologies.graph import (
     GraphBuilder,
     PolicyGroup,
 )
-from sampleforge.topologies.learner_group import Learners, add_learners
+from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
@@ -167,7 +167,7 @@ def _add_learners(
         gathers_ahead(plan, serial=config.serial),
     )
     if config.serial:
-        return Learners((graph.add("learner", maker.only_worker, wakeup, in_checkpoint=True),))
+        return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if config.num_learners > 1:
         rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
