@@ -13,12 +13,14 @@ import pytest
 
 from tests.support import REPO
 
-SECONDS = 60
+SECONDS = 120
+"""Of training: a rank takes seconds to start on busy cores, and faults of the last 30 s need not
+have been overcome."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["appo-policy-workers", "apex-2-shards", "ddppo-3-ranks"])
-def test_a_run_outlives_the_random_faults_of_a_minute(tmp_path: Path, topology: str) -> None:
+def test_a_run_outlives_the_random_faults_of_two_minutes(tmp_path: Path, topology: str) -> None:
     command = [sys.executable, str(REPO / "benchmarks" / "soak.py"), "run"]
     command += ["--topologies", topology, "--seconds", str(SECONDS), "--mean-gap", "6"]
     command += ["--undisturbed", "0", "--results", str(tmp_path)]
@@ -29,7 +31,7 @@ def test_a_run_outlives_the_random_faults_of_a_minute(tmp_path: Path, topology: 
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=6 * SECONDS,
+        timeout=5 * SECONDS,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     run: dict[str, Any] = json.loads((tmp_path / "soak.jsonl").read_text())
