@@ -22,7 +22,7 @@ EXTRAS = {
     "plot": ["matplotlib>=3.8"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
-EXTRAS["test"] = ["pytest>=8.0"] + [
+EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
     need
     for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot")
     for need in EXTRAS[name]

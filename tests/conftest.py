@@ -13,6 +13,9 @@ Two processes are shared by all tests and therefore no litter: multiprocessing's
 resource tracker. Python starts them with the first process or shared object, keeps them until the
 interpreter ends and has no public way to stop them. The fork server's children do count. Both are
 stopped after the last test.
+
+With pytest-xdist (`-n 2 --dist worksteal`) all this holds for each of its workers. Where a main
+thread is stuck in C code, the worker ends, the test fails and another worker goes on.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ _stderr_fd = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist: its orphans stay in its group
+        os.setpgid(0, 0)
     config.stash[_stderr_fd] = os.dup(2)  # during a test, fd 2 is pytest's capture file
     SESSION.begin()
 

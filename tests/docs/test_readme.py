@@ -103,3 +103,9 @@ def test_ci_runs_the_blocks_of_the_readme() -> None:
     set_ups = [content for _, content in blocks if "-m venv" in content]
     assert len(set_ups) == 2
     assert "train.py" in set_ups[0] and "-m pytest -q" in set_ups[1]
+
+
+def test_all_pages_name_one_command_for_the_tests() -> None:
+    command = "python -m pytest -q -n 2 --dist worksteal"
+    for page in ("README.md", "CONTRIBUTING.md", "docs/contributing.md"):
+        assert command in TEXTS[page], page

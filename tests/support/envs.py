@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -425,19 +426,21 @@ class EngineVectorEnv(CountingVectorEnv):
 
 class FlakyEnv(CodeEnv):
     """CodeEnv with episodes of ``length`` steps. Of the steps of all instances in this process,
-    every ``every``-th raises ValueError("deliberate: fault <how many so far>")."""
+    every ``every``-th raises ValueError("deliberate: fault <how many so far>"), ``most`` times."""
 
     steps_taken = 0
     faults = 0
 
-    def __init__(self, every: int = 1000, length: int = 20, **kwargs: Any) -> None:
+    def __init__(
+        self, every: int = 1000, length: int = 20, most: int = sys.maxsize, **kwargs: Any
+    ) -> None:
         super().__init__(length=length, **kwargs)
-        self.every = every
+        self.every, self.most = every, most
 
     def step(self, action: Any) -> Step:
         cls = type(self)
         cls.steps_taken += 1
-        if cls.steps_taken % self.every == 0:
+        if cls.steps_taken % self.every == 0 and cls.faults < self.most:
             cls.faults += 1
             raise ValueError(f"deliberate: fault {cls.faults}")
         return super().step(action)

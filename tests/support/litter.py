@@ -4,6 +4,11 @@ Other programs of this machine make names in /dev/shm as well, while a test runs
 only if it says so: a process of this test session has it open or mapped; or it carries the pid of
 one that ran during the test, dead or alive (torch's names do, `tests.support.pids.sitecustomize`
 keeps the list); or it carries the session's token (multiprocessing's semaphores and shared memory).
+
+With pytest-xdist each of its workers is a session of its own here, with its own list and token, and
+the leader of a process group of its own: a worker finds what its tests have left and not what those
+of another have. A file in the checkout does not tell who made it: it fails the tests of all workers
+that ran meanwhile.
 """
 
 from __future__ import annotations
@@ -46,12 +51,13 @@ class Footprint:
 
     @classmethod
     def now(cls, cwd: Path) -> Footprint:
+        processes = our_processes()
         return cls(
-            processes=our_processes(),
+            processes=processes,
             threads=frozenset(threading.enumerate()),
             shared=frozenset(SHM.iterdir()) if SHM.is_dir() else frozenset(),
             files=frozenset([*cwd.rglob("*"), *files_under(REPO)]),
-            living=living(),
+            living=with_helpers(processes),
             noted=SESSION.noted(),
         )
 
@@ -117,7 +123,12 @@ def pids_in(name: str) -> set[int]:
 
 def living() -> frozenset[int]:
     """The pids of our processes that run."""
-    return frozenset([os.getpid(), *helpers(), *(ours.pid for ours in our_processes())])
+    return with_helpers(our_processes())
+
+
+def with_helpers(processes: frozenset[psutil.Process]) -> frozenset[int]:
+    """The pids of these processes, of this one and of its helpers."""
+    return frozenset([os.getpid(), *helpers(), *(ours.pid for ours in processes)])
 
 
 def holds(pid: int, name: Path) -> bool:

@@ -25,12 +25,15 @@ tests.conftest.GRACE_S = tests.support.processes.GRACE_S = 0.5
 """
 
 
-def outcome_of(tmp_path: Path, body: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest with our conftest on one file."""
+WORKERS = ["-n", "2", "--dist", "worksteal"]
+
+
+def outcome_of(tmp_path: Path, body: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with our conftest on one file; ``more``: further options."""
     file = tmp_path / "test_subject.py"
     file.write_text(f"{HEADER}\n{body}\n")
     plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", str(file)]
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-c", "/dev/null", *more, str(file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=50)
 
 
@@ -161,7 +164,12 @@ def test_it():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_hang_ends_with_all_stacks_and_the_session_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], WORKERS], ids=["one process", "workers"])
+def test_a_hang_ends_with_all_stacks_and_the_session_goes_on(
+    tmp_path: Path, more: list[str]
+) -> None:
+    if more:
+        pytest.importorskip("xdist")
     body = """
 @pytest.mark.multiprocess(timeout=2)
 def test_hang():
@@ -170,12 +178,65 @@ def test_hang():
 def test_next():
     pass
 """
-    done = outcome_of(tmp_path, body)
+    done = outcome_of(tmp_path, body, *more)
     assert done.returncode == 1
     assert "call took more than 2 s" in done.stdout
     assert "in test_hang" in done.stdout  # our stack
     assert "time.sleep(60)" in done.stdout.split("--- process")[1]  # the child, by its command
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_a_worker_that_is_stuck_in_c_code_ends_with_its_stack_and_another_goes_on(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("xdist")
+    body = """
+import itertools
+tests.conftest.BACKSTOP_S = 1
+@pytest.mark.multiprocess(timeout=1)
+def test_stuck():
+    sum(itertools.repeat(1))
+def test_next():
+    pass
+"""
+    done = outcome_of(tmp_path, body, *WORKERS)
+    assert done.returncode == 1
+    assert "in test_stuck" in done.stderr.split("Timeout (0:00:02)!")[1]
+    assert "crashed while running 'test_subject.py::test_stuck'" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout
+
+
+def test_litter_is_blamed_on_the_worker_whose_test_has_left_it(tmp_path: Path) -> None:
+    """An orphan and names in /dev/shm, which are there while the test of another worker ends."""
+    pytest.importorskip("xdist")
+    name = f"/dev/shm/sampleforge-litter-{secrets.token_hex(4)}"
+    body = f"""
+from pathlib import Path
+BEGUN, LEFT = Path({str(tmp_path / "begun")!r}), Path({str(tmp_path / "left")!r})
+def until(file):
+    while not file.exists():
+        time.sleep(0.01)
+def test_leaves_litter():
+    until(BEGUN)
+    subprocess.run("sleep 60 >/dev/null 2>&1 &", shell=True)
+    pytest.held = open("{name}-held", "w")
+    open(f"{name}-{{os.getpid()}}", "w").close()
+    LEFT.touch()
+    time.sleep(4 * tests.conftest.GRACE_S)  # the other test's search ends before this test's
+def test_leaves_nothing():
+    BEGUN.touch()
+    until(LEFT)
+"""
+    try:
+        done = outcome_of(tmp_path, body, *WORKERS)
+    finally:
+        for left in Path("/dev/shm").glob(f"{Path(name).name}*"):
+            left.unlink()
+    assert done.returncode == 1
+    assert "2 passed, 1 error" in done.stdout
+    assert "ERROR at teardown of test_leaves_litter" in done.stdout
+    found = done.stdout.split("the test left behind")[1]
+    assert "process" in found and f"{name}-held" in found and found.count(name) >= 2
 
 
 def test_a_command_that_leaves_a_process_is_caught(tmp_path: Path) -> None:

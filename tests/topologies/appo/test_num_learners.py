@@ -185,10 +185,14 @@ def test_learners_train_with_equal_weights_and_resume_with_another_number(
     first = train(learners(train_for_env_steps=2000, **chosen)).summary
     assert first["status"] == "finished"
     assert first["checksums_compared"] >= 15
-    report = last_report(Path(folder))
-    assert report["ratio_deviation_first"] < 1e-5 or async_rl
+    # A report has what was learned since the one before: on a slow machine the last has nothing.
+    reports = read_metrics(Path(folder, "metrics.jsonl"))
+    deviations = [r["ratio_deviation_first"] for r in reports if "ratio_deviation_first" in r]
+    lags = [r["policy_lag_max"] for r in reports if "policy_lag_max" in r]
+    assert deviations and lags
     if not async_rl:
-        assert report["policy_lag_max"] == 0, "slots go back when the new weights are published"
+        assert max(deviations) < 1e-5
+        assert max(lags) == 0, "slots go back when the new weights are published"
     again = train(learners(num_learners=1, train_for_env_steps=3000, **chosen)).summary
     assert again["updates"] > first["updates"]
 
