@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.shared.arrays import SharedArrays
+from sampleforge.shared.arrays import Layout, SharedArrays
 from sampleforge.shared.training_clock import TrainingClock
 
 FAULT_BYTES = 16 << 10
@@ -29,13 +29,17 @@ class Counters:
 
     def __init__(self, names: Sequence[str], workers: int) -> None:
         self.names = tuple(names)
-        self._arrays = SharedArrays(
-            {
-                "values": ((workers, len(names)), "float64"),
-                "notes": ((workers, self.NOTE_BYTES), "uint8"),
-            }
-        )
+        self._arrays = SharedArrays(self.layout(names, workers))
         self.first_fault = FirstFault(workers)
+
+    @classmethod
+    def layout(cls, names: Sequence[str], workers: int) -> Layout:
+        """Return the arrays of the counters. The numbers stand at the beginning of the memory, so
+        that a program that measures the run can read them there."""
+        return {
+            "values": ((workers, len(names)), "float64"),
+            "notes": ((workers, cls.NOTE_BYTES), "uint8"),
+        }
 
     def row(self, worker: int) -> dict[str, npt.NDArray[np.float64]]:
         """Return one worker's numbers by name, each as a [1] view: ``row["env_steps"] += 32``."""

@@ -182,7 +182,8 @@ class GroupMember:
             self._generation = self._epoch.generation
             try:
                 return self._join(self._generation)
-            except RankLost:
+            except RankLost as error:
+                self._report_silent(error)  # if all members are new, no other one does
                 if not self._is_regrouped():
                     raise
 
@@ -193,14 +194,18 @@ class GroupMember:
     def _stop_or_new_group(self, error: RankLost) -> bool:
         """Return, after a member was lost, whether there is a new group, or the run has ended, so
         that the other members have left regularly."""
-        if error.silent is not None and not self.must_regroup:
-            row = self._counter_row - self.index + error.silent  # members have rows one by one
-            self._progress.counters.row(row)["silent_s"][0] = error.seconds
+        self._report_silent(error)
         if self._is_regrouped():
             return True
         if self._stop.is_set():
             self._end(True)
         return self.ended
+
+    def _report_silent(self, error: RankLost) -> None:
+        """Tell the driver of the member that was silent, if that is why the group was lost."""
+        if error.silent is not None and not self.must_regroup:
+            row = self._counter_row - self.index + error.silent  # members have rows one by one
+            self._progress.counters.row(row)["silent_s"][0] = error.seconds
 
     def _is_regrouped(self) -> bool:
         """Return whether the driver has replaced a member, waiting for it up to

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ LEARNING = (
 
 def ranks_of(driver: int) -> list[int]:
     """Process ids of the ranks that run."""
-    return [
-        process.pid
-        for process in psutil.Process(driver).children(recursive=True)
-        if "sampleforge: rank" in " ".join(process.cmdline())
-    ]
+    found = []
+    for process in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if "sampleforge: rank" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 def checkpoints(run: Path) -> list[int]:
@@ -107,3 +109,24 @@ def test_a_snapshot_returns_the_published_state_and_never_an_incomplete_one() ->
     assert values == {**plain, "version": 7}
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_new_rank_that_is_stopped_while_all_others_are_new_is_replaced(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = start_cli(*LEARNING.split(), "--num-ranks", "2", "--rank-timeout", "4")
+    until_learned(process, run, 30.0)
+    victims = ranks_of(process.pid)
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    new = until(lambda: [rank for rank in ranks_of(process.pid) if rank not in victims], process)
+    os.kill(new[0], signal.SIGSTOP)  # before it has joined: it has only just got its title
+    until(lambda: "was silent for 4 s" in (run / "log.txt").read_text(), process)
+    until(lambda: "the ranks go on from" in (run / "log.txt").read_text(), process)
+    seen = last_report(run)
+    until(lambda: last_report(run)["updates"] > seen["updates"] + 20, process)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
