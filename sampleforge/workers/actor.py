@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic, perf_counter
@@ -19,7 +18,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.policy_mapping import PolicyMapping, StreamId, only_policy
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW
 from sampleforge.workers.stream import PolicyPort, Stream, lease
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
 
 class Split:
@@ -100,7 +99,7 @@ class ActorWorker(EventDriven):
                 env = make()
             self._splits.append(Split(self._index, index, env, rollouts))
         limit_threads(1)  # also of libraries that the environments have loaded
-        self._count["heartbeat"][0] = math.inf  # a model may be compiled first
+        self._count["heartbeat"][0] = monotonic() + MODEL_TIMEOUT
         for port in self._ports:
             port.inference.start()
         self._count["heartbeat"][0] = monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from time import monotonic, perf_counter
 
@@ -16,7 +15,7 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.staging import staging_to
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.worker import EventDriven
+from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
 Index = npt.NDArray[np.intp]
 
@@ -49,7 +48,7 @@ class PolicyWorker(EventDriven):
 
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
-        self._count["heartbeat"][0] = math.inf  # a model may be compiled first
+        self._count["heartbeat"][0] = monotonic() + MODEL_TIMEOUT
         self._policy = self._make_policy()
         self._staging = staging_to(self._device, [self._slots.arrays, self._requests.arrays])
         self._count["heartbeat"][0] = monotonic()

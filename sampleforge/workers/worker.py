@@ -34,6 +34,10 @@ IDLE_WAIT = 0.5
 """Seconds after which a waiting process checks the stop flag."""
 
 
+MODEL_TIMEOUT = 600.0
+"""Seconds by which the time limit of a step is extended while a worker makes its model, which may
+be compiled first."""
+
 CHECK_INTERVAL = 0.002
 """Seconds between the checks of a busy worker for requests of the driver."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from sampleforge.topologies.builders import ResumePoint, policy_seed
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.inference import RemoteInference
 from sampleforge.workers.policy import PolicyWorker
+from sampleforge.workers.worker import MODEL_TIMEOUT
 from tests.support.kills import kills, live, watched
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, until, worker
@@ -288,3 +290,28 @@ def test_killed_policy_workers_are_replaced(start_cli: StartCli, tmp_path: Path,
     assert "policy 0 was ended by signal SIGKILL" in stderr and "3 of 3 times" in stderr
     assert json.loads((run / "summary.json").read_text())["restarts"] == 3
     assert summary(run)["status"] == "interrupted"
+
+
+def test_a_policy_worker_that_stops_while_it_makes_its_model_has_a_time_limit() -> None:
+    """It may compile the model, but a worker that stands still there does not hold the run."""
+    slots, requests = slots_and_requests()
+    counters, seen = Counters(COUNTERS, 1), []
+
+    def make_policy() -> CountingPolicy:
+        seen.append(counters.row(0)["heartbeat"][0])
+        return CountingPolicy(0)
+
+    made = PolicyWorker(
+        0,
+        make_policy,  # type: ignore[arg-type]
+        slots,
+        requests,
+        Wakeup(),
+        counters,
+        0,
+        torch.device("cpu"),
+    )
+    begun = monotonic()
+    made.start()
+    assert begun < seen[0] <= monotonic() + MODEL_TIMEOUT
+    assert counters.row(0)["heartbeat"][0] <= monotonic()
