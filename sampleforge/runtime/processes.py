@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -33,6 +34,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask the driver to end."""
 STARTED_BY_THREAD = "SAMPLEFORGE_FORK_SERVER_OF_THREAD"
 """The environment variable of a fork server that must not end with the thread that starts it."""
+LONGEST_TEMP_DIR = 60
+"""Bytes of a folder's path in which multiprocessing can open sockets: their addresses have at most
+107, of which it adds 32 or more."""
 PR_SET_PDEATHSIG = 1
 """A constant of linux/prctl.h."""
 
@@ -57,6 +61,7 @@ def start_fork_server() -> None:
         from multiprocessing import forkserver, resource_tracker
 
         process_context()
+        _keep_addresses_short()
         raise_limit()  # the server inherits it, and its children from it
         if threading.current_thread() is not threading.main_thread():
             os.environ[STARTED_BY_THREAD] = "1"
@@ -79,6 +84,20 @@ def remove_socket_folder() -> None:
     folder = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_addresses_short() -> None:
+    """Have multiprocessing keep its sockets in /tmp if the path of $TMPDIR is so long that a socket
+    in it would have no address."""
+    from multiprocessing import util
+
+    if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TEMP_DIR:
+        return
+    before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+    try:
+        util.get_temp_dir()  # the first call decides
+    finally:
+        tempfile.tempdir = before
 
 
 def wake_fork_server() -> None:

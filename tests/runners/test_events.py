@@ -181,7 +181,10 @@ def send_without_end(sender):
 
 def take(reader, heard):
     for event in reader.take():
-        text = event.payload[1]
+        level, text = event.payload
+        if level == "warning":
+            assert text.endswith("were lost: the event queue was full")
+            continue
         assert text == text[:7] * 200, "whole"
         heard.setdefault(event.source, []).append(int(text[:7]))
 
