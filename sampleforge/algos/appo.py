@@ -22,6 +22,7 @@ from sampleforge.ops.surrogate import (
     clipped_value_loss,
     masked_mean,
     normalise,
+    valid_total,
 )
 
 
@@ -125,16 +126,22 @@ class AppoLoss:
         if config.normalise_advantages:
             advantages = normalise(advantages, whole, counts, least_std=self._least_std)
 
-        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, counts)
+        total = valid_total(counts)
+        policy_loss = clipped_surrogate(log_ratio, advantages, config.clip_ratio, counts, total)
         value_loss = clipped_value_loss(
-            values / scale, experience.value / scale, targets / scale, config.value_clip, counts
+            values / scale,
+            experience.value / scale,
+            targets / scale,
+            config.value_clip,
+            counts,
+            total,
         )
-        entropy = masked_mean(distribution.entropy(), counts)
+        entropy = masked_mean(distribution.entropy(), counts, total)
         if config.exploration == "entropy":
             exploration_loss = -entropy
         else:
-            exploration_loss = masked_mean(distribution.symmetric_kl_to_uniform(), counts)
-        kl = approx_kl(log_ratio, counts)
+            exploration_loss = masked_mean(distribution.symmetric_kl_to_uniform(), counts, total)
+        kl = approx_kl(log_ratio, counts, total)
         loss = (
             policy_loss
             + config.value_coeff * value_loss
@@ -149,9 +156,9 @@ class AppoLoss:
                 "value_loss": value_loss,
                 "entropy": entropy,
                 "approx_kl": kl,
-                "clip_fraction": clip_fraction(log_ratio, config.clip_ratio, counts),
+                "clip_fraction": clip_fraction(log_ratio, config.clip_ratio, counts, total),
                 "ratio_deviation": (log_ratio.exp() - 1).abs().max(),
-                "value_mean": masked_mean(values, counts),
+                "value_mean": masked_mean(values, counts, total),
                 "target_mean": moments["target_first"],
                 **moments,
             }

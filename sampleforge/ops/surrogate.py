@@ -2,7 +2,8 @@
 
 ``mask`` has the shape of the other inputs. If it is bool, rows with True count (None: all rows). If
 it is float, it is the weight of each row, and means are weighted. Rows that are masked out may hold
-anything, also NaN and inf: they reach neither the value nor the gradient.
+anything, also NaN and inf: they reach neither the value nor the gradient. ``total`` is the
+`valid_total` of the mask, for callers that compute it once for several terms.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from torch import Tensor
 from sampleforge.ops.running_stats import Moments
 
 
-def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
+def valid_total(mask: Tensor) -> Tensor:
+    """Return the number of valid rows [], or the sum of their weights; 1 if there is none."""
+    total = mask.sum()
+    return total.clamp(min=1) if mask.dtype == torch.bool else torch.where(total > 0, total, 1.0)
+
+
+def masked_mean(x: Tensor, mask: Tensor | None = None, total: Tensor | None = None) -> Tensor:
     """Return the mean over the valid elements [], or 0 (with zero gradient) if there is none."""
     if mask is None:
         return x.mean()
     _check(x, mask)
+    total = valid_total(mask) if total is None else total
     if mask.dtype == torch.bool:
-        return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
-    total = mask.sum()
-    return (_valid(x, mask) * mask).sum() / torch.where(total > 0, total, 1.0)
+        return torch.where(mask, x, 0.0).sum() / total
+    return (_valid(x, mask) * mask).sum() / total
 
 
 def normalise(
@@ -41,7 +48,11 @@ def normalise(
 
 
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, clip_ratio: float, mask: Tensor | None = None
+    log_ratio: Tensor,
+    advantages: Tensor,
+    clip_ratio: float,
+    mask: Tensor | None = None,
+    total: Tensor | None = None,
 ) -> Tensor:
     """Return PPO's policy loss, to be minimised: -mean min(r A, clip(r, 1/(1+e), 1+e) A).
 
@@ -51,7 +62,7 @@ def clipped_surrogate(
     _check(log_ratio, advantages)
     ratio = _valid(log_ratio, mask).exp()
     clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)
-    return -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), mask)
+    return -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), mask, total)
 
 
 def clipped_value_loss(
@@ -60,6 +71,7 @@ def clipped_value_loss(
     targets: Tensor,
     clip: float | None,
     mask: Tensor | None = None,
+    total: Tensor | None = None,
 ) -> Tensor:
     """Return mean max((v - R)^2, (clip(v, v_old +- clip) - R)^2), or mean (v - R)^2 if ``clip`` is
     None.
@@ -72,22 +84,27 @@ def clipped_value_loss(
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
         error = torch.maximum(error, (near - targets).square())
-    return masked_mean(error, mask)
+    return masked_mean(error, mask, total)
 
 
-def approx_kl(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
+def approx_kl(log_ratio: Tensor, mask: Tensor | None = None, total: Tensor | None = None) -> Tensor:
     """Return an estimate of KL(mu, pi) on actions of mu: mean (r - 1 - log r).
 
     It is the estimator k3 of http://joschu.net/blog/kl-approx.html, which is never negative.
     """
     log_ratio = _valid(log_ratio, mask)
-    return masked_mean(log_ratio.expm1() - log_ratio, mask)
+    return masked_mean(log_ratio.expm1() - log_ratio, mask, total)
 
 
-def clip_fraction(log_ratio: Tensor, clip_ratio: float, mask: Tensor | None = None) -> Tensor:
+def clip_fraction(
+    log_ratio: Tensor,
+    clip_ratio: float,
+    mask: Tensor | None = None,
+    total: Tensor | None = None,
+) -> Tensor:
     """Return the fraction of valid rows whose ratio lies outside [1/(1+e), 1+e]."""
     edge = math.log1p(clip_ratio)
-    return masked_mean((log_ratio.abs() > edge).to(log_ratio.dtype), mask)
+    return masked_mean((log_ratio.abs() > edge).to(log_ratio.dtype), mask, total)
 
 
 def _valid(x: Tensor, mask: Tensor | None) -> Tensor:
