@@ -20,11 +20,12 @@ EXTRAS = {
     "minatar": ["minatar>=1.0.15"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
+    "export": ["onnx>=1.16", "onnxscript>=0.3.1", "onnxruntime>=1.20"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
     need
-    for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot")
+    for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot", "export")
     for need in EXTRAS[name]
 ]
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]

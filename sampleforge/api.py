@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig
+
+if TYPE_CHECKING:
+    from sampleforge.export.write import Format
 
 __all__ = ["LoadedPolicy", "Result", "Trainer", "load_policy", "train"]
 
@@ -82,11 +85,26 @@ class Trainer:
         """Write a checkpoint now."""
         self.session.save()
 
+    def export(
+        self, path: str | Path, format: Format | None = None, policy: int = 0
+    ) -> dict[str, Any]:
+        """Write policy number ``policy`` (from 0), with its newest weights, to a file that runs
+        without SampleForge; return the file's metadata. ``format``, the metadata and the errors
+        are those of `sampleforge.export.write.export_policy`."""
+        from sampleforge.export.write import export_policy
+
+        details = {"env_steps": self.session.graph.progress.env_steps}
+        return export_policy(self._newest(policy), path, format, details=details)
+
     def compute_action(self, obs: Any, policy: int = 0) -> Any:
         """Return the most likely action for one observation, computed with the newest weights of
         policy number ``policy`` (from 0). For a recurrent model or action masks use `load_policy`,
         whose `act` takes state and mask."""
+        return self._newest(policy).act(obs)[0]
+
+    def _newest(self, policy: int) -> LoadedPolicy:
+        """Return policy number ``policy`` with its newest weights."""
         if self._policy is None:
             self._policy = LoadedPolicy(self.session.new_model(), self.session.spec)
         self.session.graph.groups[policy].weights.read(self._policy.model.state_dict())
-        return self._policy.act(obs)[0]
+        return self._policy

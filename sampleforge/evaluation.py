@@ -9,20 +9,23 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
+from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
+from sampleforge.export.onnx_policy import OnnxPolicy
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import Trust, imports_code
+from sampleforge.folder.trust import IMPORTABLE, Trust, imports_code
 from sampleforge.loaded_policy import load_model, read_config
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
+    EpisodePolicy,
     evaluation_envs,
     evaluation_seed,
     outcome,
@@ -56,6 +59,7 @@ def evaluate(
     seed: int | None = None,
     which: str = "latest",
     policy: str | None = None,
+    onnx: str | Path | None = None,
     trust: Trust = NO_TRUST,
     display: Display | None = None,
     alive: Callable[[], None] = lambda: None,
@@ -63,19 +67,27 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
     episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
+    ``onnx``: the file of an exported policy, which plays instead of the checkpoint.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
     the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
     episodes, length_mean, episodes_cut (by a limit that the environment itself does not have),
     stochastic, seed, env_steps (of the checkpoint). ``alive`` is called after the start of each row
     and before each step. Numerical libraries have one thread meanwhile, because several are slower
-    for a few rows. Raises ConfigError if the folder names code
-    that ``trust`` does not cover.
+    for a few rows. Raises ConfigError if the folder names code that ``trust`` does not cover, or if
+    the exported policy is for other spaces than the environment's.
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
-    config = read_config(folder, trust)
-    with scratch_directory(cwd_importable=imports_code(config)):
-        model, spec, state = load_model(folder, config, which, policy)
+    exported = None if onnx is None else OnnxPolicy(onnx)
+    used = IMPORTABLE if exported is None else ("env", "env_kwargs")
+    config = read_config(folder, trust, used)
+    with scratch_directory(cwd_importable=imports_code(config, used)):
+        player_policy: EpisodePolicy
+        if exported is None:
+            model, spec, state = load_model(folder, config, which, policy)
+            player_policy = FrozenPolicy(model)
+        else:
+            player_policy, state = exported, exported.metadata
         seed = evaluation_seed(config.seed or 0) if seed is None else seed
         limited, limit = _with_limit(config, max_episode_steps)
         display = display or _Silent()
@@ -84,10 +96,14 @@ def evaluate(
             envs = evaluation_envs(limited, episodes or EPISODES, seed)
             resources.callback(_close, envs, display, alive)
             resources.callback(limit_threads(1))
-            _check_same_env(folder, spec, envs.spec)
+            if exported is None:
+                _check_same_env(folder, spec, envs.spec)
+            else:
+                exported.check_spaces(envs.spec)
+                envs.take_converted_actions()
             player = EpisodePlayer(
                 envs,
-                model.eval(),
+                player_policy,
                 episodes or EPISODES,
                 stochastic=stochastic,
                 seed=seed,
@@ -102,7 +118,7 @@ def evaluate(
         "episodes_cut": cut,
         "stochastic": stochastic,
         "seed": seed,
-        "env_steps": state["env_steps"],
+        "env_steps": state.get("env_steps"),
     }
 
 

@@ -77,16 +77,21 @@ class LoadedPolicy:
         Raises ValueError for an observation that is not in the space or not finite, and for a mask
         that is missing, not expected, or forbids every action.
         """
-        rows = {n: np.zeros((1, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
-        self._observations.write(0, self._declared(obs), self._info(mask), rows)
-        if self._observations.has_mask:
-            self._observations.check_masks(rows[ACTION_MASK], np.zeros(1, np.bool_))
         is_first = np.array([state is None])
         state = self._policy.initial_state(1) if state is None else state
         actions, state = self._policy.act(
-            rows, state, is_first, stochastic=stochastic, generator=generator
+            self.as_row(obs, mask), state, is_first, stochastic=stochastic, generator=generator
         )
         return self._actions.per_row(self._actions(actions), 1)[0], state
+
+    def as_row(self, obs: Any, mask: Any = None) -> dict[str, Array]:
+        """Return one observation as slots hold it, leaf -> [1, ...]. Arguments and errors as in
+        `act`."""
+        row = {n: np.zeros((1, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
+        self._observations.write(0, self._declared(obs), self._info(mask), row)
+        if self._observations.has_mask:
+            self._observations.check_masks(row[ACTION_MASK], np.zeros(1, np.bool_))
+        return row
 
     def _declared(self, obs: Any) -> Any:
         """Return ``obs`` with its leaves in the dtypes of the observation space."""
@@ -158,13 +163,22 @@ def load_policy(
     form package.module:factory or its arguments. Such a folder can run any code: set ``trust`` only
     for a folder whose origin you know.
     """
+    loaded, _ = load_policy_and_state(run_dir, which, Trust(everything=trust), policy)
+    return loaded
+
+
+def load_policy_and_state(
+    run_dir: str | Path, which: str, trust: Trust, policy: str | None
+) -> tuple[LoadedPolicy, dict[str, Any]]:
+    """Return the policy of a run folder, as `load_policy` does, and the plain state of its
+    checkpoint."""
     folder = RunFolder.existing(run_dir)
     used = IMPORTABLE if folder.read_spec() is None else ("model.encoder",)
-    config = read_config(folder, Trust(everything=trust), used)
+    config = read_config(folder, trust, used)
     if imports_code(config, used):
         make_cwd_importable()
-    model, spec, _ = load_model(folder, config, which, policy)
-    return LoadedPolicy(model, spec)
+    model, spec, state = load_model(folder, config, which, policy)
+    return LoadedPolicy(model, spec), state
 
 
 def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTABLE) -> AnyConfig:

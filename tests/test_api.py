@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import sampleforge as sf
 from tests.support.runs import summary
@@ -74,6 +75,10 @@ def test_the_trainer_step_by_step(tmp_path: Path) -> None:
         trainer.save()
         obs = [0.0, 0.0, 0.2, 3.0]
         chosen = trainer.compute_action(obs)
+        exported = trainer.export(tmp_path / "policy.pt2")
+        assert exported["max_error"] <= 1e-5 and exported["env_steps"] >= 4000
+        program = torch.export.load(tmp_path / "policy.pt2").module()
+        assert program({"obs": torch.tensor([obs])})["action"].tolist() == [chosen]
         assert trainer.run_dir == tmp_path / "run"
     assert sf.load_policy(trainer.run_dir).act(obs)[0] == chosen
     assert summary(tmp_path / "run")["status"] == "finished"

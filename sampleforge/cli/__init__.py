@@ -21,6 +21,7 @@ VERBS = {
     "describe": "print the wiring of a run without training",
     "tune": "find the fastest flags for this machine",
     "eval": "play episodes with a trained policy",
+    "export": "write a trained policy as an ONNX file or a torch.export program",
     "plot": "draw the learning curves of runs",
     "envs": "list the environments",
     "presets": "list the presets, or print one",

@@ -12,7 +12,7 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.key_values import KEY_VALUES
-from sampleforge.config import Checked, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 from sampleforge.folder.atomic_file import to_json
 from sampleforge.folder.trust import Trust
 
@@ -40,6 +40,9 @@ class EvalFlags(Checked):
     a run without them, over 100 episodes of training."""
     policy: str | None = None
     """Which policy to evaluate, in a run with several (--num-policies), such as policy_0."""
+    onnx: str | None = None
+    """Play with this ONNX file, which `sampleforge export` has written, instead of a checkpoint; it
+    needs onnxruntime."""
     quiet: bool = False
     """Print nothing but errors and the last line."""
     trust: bool = False
@@ -70,6 +73,7 @@ def run(args: Sequence[str]) -> int:
     check_range(flags, "episodes max_episode_steps", low=1)
     check_range(flags, "seed", low=0)
     check_range(flags, "env_timeout", low=0, above=True)
+    _check_onnx(flags)
     from sampleforge.evaluation import evaluate
     from sampleforge.folder.checkpoint import CheckpointError
     from sampleforge.reporting.evaluating import EvaluationDisplay
@@ -88,6 +92,7 @@ def run(args: Sequence[str]) -> int:
                 seed=flags.seed,
                 which=flags.checkpoint,
                 policy=flags.policy,
+                onnx=flags.onnx,
                 trust=flags.trusted,
                 display=display,
                 alive=watch.alive,
@@ -97,3 +102,20 @@ def run(args: Sequence[str]) -> int:
         return 1
     print(to_json(result))
     return 0
+
+
+def _check_onnx(flags: EvalFlags) -> None:
+    """Raise ConfigError for flags that have no meaning for an ONNX file."""
+    if flags.onnx is None:
+        return
+    reasons = {
+        "stochastic": "such a file has the most likely actions only",
+        "policy": "such a file has one policy",
+        "checkpoint": "such a file has the weights that it was exported with",
+    }
+    for name, reason in reasons.items():
+        value = getattr(flags, name)
+        if value not in (None, False, "latest"):
+            raise ConfigError(
+                f"{typed(name, value)} --onnx {flags.onnx}: {reason}; leave out one of the two"
+            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -128,31 +128,63 @@ def _to_env(spec: ActionSpec, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
         return _box_to_env(spec)
     if spec.kind == "multibinary" or not np.any(spec.start):
         return (lambda a: a) if spec.dtype == dtype else (lambda a: a.astype(dtype))
-    offsets = np.reshape(spec.start, spec.shape)
+    offsets = action_offsets(spec)
     return lambda a: (a + offsets).astype(dtype, copy=False)
 
 
-def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
-    dtype = np.dtype(spec.dtype)
+def action_offsets(spec: ActionSpec) -> Array:
+    """Return what is added to a discrete or multidiscrete action for the environment, [*shape]."""
+    offsets: Array = np.reshape(spec.start, spec.shape)
+    return offsets
+
+
+class BoxUnits(NamedTuple):
+    """The map of a box leaf from the slots' units to the environment's: min(max(a, low), high), or,
+    if the leaf is `rescaled`, min(max(a * half + centre, low), high). All arrays are [*shape], in
+    the leaf's dtype, or float64 if it is rescaled."""
+
+    low: Array
+    high: Array
+    half: Array | None = None
+    centre: Array | None = None
+
+
+def box_units(spec: ActionSpec) -> BoxUnits:
+    """Return the map of a box leaf from the slots' units to the environment's."""
 
     def elements(values: Sequence[float], dtype: Any) -> Array:
         return np.array(values, dtype).reshape(spec.shape)
 
     if not spec.env_low:
-        low, high = elements(spec.low, dtype), elements(spec.high, dtype)
-        # Two ufuncs take 2 us, np.clip 7; infinite bounds change nothing.
-        return lambda a: np.minimum(np.maximum(a, low), high).astype(dtype, copy=False)
+        return BoxUnits(elements(spec.low, spec.dtype), elements(spec.high, spec.dtype))
     low, high = elements(spec.env_low, np.float64), elements(spec.env_high, np.float64)
     bounded = np.isfinite(spec.low).reshape(spec.shape) & np.isfinite(spec.high).reshape(spec.shape)
     least, most = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    centre, half = least / 2 + most / 2, most / 2 - least / 2
+    return BoxUnits(low, high, most / 2 - least / 2, least / 2 + most / 2)
+
+
+def _box_to_env(spec: ActionSpec) -> Callable[[Array], Array]:
+    dtype = np.dtype(spec.dtype)
+    low, high, half, centre = box_units(spec)
+    if half is None:
+        # Two ufuncs take 2 us, np.clip 7; infinite bounds change nothing.
+        return lambda a: np.minimum(np.maximum(a, low), high).astype(dtype, copy=False)
 
     def to_bounds(a: Array) -> Array:
         # In float64, so that only one rounding to the space's dtype takes place.
         values = np.multiply(a, half, dtype=np.float64) + centre
-        return np.minimum(np.maximum(values, low), high).astype(dtype)
+        clipped: Array = np.minimum(np.maximum(values, low), high).astype(dtype)
+        return clipped
 
     return to_bounds
+
+
+class ConvertedActions(ActionAdapter):
+    """Takes actions that are in the environment's form already, as an exported policy gives them,
+    and leaves them as they are."""
+
+    def __call__(self, actions: Mapping[str, Array]) -> dict[str, Array]:
+        return dict(actions)
 
 
 class ObservationAdapter:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from sampleforge.env.adapter import ActionAdapter
+from sampleforge.env.adapter import ActionAdapter, ConvertedActions
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
 from sampleforge.spec import EnvSpec, with_action_units
@@ -132,6 +132,11 @@ class EnvVector(ABC):
         ``spec`` then has the policy's bounds. Call it before the first step."""
         self.spec = with_action_units(self.spec, rescale=True)
         self._adapter = ActionAdapter(self.action_space, self.spec.actions)
+
+    def take_converted_actions(self) -> None:
+        """Take actions in the environment's own form from now on: scaled, clipped and with offsets,
+        leaf -> [rows, ...] in the dtype of its space. Call it before the first step."""
+        self._adapter = ConvertedActions(self.action_space, self.spec.actions)
 
     @property
     def frames(self) -> int:

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
-from sampleforge.env.vector import EnvVector, own_outputs
-from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.q_network import QNetwork
+from sampleforge.env.vector import Array, EnvVector, own_outputs
 
 MAX_ROWS = 16
 EPISODE_LIMIT = 27_000
 """Env steps after which an episode is cut if the environment has no limit; it is Atari's limit in
 the literature."""
+
+
+class EpisodePolicy(Protocol):
+    """A policy with fixed weights, such as `sampleforge.algos.policy.FrozenPolicy`, which says what
+    the arguments are."""
+
+    def initial_state(self, rows: int) -> torch.Tensor: ...
+
+    def act(
+        self,
+        obs: Mapping[str, Array],
+        state: torch.Tensor,
+        is_first: Array,
+        *,
+        stochastic: bool,
+        generator: torch.Generator | None,
+    ) -> tuple[dict[str, Array], torch.Tensor]: ...
 
 
 class PlayedEpisode(NamedTuple):
@@ -60,7 +74,7 @@ class EpisodePlayer:
     def __init__(
         self,
         envs: EnvVector,
-        model: ActorCritic | QNetwork,
+        policy: EpisodePolicy,
         episodes: int,
         *,
         stochastic: bool,
@@ -78,7 +92,7 @@ class EpisodePlayer:
         self.can_cut = limit is None or envs.limit_episodes(limit)
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
         self.steps = 0
-        self._policy = FrozenPolicy(model)
+        self._policy = policy
         self._stochastic = stochastic
         self._generator = torch.Generator().manual_seed(seed)
         self._out = own_outputs(envs.spec, rows)

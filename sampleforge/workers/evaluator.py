@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
+from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
@@ -121,7 +122,7 @@ class EvaluatorWorker(EventDriven):
             self._envs, self._rebuilt = self._make_envs(), 0
         self._player = EpisodePlayer(
             self._envs,
-            self._model,
+            FrozenPolicy(self._model),
             self._episodes,
             stochastic=self._stochastic,
             seed=self._seed,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.api import Trainer
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
@@ -159,7 +160,7 @@ def test_every_row_plays_its_share(episodes: int) -> None:
     """CodeEnv's returns say whose and which episode they are; rows have episodes of all lengths."""
     envs = evaluation_envs(CODE, episodes, seed=3)
     model: Any = OneWeight()
-    player = EpisodePlayer(envs, model, episodes, stochastic=False, seed=3)
+    player = EpisodePlayer(envs, FrozenPolicy(model), episodes, stochastic=False, seed=3)
     while not player.done:
         player.step()
     envs.close()
