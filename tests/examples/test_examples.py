@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sampleforge.api import train
+from sampleforge.export.write import export_run
+from sampleforge.folder.trust import Trust
+from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
 
 EXAMPLES = sorted((REPO / "examples").glob("*.py"))
@@ -17,6 +21,7 @@ LEARNED = {
     "custom_callback": (r"stopped at a mean return of ([\d.]+)", 150.0),
     "custom_env": (r"with the trained policy: (\S+)", 0.8),
     "custom_model": (r"last 100 episodes: (\S+)", 60.0),
+    "play_onnx": (r"mean return of 10 episodes: (\S+)", 60.0),
     "step_by_step": (r"newest weights: (\d+) steps", 100.0),
 }
 """Of each example: a figure that it prints, and what it is at least once something was learned."""
@@ -25,6 +30,8 @@ LEARNED = {
 @pytest.mark.multiprocess(timeout=110)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+    if path.stem == "play_onnx":
+        export_cartpole(tmp_path)
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, str(path)],
@@ -39,6 +46,26 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     found = re.search(pattern, done.stdout)
     assert found is not None, done.stdout
     assert float(found[1]) >= least, done.stdout
+
+
+def export_cartpole(folder: Path) -> None:
+    """Train a policy that is better than a random one, whose return is about 22, and export it."""
+    config = AppoConfig(
+        env="CartPole-v1",
+        run_dir=str(folder / "run"),
+        serial=True,
+        quiet=True,
+        seed=1,
+        train_for_env_steps=30_000,
+    )
+    export_run(train(config).run_dir, folder / "policy.onnx", "onnx", trust=Trust())
+
+
+def test_the_consumer_of_an_exported_policy_does_without_sampleforge() -> None:
+    code = (REPO / "examples" / "play_onnx.py").read_text(encoding="utf-8")
+    assert re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE) == [
+        *("__future__", "sys", "gymnasium", "numpy", "onnxruntime")
+    ]
 
 
 def test_the_list_of_examples_is_complete() -> None:
