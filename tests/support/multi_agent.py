@@ -90,6 +90,15 @@ class CodeParallelEnv:
         pass
 
 
+class PaidByAction(CodeParallelEnv):
+    """The reward of an agent's step is its action."""
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        observations, _, terminated, truncated, infos = super().step(actions)
+        rewards = {agent: float(action) for agent, action in actions.items()}
+        return observations, rewards, terminated, truncated, infos
+
+
 class RaisingParallelEnv(CodeParallelEnv):
     """Raises ValueError("deliberate") at every ``every``-th step of an instance."""
 
