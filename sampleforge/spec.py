@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -102,7 +102,8 @@ class EnvSpec:
     observation is given apart. ``asynchronous``: the environments step in threads or processes of
     their own, between ``send`` and ``recv``. ``frame_skip``: env frames per env step. ``protocol``:
     one line about the settings that scores depend on. ``spaces``: the spaces of the environment
-    itself; None if the experience does not come from an environment.
+    itself; None if the experience does not come from an environment. ``reward_shaping``: the
+    numbers by which the environment shapes its rewards, by name, as it begins with them.
     """
 
     env_id: str
@@ -114,6 +115,7 @@ class EnvSpec:
     protocol: str = ""
     asynchronous: bool = False
     spaces: EnvSpaces | None = None
+    reward_shaping: Mapping[str, float] = field(default_factory=dict)
 
 
 def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:

@@ -49,6 +49,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         "max_episode_steps": spec.max_episode_steps,
         "protocol": spec.protocol,
         "asynchronous": spec.asynchronous,
+        **({"reward_shaping": dict(spec.reward_shaping)} if spec.reward_shaping else {}),
     }
     if replace(spec_from_plain(plain), spaces=declared) != spec:
         raise ConfigError(
@@ -75,6 +76,7 @@ def spec_from_plain(plain: Any) -> EnvSpec:
         reader.value("mask_in_info", bool),
     )
     rescales = reader.value("rescale_actions", bool)
+    shaping = reader.value("reward_shaping", dict) if "reward_shaping" in plain else {}
     spec = env_spec(
         reader.value("env_id", str),
         declared,
@@ -84,6 +86,7 @@ def spec_from_plain(plain: Any) -> EnvSpec:
         max_episode_steps=reader.count("max_episode_steps", optional=True),
         protocol=reader.value("protocol", str),
         asynchronous=reader.value("asynchronous", bool),
+        reward_shaping={str(name): float(number) for name, number in shaping.items()},
     )
     reader.finish()
     return with_action_units(spec, rescale=rescales)

@@ -18,14 +18,16 @@ from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import NewPolicy, ResumePoint, env_makers
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder
+from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.policy_mapping import (
+    FixedPerSplit,
     FixedPerStream,
     PolicyMapping,
     RandomPerRollout,
@@ -66,19 +68,22 @@ class GroupChannels:
 @dataclass(frozen=True)
 class ActingGroup:
     """The parts of one policy group that actors and policy workers use. ``new_policy(i)`` returns
-    the function that makes the policy of the i-th actor (inline) or policy worker."""
+    the function that makes the policy of the i-th actor (inline) or policy worker. ``member``: its
+    channels as one of the ``members`` of a population."""
 
     channels: GroupChannels
     exchange: RolloutExchange
     new_policy: Callable[[int], NewPolicy]
+    member: MemberChannels | None = None
+    members: int = 1
 
     def port(self, policy: int, actor: int, splits: int) -> PolicyPort:
         """Return the port of an actor with ``splits`` splits to this group, the ``policy``-th of
         the graph."""
         inference: Inference
         if self.channels.requests is None:
-            slots = self.exchange.slots
-            inference = InlineInference(self.new_policy(actor), slots, splits, actor)
+            slots, members = self.exchange.slots, self.members
+            inference = InlineInference(self.new_policy(actor), slots, splits, actor, members)
         else:
             inference = RemoteInference(self.channels.requests, actor)
         return PolicyPort(policy, self.exchange, inference)
@@ -119,13 +124,22 @@ def group_channels(
 
 
 def choose_mapping(
-    policies: int, plan: SamplerPlan, seed: int, *, synchronous: bool, overlapping: bool
+    policies: int,
+    plan: SamplerPlan,
+    seed: int,
+    *,
+    synchronous: bool,
+    overlapping: bool,
+    population: bool = False,
 ) -> PolicyMapping:
     """Return the policy mapping for ``policies`` groups, which draws a policy for each rollout.
-    Instead, ``synchronous`` groups act in turn, and with ``overlapping`` sequences each stream
-    keeps its policy. Raises ConfigError if a policy would have no stream."""
+    Instead, the members of a ``population`` have splits of their own, ``synchronous`` groups act in
+    turn, and with ``overlapping`` sequences each stream keeps its policy. Raises ConfigError if a
+    policy would have no stream."""
     if policies == 1:
         return only_policy
+    if population:
+        return FixedPerSplit(policies)
     if overlapping:
         streams = plan.num_workers * plan.num_splits
         if streams < policies:
@@ -153,8 +167,13 @@ def add_actors(
     split of each actor, which is enough if all streams pick the same policy.
     """
     cores = available_cores()
+    members = [group.member for group in groups if group.member is not None]
     for index in range(plan.num_workers):
-        envs = env_makers(index, config, plan, start, channels.restart_budget)
+        if members:
+            assert not isinstance(config, DdppoConfig)
+            envs = member_env_makers(index, config, plan, members, channels.restart_budget)
+        else:
+            envs = env_makers(index, config, plan, start, channels.restart_budget)
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         wakeup = channels.wakeups[index]
         make_actor = partial(
@@ -190,6 +209,7 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
             wakeup,
             graph.counters,
             device=torch.device(plan.device),
+            members=group.members,
         )
         restart = RestartAlone(group.channels.policy_restarts, index)
         graph.add("policy", make_policy_worker, wakeup, restart=restart)
@@ -209,8 +229,10 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policy_notes(policies: int) -> tuple[str, ...]:
+def policy_notes(policies: int, *, population: bool = False) -> tuple[str, ...]:
     """Return a note about several policy groups; none for one group."""
     if policies == 1:
         return ()
+    if population:
+        return (f"a population of {policies}: each actor has the envs below for each member",)
     return (f"{policies} policies, each with its own batches, slots, policy workers and learners",)

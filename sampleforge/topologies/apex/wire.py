@@ -38,12 +38,11 @@ from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     NewPolicy,
+    PolicySeeds,
     PolicyStart,
-    RestartCounts,
     ResumePoint,
     acting_device,
     initial_weights,
-    policy_seed,
 )
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
@@ -57,6 +56,7 @@ from sampleforge.topologies.graph import (
     Row,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.rendezvous import (
     describe_learners,
     learner_devices,
@@ -95,19 +95,29 @@ def apex(
     check_memory_of_groups(plan.slot_bytes + plan.frame_bytes + plan.tree_bytes, count)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
-    actors = actor_channels(config, plan)
-    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
-    overlapping = config.sequences is not None
-    mapping = choose_mapping(count, plan, start.seed, synchronous=False, overlapping=overlapping)
-    acting = [part.acting for part in parts]
-    add_actors(graph, actors, acting, mapping, config, plan, start)
+    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
+    parts = [
+        _group_parts(index, policy, actors, config, plan, acting, spec)
+        for index, policy in enumerate(policies)
+    ]
+    mapping = choose_mapping(
+        *(count, plan, start.seed),
+        synchronous=False,
+        overlapping=config.sequences is not None,
+        population=config.pbt,
+    )
+    groups = [part.acting for part in parts]
+    add_actors(graph, actors, groups, mapping, config, acting, start)
     by_id = {part.policy.id: part for part in parts}
 
     def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
         return _add_group(builder, by_id[group_id], prefix, config, plan, start)
 
     return graph.build_groups(
-        list(by_id), add_group, [*policy_notes(count), *_notes(config, plan, spec)], actors.episodes
+        list(by_id),
+        add_group,
+        [*policy_notes(count, population=config.pbt), *_notes(config, plan, spec)],
+        actors.episodes,
     )
 
 
@@ -119,6 +129,7 @@ class GroupParts:
     new_network: NewNetwork
     replay: ReplayChannels
     acting: ActingGroup
+    exploration: Exploration
 
     @property
     def channels(self) -> GroupChannels:
@@ -126,24 +137,35 @@ class GroupParts:
 
 
 def _group_parts(
-    policy: PolicyStart, actors: ActorChannels, config: ApexConfig, plan: ApexPlan, spec: EnvSpec
+    index: int,
+    policy: PolicyStart,
+    actors: ActorChannels,
+    config: ApexConfig,
+    plan: ApexPlan,
+    acting: ApexPlan,
+    spec: EnvSpec,
 ) -> GroupParts:
-    """Make the replay, the weights and the channels of one policy group."""
+    """Make the replay, the weights and the channels of the ``index``-th policy group. ``acting``:
+    the plan of the actors."""
     start = policy.start
     new_network = network_maker(config, spec, start.seed)
     weights = initial_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    member = member_channels(config, policy, plan, new_network, None)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, channels, start)
 
     def new_policy(index: int) -> NewPolicy:
-        lives = channels.inference_restarts
-        return partial(make_policy, index, new_network, weights, config, plan, start, lives)
+        board = None if member is None else member.board
+        seeds = PolicySeeds(index, start, channels.inference_restarts, board)
+        return partial(make_policy, new_network, weights, config, plan, seeds)
 
-    acting = ActingGroup(channels, replay.exchange, new_policy)
-    return GroupParts(policy, new_network, replay, acting)
+    members = acting.num_splits // plan.num_splits
+    group = ActingGroup(channels, replay.exchange, new_policy, member, members)
+    explored = exploration(config, plan, index, members)
+    return GroupParts(policy, new_network, replay, group, explored)
 
 
 def _add_group(
@@ -168,11 +190,12 @@ def _add_group(
         replay.exchange,
         weights,
         snapshot=learners.snapshot,
-        exploration=exploration(config, plan),
+        exploration=parts.exploration,
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
         resources=learners.resources,
+        member=parts.acting.member,
     )
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
     edges = _edges(config, plan, prefix)
@@ -215,10 +238,21 @@ def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     return ladder[[ladder_index(plan, *row) for row in _rows(plan)]]
 
 
-def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
-    """Return the exploration of each env row."""
+def exploration(
+    config: ApexConfig, plan: ApexPlan, member: int = 0, members: int = 1
+) -> Exploration:
+    """Return the exploration of each env row of a policy: of all env rows, or of those in the
+    splits of one of several ``members`` of a population, see `acting_plan`."""
+
+    def acting(row: Row) -> Row:
+        return row[0], row[1] * members + member if members > 1 else row[1], row[2]
+
     epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
-    return Exploration(exploration_thirds(plan), epsilons)
+    thirds = exploration_thirds(plan)
+    return Exploration(
+        {acting(row): third for row, third in thirds.items()},
+        {acting(row): epsilon for row, epsilon in epsilons.items()},
+    )
 
 
 def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
@@ -234,16 +268,13 @@ def _rows(plan: ApexPlan) -> list[Row]:
 
 
 def make_policy(
-    index: int,
     new_network: NewNetwork,
     weights: SharedWeights,
     config: ApexConfig,
     plan: ApexPlan,
-    start: ResumePoint,
-    lives: RestartCounts,
+    seeds: PolicySeeds,
 ) -> EpsilonGreedyPolicy:
-    """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
-    each of its ``lives``."""
+    """Return the policy of an actor (inline) or policy worker. ``seeds``: of its actions."""
     return EpsilonGreedyPolicy(
         new_network(),
         weights,
@@ -251,7 +282,8 @@ def make_policy(
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.precision,
-        seed=policy_seed(index, start, lives),
+        seed=seeds.first(),
+        new_seed=seeds,
     )
 
 
@@ -387,7 +419,8 @@ def _add_learners(
         relay,
         partial(make_reader, config, parts.replay.exchange.slots, parts.replay.frames),
     )
-    if config.serial:
+    member = parts.acting.member
+    if config.serial and member is None:
         return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if followers:
@@ -396,7 +429,7 @@ def _add_learners(
             devices, config.learner_timeout, parts.new_network, "learner", errors
         )
     snapshot = StateSnapshot(parts.new_network(), networks=2)
-    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:

@@ -33,6 +33,7 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
@@ -66,13 +67,16 @@ def appo(
     check_memory_of_groups(plan.slot_bytes, count)
     in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
-    actors = actor_channels(config, plan)
-    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
+    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
+    parts = [_group_parts(policy, actors, config, plan, acting, spec) for policy in policies]
     mapping = choose_mapping(
-        count, plan, start.seed, synchronous=plan.synchronous, overlapping=False
+        *(count, plan, start.seed),
+        synchronous=plan.synchronous,
+        overlapping=False,
+        population=config.pbt,
     )
-    acting = [part.acting for part in parts]
-    add_actors(graph, actors, acting, mapping, config, plan, start)
+    groups = [part.acting for part in parts]
+    add_actors(graph, actors, groups, mapping, config, acting, start)
     by_id = {part.policy.id: part for part in parts}
 
     def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
@@ -98,24 +102,35 @@ class GroupParts:
 
 
 def _group_parts(
-    policy: PolicyStart, actors: ActorChannels, config: AppoConfig, plan: Plan, spec: EnvSpec
+    policy: PolicyStart,
+    actors: ActorChannels,
+    config: AppoConfig,
+    plan: Plan,
+    acting: Plan,
+    spec: EnvSpec,
 ) -> GroupParts:
-    """Make the slots, the exchange, the weights and the channels of one policy group."""
+    """Make the slots, the exchange, the weights and the channels of one policy group. ``acting``:
+    the plan of the actors."""
     start = policy.start
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = initial_weights(new_model, start)
-    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    member = member_channels(config, policy, plan, new_model, plan.lag.limit)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         compiled_for = spec if config.compile else None
         noise, lives = config.noise_correlation, channels.inference_restarts
-        return policy_maker(index, new_model, weights, plan, start, compiled_for, noise, lives)
+        board = None if member is None else member.board
+        return policy_maker(
+            index, new_model, weights, plan, start, compiled_for, noise, lives, board
+        )
 
-    acting = ActingGroup(channels, exchange, new_policy)
-    return GroupParts(policy, new_model, exchange, acting)
+    members = acting.num_splits // plan.num_splits
+    group = ActingGroup(channels, exchange, new_policy, member, members)
+    return GroupParts(policy, new_model, exchange, group)
 
 
 def _add_group(
@@ -141,6 +156,7 @@ def _add_group(
         learners.snapshot,
         evaluations=evaluation.results,
         resources=learners.resources,
+        member=parts.acting.member,
     )
     return AddedGroup(group, _edges(config, plan, prefix), evaluation.edges, learners.notes)
 
@@ -166,13 +182,14 @@ def _add_learners(
         graph.progress,
         gathers_ahead(plan, serial=config.serial),
     )
-    if config.serial:
+    member = parts.acting.member
+    if config.serial and member is None:
         return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if config.num_learners > 1:
         rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
     snapshot = StateSnapshot(parts.new_model())
-    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
 def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
@@ -198,7 +215,7 @@ def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tupl
     ahead = gathers_ahead(plan, serial=config.serial)
     return (
         reason(config, plan, spec),
-        *policy_notes(policies),
+        *policy_notes(policies, population=config.pbt),
         plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
