@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sampleforge import __version__
-from sampleforge.reporting.line_file import LineFile
+from sampleforge.folder.line_file import LineFile
 from sampleforge.reporting.progress import number
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     start = ResumePoint(config.seed or 0)
     roles = roles_of_policies(config)
     policies = [
-        PolicyStart(each, start, _do_not_save, roles.agent_group(each, spec))
+        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
         for each in roles.trained
     ]
     more: dict[str, Any] = {"others": others} if others else {}

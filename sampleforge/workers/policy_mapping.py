@@ -71,6 +71,20 @@ class RoundRobin:
         return rollout % self._policies
 
 
+class FixedPerSplit:
+    """Gives each split of an actor one of ``policies`` policy groups for the whole run, in turn, in
+    every actor in the same order.
+
+    Populations need it: the return of an episode is then that of one member.
+    """
+
+    def __init__(self, policies: int) -> None:
+        self._policies = policies
+
+    def __call__(self, stream: StreamId, rollout: int) -> int:
+        return stream.split % self._policies
+
+
 class FixedPerStream:
     """Gives each stream one of ``policies`` policy groups for the whole run: the streams, in the
     order of actors (with ``splits`` streams each), are dealt to the groups in turn.

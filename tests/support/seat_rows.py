@@ -42,7 +42,7 @@ def marked_graph(chosen: AppoConfig, seed: int = 1) -> Graph:
             name,
             ResumePoint(seed_of_policy(seed, index)),
             forget,
-            roles.agent_group(name, spec),
+            group=roles.agent_group(name, spec),
         )
         for index, name in enumerate(roles.trained)
     ]

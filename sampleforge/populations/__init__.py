@@ -1,0 +1,6 @@
+"""Populations: training in which several policies or runs learn from each other's results.
+
+`exploit.py` and `explore.py` hold the pure functions of population-based training (PBT), and
+`lineage.py` its record; `pbt.py` trains the policies of one run as a population, and `schedule.py`
+exports the hyperparameters that a population has found, so that one run can replay them.
+"""
