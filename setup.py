@@ -18,13 +18,23 @@ EXTRAS = {
     "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
+    "multiagent": ["pettingzoo[butterfly]>=1.25"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
     need
-    for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot")
+    for name in (
+        "atari",
+        "box2d",
+        "mujoco",
+        "minatar",
+        "minigrid",
+        "multiagent",
+        "compress",
+        "plot",
+    )
     for need in EXTRAS[name]
 ]
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
@@ -70,6 +80,8 @@ setup(
             "minatar = sampleforge_envs.minatar",
             "minigrid = sampleforge_envs.minigrid",
             "vizdoom = sampleforge_envs.vizdoom",
+            "paddle_duel = sampleforge_envs.paddle_duel",
+            "pettingzoo = sampleforge_envs.pettingzoo",
         ],
     },
 )

@@ -90,6 +90,9 @@ class EnvVector(ABC):
     """Whether the backend's arithmetic rules out values that are not finite, so that no check is
     needed."""
 
+    agent = ""
+    """The name of the agent, in a multi-agent environment."""
+
     def __init__(self, spec: EnvSpec, num_rows: int) -> None:
         assert spec.spaces is not None
         self.spec = spec
@@ -138,6 +141,12 @@ class EnvVector(ABC):
         """Set the numbers by which the environments shape their rewards (``spec.reward_shaping``),
         from the next step on. Raises ConfigError if they have none."""
         raise ConfigError(f"{self.spec.env_id} offers no reward-shaping numbers")
+
+    @property
+    def seats(self) -> tuple[EnvVector, ...]:
+        """The env vectors of all agents of the environment: only this one in a single-agent
+        environment; see `sampleforge.env.multi_agent`."""
+        return (self,)
 
     @property
     def frames(self) -> int:

@@ -13,6 +13,7 @@ import torch
 
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.learner import Learner
+from sampleforge.config import ConfigError
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.member_board import ENV_PREFIX, ChangeInbox, MemberBoard
@@ -70,6 +71,11 @@ def member_channels(
     for any other. ``plan``: of one member."""
     if not config.pbt and policy.schedule is None:
         return None
+    if plan.num_seats > 1:
+        raise ConfigError(
+            f"{config.env} has {plan.num_seats} agents; --pbt and --schedule take single-agent "
+            "environments only"
+        )
     start = policy.start
     shaping = {
         name.removeprefix(ENV_PREFIX): value

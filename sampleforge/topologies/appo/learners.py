@@ -11,6 +11,7 @@ import torch
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import Share
 from sampleforge.algos.learner import Learner
+from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
@@ -63,19 +64,21 @@ class AppoLearners:
         config, plan, channels = self.config, self.plan, self.channels
         return LearnerWorker(
             make_learner,
-            self.exchange,
-            plan.slots_per_batch // config.num_learners,
+            SlotBatches(
+                self.exchange,
+                plan.slots_per_batch // config.num_learners,
+                torch.device(self.devices[index]),
+                synchronous=plan.synchronous,
+                prefetch=self.prefetch,
+                learner=index,
+            ),
             channels.weights if index == 0 else None,
             self.progress,
             self.policy.save,
             channels.learner_wakeups[index],
             counter_row,
-            synchronous=plan.synchronous,
-            device=torch.device(self.devices[index]),
             threads=plan.learner_threads,
-            prefetch=self.prefetch,
             counts_updates=index == 0,
-            index=index,
             **hooks,
         )
 
