@@ -22,6 +22,11 @@ SHORT: dict[str, Any] = {
     **{"evaluate_interval": 500, "evaluate_episodes": 2},
 }
 SEEDED: dict[str, Any] = {**SHORT, "env": "CartPole-v1", "seed": 1}
+POPULATION: dict[str, Any] = {
+    **{**SEEDED, "train_for_env_steps": 15_000, "num_epochs": 1},
+    **{"num_policies": 2, "pbt": True, "pbt_start": 2000, "pbt_period": 500},
+    **{"pbt_perturb_chance": 1.0, "pbt_relative_gap": 0.0},
+}
 RUNS: dict[str, AnyConfig] = {
     "appo": AppoConfig(**SEEDED),
     "appo-async": AppoConfig(**SEEDED, async_rl=True, lr_schedule="kl_adaptive"),
@@ -29,11 +34,7 @@ RUNS: dict[str, AnyConfig] = {
     "apex-c51": apex_config(
         **SHORT, value_distribution="c51", v_min=0.0, v_max=50.0, noisy_nets=True
     ),
-    "population": AppoConfig(
-        **{**SEEDED, "train_for_env_steps": 15_000, "num_epochs": 1},
-        **{"num_policies": 2, "pbt": True, "pbt_start": 2000, "pbt_period": 500},
-        **{"pbt_perturb_chance": 1.0, "pbt_relative_gap": 0.0},
-    ),
+    "population": AppoConfig(**POPULATION),
     "ddppo": DdppoConfig(**SEEDED, num_ranks=1, debug=True),
 }
 
