@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sampleforge import __version__
-from sampleforge.reporting.line_file import LineFile
+from sampleforge.folder.line_file import LineFile
 from sampleforge.reporting.progress import number
 
 if TYPE_CHECKING:
