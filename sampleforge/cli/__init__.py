@@ -23,6 +23,7 @@ VERBS = {
     "eval": "play episodes with a trained policy",
     "plot": "draw the learning curves of runs, or a sweep",
     "sweep": "search settings by many training runs",
+    "pbt": "train a population of runs that copy and mutate",
     "envs": "list the environments",
     "presets": "list the presets, or print one",
     "doctor": "check this machine and installation",

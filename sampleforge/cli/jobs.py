@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 _DRAW_S = 0.5
+FILE_WIDTH = 160
+"""Characters in a line of a table that is not printed to a terminal."""
 KILLED_S = 5.0
 """Seconds that jobs have to be gone after they were killed."""
 
@@ -51,6 +53,8 @@ class JobsScreen:
         from rich.live import Live
 
         self.console: Console = Console(highlight=False)
+        if not self.console.is_terminal:  # a table in a file may be wide
+            self.console.width = FILE_WIDTH
         self._table, self._lines = table, lines
         self._live = None
         if self.console.is_terminal:
