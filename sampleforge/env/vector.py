@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
@@ -89,6 +90,9 @@ class EnvVector(ABC):
     """Whether the backend's arithmetic rules out values that are not finite, so that no check is
     needed."""
 
+    agent = ""
+    """The name of the agent, in a multi-agent environment."""
+
     def __init__(self, spec: EnvSpec, num_rows: int) -> None:
         assert spec.spaces is not None
         self.spec = spec
@@ -132,6 +136,17 @@ class EnvVector(ABC):
         ``spec`` then has the policy's bounds. Call it before the first step."""
         self.spec = with_action_units(self.spec, rescale=True)
         self._adapter = ActionAdapter(self.action_space, self.spec.actions)
+
+    def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
+        """Set the numbers by which the environments shape their rewards (``spec.reward_shaping``),
+        from the next step on. Raises ConfigError if they have none."""
+        raise ConfigError(f"{self.spec.env_id} offers no reward-shaping numbers")
+
+    @property
+    def seats(self) -> tuple[EnvVector, ...]:
+        """The env vectors of all agents of the environment: only this one in a single-agent
+        environment; see `sampleforge.env.multi_agent`."""
+        return (self,)
 
     @property
     def frames(self) -> int:
