@@ -20,7 +20,7 @@ class PlotFlags:
     runs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR ...")
     ] = ()
-    """Run folders; all runs are drawn into the same axes."""
+    """Run folders, which are drawn into the same axes, or the folder of one sweep."""
     out: str = "runs.png"
     """File to write: .png, .pdf or .svg."""
 
@@ -36,8 +36,19 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"--out {flags.out}: must end in one of {', '.join(FORMATS)}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {flags.out}: there is no folder {out.parent}")
+    from sampleforge.populations.folder import is_sweep
     from sampleforge.reporting.plots import draw
 
-    draw([Path(run_dir) for run_dir in flags.runs], out)
+    paths = [Path(run_dir) for run_dir in flags.runs]
+    sweeps = [path for path in paths if is_sweep(path)]
+    if not sweeps:
+        draw(paths, out)
+    elif len(paths) > 1:
+        raise ConfigError(f"{sweeps[0]} is the folder of a sweep, which is drawn alone")
+    else:
+        from sampleforge.populations.sweep import picture
+        from sampleforge.reporting.sweep_plot import draw_sweep
+
+        draw_sweep(picture(paths[0]), out)
     print(out)
     return 0

@@ -111,6 +111,9 @@ class EnvVector(ABC):
         self._returns = np.zeros(num_rows, np.float64)
         self._lengths = np.zeros(num_rows, np.int64)
         self._finished = np.zeros(num_rows, np.int64)
+        self._objectives: dict[int, float] = {}
+        """Results of the rows' episodes so far, of environments that have another than the sum of
+        rewards; set by the backend."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.not_finite = NotFiniteEvents(spec.env_id, num_rows)
@@ -258,6 +261,7 @@ class EnvVector(ABC):
             out.valid[row], out.truncated[row], out.first[row] = False, True, True
             self._ended[row] = False
             self._returns[row], self._lengths[row] = 0.0, 0
+            self._objectives.pop(row, None)
             self._uncounted[row] = False
         self._lost.clear()
 
@@ -269,8 +273,10 @@ class EnvVector(ABC):
                 self.not_finite.episode_counts(row)
                 if self._finished[row] or not self._leave_out_first:
                     ret, length = float(self._returns[row]), int(self._lengths[row])
+                    ret = self._objectives.get(row, ret)
                     episodes.append(Episode(row, ret, length))
             self._finished[row] += 1
+            self._objectives.pop(row, None)
             self._returns[row], self._lengths[row] = 0.0, 0
             self._uncounted[row] = False
         return episodes

@@ -68,6 +68,8 @@ def rules_of(
     ConfigError for a hyperparameter that cannot change, and for a bound that it cannot have."""
     variant = config.pbt_variant
     defaults = changeable(config) | {f"{ENV_PREFIX}{name}": n for name, n in shaping.items()}
+    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(config):
+        defaults.pop("lr_target_kl", None)  # nothing reads it
     bounds = ranges("pbt_bounds", config.pbt_bounds)
     initial = ranges("pbt_initial", config.pbt_initial)
     for name, both in {**bounds, **initial}.items():
@@ -107,6 +109,11 @@ def rules_of(
         dataclasses.replace(perturbed, **given),
         first_values(initial, len(ids), rng),
     )
+
+
+def given_names(config: AppoConfig | ApexConfig) -> set[str]:
+    """Return the hyperparameters that the flags of a population name."""
+    return {*map(hyperparameter, (*config.pbt_perturb, *config.pbt_bounds, *config.pbt_initial))}
 
 
 @dataclass
@@ -206,6 +213,11 @@ class Pbt(Callback):
     def on_wire(self, session: Session) -> None:
         config, ids = session.resolved, [stored.id for stored in session.opened.policies]
         assert isinstance(config, AppoConfig | ApexConfig) and config.seed is not None
+        if session.spec.num_agents > 1:
+            raise ConfigError(
+                f"--pbt: {config.env} has {session.spec.num_agents} agents, and an episode would "
+                "be that of several members; train a population of runs with `sampleforge pbt`"
+            )
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, _STREAM])
         shaping = session.spec.reward_shaping

@@ -290,6 +290,46 @@ def test_hyperparameters_that_cannot_change_are_refused(
         run(APPO, tmp_path, **more)
 
 
+# ---- reward-shaping numbers of the environment ----
+
+SHAPED = "tests.support.reward_envs:ShapedEnv"
+
+
+def test_reward_shaping_numbers_are_drawn_perturbed_copied_and_used(tmp_path: Path) -> None:
+    env: dict[str, Any] = {"env": SHAPED, "pbt_perturb": ("env.bonus",)}
+    config = dataclasses.replace(APPO, **env, pbt_initial={"env.bonus": "0.1..10"})
+    run(config, tmp_path)
+    found = events(tmp_path)
+    first = [event["hyperparameters"]["env.bonus"] for event in found[:MEMBERS]]
+    assert len(set(first)) == MEMBERS and found[0]["hyperparameters"]["env.cost"] == 0.25
+    changed = {name for e in found if e["event"] == "explore" for name in e["changed"]}
+    assert changed == {"env.bonus"}
+    current = {event["member"]: event["hyperparameters"] for event in found}
+    for policy in ids():
+        state = latest(tmp_path, policy)[1]
+        own = {n: v for n, v in current[policy].items() if n.startswith("env.")}
+        assert state["learner"]["tag"]["shaping"] == own
+        assert all(ret in range(11) for ret in state["statistics"]["returns"]), "the true results"
+
+
+def test_environments_take_the_shaping_numbers_of_their_member(tmp_path: Path) -> None:
+    """And the schedule of a member sets them as the population did, bit for bit."""
+    from sampleforge.populations.schedule import schedule_of
+
+    env: dict[str, Any] = {"env": SHAPED, "pbt_perturb": ("env.bonus",)}
+    config = dataclasses.replace(APPO, **env)
+    run(config, tmp_path / "population")
+    best = json.loads((tmp_path / "population" / "summary.json").read_text())["best"]
+    tensors, state = latest(tmp_path / "population", best)
+    learned = state["learner"]["env_steps"]
+    schedule = schedule_of(events(tmp_path / "population"), best, "appo", learned)
+    (tmp_path / "s.json").write_text(json.dumps(schedule))
+    one: dict[str, Any] = {"pbt": False, "num_policies": 1, "seed": None, "pbt_initial": {}}
+    alone = dataclasses.replace(config, **one, pbt_perturb=())
+    run(alone, tmp_path / "alone", 10**9, schedule=str(tmp_path / "s.json"))
+    assert equal(tensors, latest(tmp_path / "alone")[0])
+
+
 # ---- processes ----
 
 IN_PROCESSES = dataclasses.replace(APPO, serial=False, num_workers=2, batch_size=256)
