@@ -214,6 +214,11 @@ class Pbt(Callback):
     def on_wire(self, session: Session) -> None:
         config, ids = session.resolved, [stored.id for stored in session.opened.policies]
         assert isinstance(config, AppoConfig | ApexConfig) and config.seed is not None
+        if session.spec.num_agents > 1:
+            raise ConfigError(
+                f"--pbt: {config.env} has {session.spec.num_agents} agents, and an episode would "
+                "be that of several members; train a population of runs with `sampleforge pbt`"
+            )
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, _STREAM])
         shaping = session.spec.reward_shaping

@@ -25,7 +25,7 @@ from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.graph import Edge, FrozenGroup, GraphBuilder
 from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.sampler_plan import SamplerPlan, describe_memory
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
@@ -229,10 +229,15 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policy_notes(policies: int, *, population: bool = False) -> tuple[str, ...]:
-    """Return a note about several policy groups; none for one group."""
+def policy_notes(nbytes: Sequence[int], *, population: bool = False) -> tuple[str, ...]:
+    """Return a note about several policy groups, with ``nbytes`` of shared memory each for slots or
+    replay; none for one group."""
+    policies = len(nbytes)
     if policies == 1:
         return ()
     if population:
         return (f"a population of {policies}: each actor has the envs below for each member",)
-    return (f"{policies} policies, each with its own batches, slots, policy workers and learners",)
+    return (
+        f"{policies} policies, each with its own batches, slots, policy workers and learners",
+        f"slots of all policies: {describe_memory(nbytes)} of shared memory",
+    )
