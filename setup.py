@@ -20,11 +20,21 @@ EXTRAS = {
     "minatar": ["minatar>=1.0.15"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
+    "populations": ["openskill>=6.0"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
     need
-    for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot")
+    for name in (
+        "atari",
+        "box2d",
+        "mujoco",
+        "minatar",
+        "minigrid",
+        "compress",
+        "plot",
+        "populations",
+    )
     for need in EXTRAS[name]
 ]
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]

@@ -21,7 +21,7 @@ VERBS = {
     "describe": "print the wiring of a run without training",
     "tune": "find the fastest flags for this machine",
     "eval": "play episodes with a trained policy",
-    "plot": "draw the learning curves of runs",
+    "plot": "draw runs, or the lineage of a population",
     "envs": "list the environments",
     "presets": "list the presets, or print one",
     "doctor": "check this machine and installation",
