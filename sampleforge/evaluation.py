@@ -17,7 +17,7 @@ from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust, imports_code
-from sampleforge.loaded_policy import load_model, read_config
+from sampleforge.loaded_policy import load_model, load_other_groups, read_config
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
@@ -63,6 +63,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
     episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
+    In a multi-agent environment it plays all agents with its spaces, and the first policies of the
+    other groups of agents play those.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
     the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
@@ -84,7 +86,8 @@ def evaluate(
             envs = evaluation_envs(limited, episodes or EPISODES, seed)
             resources.callback(_close, envs, display, alive)
             resources.callback(limit_threads(1))
-            _check_same_env(folder, spec, envs.spec)
+            group, others = load_other_groups(folder, config, policy, envs.spec)
+            _check_same_env(folder, spec, envs.spec.agent_groups[group])
             player = EpisodePlayer(
                 envs,
                 model.eval(),
@@ -92,6 +95,8 @@ def evaluate(
                 stochastic=stochastic,
                 seed=seed,
                 limit=limit,
+                group=group,
+                others=others,
             )
             _play(player, config.env, episodes is None, display, alive, clock)
     cut = sum(one.cut for one in player.played)

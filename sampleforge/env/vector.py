@@ -89,6 +89,9 @@ class EnvVector(ABC):
     """Whether the backend's arithmetic rules out values that are not finite, so that no check is
     needed."""
 
+    agent = ""
+    """The name of the agent, in a multi-agent environment."""
+
     def __init__(self, spec: EnvSpec, num_rows: int) -> None:
         assert spec.spaces is not None
         self.spec = spec
@@ -132,6 +135,12 @@ class EnvVector(ABC):
         ``spec`` then has the policy's bounds. Call it before the first step."""
         self.spec = with_action_units(self.spec, rescale=True)
         self._adapter = ActionAdapter(self.action_space, self.spec.actions)
+
+    @property
+    def seats(self) -> tuple[EnvVector, ...]:
+        """The env vectors of all agents of the environment: only this one in a single-agent
+        environment; see `sampleforge.env.multi_agent`."""
+        return (self,)
 
     @property
     def frames(self) -> int:

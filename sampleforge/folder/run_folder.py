@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
 from sampleforge.folder.atomic_file import to_json, write_atomically, writing
-from sampleforge.folder.trust import IMPORTABLE, Trust, check_places, check_trust
+from sampleforge.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
 
 if TYPE_CHECKING:
     from sampleforge.spec import EnvSpec
@@ -184,7 +184,7 @@ class RunFolder:
         with writing(self.config_file):
             stored_config.write_config(self.config_file, resolved, asked)
 
-    def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = IMPORTABLE) -> C:
+    def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = CODE_TO_ACT) -> C:
         """Return the config of this run as ``cls``. Raises ConfigError if it does not fit, or if
         one of the fields ``used`` names code that ``trust`` does not cover."""
         config = stored_config.read_config(self.config_file, cls)[0]

@@ -18,7 +18,7 @@ from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.session.callback import Callback, Level, Message
 from sampleforge.session.deployment import Deployment, OneMachine
-from sampleforge.topologies.config import AnyConfig, policy_ids
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import OpenRun
@@ -81,7 +81,8 @@ class Session:
         deployment: Deployment | None = None,
         policies: Sequence[str] | None = None,
     ) -> None:
-        policies = policy_ids(config) if policies is None else policies
+        roles = roles_of_policies(config, policies)
+        policies = roles.trained
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
@@ -93,6 +94,7 @@ class Session:
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
         with all defaults."""
         self._policies = policies
+        self._roles = roles
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = list(callbacks)
         self._resources = ExitStack()
@@ -160,7 +162,7 @@ class Session:
 
     def _wire(self) -> None:
         from sampleforge.folder.resolved import with_plan
-        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
+        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint, frozen_weights
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.opening import opening
@@ -168,7 +170,13 @@ class Session:
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.reporting import StaleExperience, Starting
         from sampleforge.shared.rings import check_store_order
-        from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
+        from sampleforge.topologies.agent_groups import other_agent_groups
+        from sampleforge.topologies.builders import (
+            PolicyStart,
+            ResumePoint,
+            frozen_starts,
+            seed_of_policy,
+        )
         from sampleforge.workers.worker import WorkerContext
 
         opened, chosen = self.opened, self._deployment.topology(self)
@@ -179,9 +187,11 @@ class Session:
         self.resolved: AnyConfig = config
         self.folder.write_config(with_plan(config, self.plan), self.asked)
         self.folder.write_spec(self.spec)
+        others = other_agent_groups(chosen.plan, config, self.plan, self.spec)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
-        self.new_model = chosen.model_maker(config, self.spec, config.seed)
+        seed = config.seed
+        self.new_model = chosen.model_maker(config, self.spec, seed)
         earlier = opened.earlier
         self.resume_point: ResumePoint = ResumePoint(
             seed=config.seed,
@@ -199,10 +209,26 @@ class Session:
                     replays=stored.stored_replay,
                 ),
                 SaveCheckpoint(stored.store),
+                self._roles.agent_group(stored.id, self.spec),
             )
             for index, stored in enumerate(opened.policies)
         ]
-        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, policies)
+
+        def frozen_start(index: int, weights: str) -> ResumePoint:
+            return dataclasses.replace(
+                self.resume_point,
+                seed=seed_of_policy(seed, index),
+                resume=frozen_weights(weights) if weights else None,
+            )
+
+        more: dict[str, Any] = {}
+        if self._roles.frozen:
+            more["frozen"] = frozen_starts(self._roles, self.spec, frozen_start)
+        if others:
+            more["others"] = others
+        self.graph: Graph = chosen.wire(
+            config, self.plan, self.spec, self.resume_point, policies, **more
+        )
         self.ticker: ClockTicker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
         stored_statistics = {

@@ -26,7 +26,7 @@ from sampleforge.models.registry import make_model
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, PpoConfig
+from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles, PpoConfig
 from sampleforge.topologies.sampler_plan import Plan, SamplerPlan
 from sampleforge.workers.learner import Save
 
@@ -80,11 +80,43 @@ class ResumePoint:
 @dataclass(frozen=True)
 class PolicyStart:
     """The point at which one policy of a run begins. ``id``: of its group; ``start``: with the
-    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process."""
+    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process.
+    ``group``: the index of the agent group that it plays."""
 
     id: str
     start: ResumePoint
     save: Save
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class FrozenStart:
+    """A policy that acts in a run but is not trained. ``start``: with its seed and the checkpoint
+    that it acts from, if there is one; ``snapshots``: the capacity of its pool. ``follows``: the id
+    of the trained policy whose newest weights the pool offers, too (None: only snapshots).
+    ``group``: the index of the agent group that it plays."""
+
+    id: str
+    start: ResumePoint
+    snapshots: int = 1
+    follows: str | None = None
+    group: int = 0
+
+
+def frozen_starts(
+    roles: PolicyRoles, spec: EnvSpec, start: Callable[[int, str], ResumePoint]
+) -> list[FrozenStart]:
+    """Return the starts of the frozen policies of a run. ``start(index, weights)`` returns where
+    one begins; ``index``: its place among all policies of the run; ``weights``: the run folder of
+    its weights."""
+    starts = []
+    for index, (name, weights) in enumerate(roles.frozen.items(), len(roles.trained)):
+        group, own = roles.agent_group(name, spec), start(index, weights)
+        if name == OPPONENT:
+            starts.append(FrozenStart(name, own, roles.pool, roles.trained[0], group))
+        else:
+            starts.append(FrozenStart(name, own, group=group))
+    return starts
 
 
 def seed_of_policy(seed: int, index: int) -> int:
@@ -210,12 +242,12 @@ def policy_maker(
         device,
         precision,
         noise_correlation=noise_correlation,
-        num_rows=plan.envs,
+        num_rows=plan.agent_rows,
     )
     make = partial(_seeded_policy, unseeded, index, start, lives)
     if compiled_for is None:
         return make
-    many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
+    many = plan.inference == "worker" and plan.num_workers * plan.num_streams > 1
     sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
     return partial(compiled_policy, make, compiled_for, sizes)
 

@@ -6,8 +6,9 @@ the config of its own part.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
 from sampleforge.config import ConfigError, typed
@@ -23,6 +24,9 @@ from sampleforge.workers.config import (
     RanksConfig,
     SamplerConfig,
 )
+
+if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec  # imports gymnasium, which flags need not wait for
 
 
 @dataclass(frozen=True)
@@ -230,11 +234,49 @@ ONLY_POLICY = "policy"
 """The id of the policy group of a run with one policy."""
 
 
+OPPONENT = "opponent"
+"""The id of the frozen policy that plays the opponents of self-play."""
+
+
+@dataclass(frozen=True)
+class PolicyRoles:
+    """The policies of a run. ``ids``: of all of them, but for `OPPONENT`; ``trained``: the ids of
+    those that it trains; ``frozen``: those that act but are not trained, each with the run folder
+    of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
+
+    ids: tuple[str, ...]
+    trained: tuple[str, ...]
+    frozen: Mapping[str, str]
+    pool: int = 0
+
+    def agent_group(self, policy: str, spec: EnvSpec) -> int:
+        """Return the index of the agent group that a policy plays."""
+        groups = len(spec.agent_groups)
+        if groups == 1 or policy == OPPONENT:
+            return 0
+        return self.ids.index(policy) % groups
+
+
+def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -> PolicyRoles:
+    """Return the policies of the run that ``config`` describes. ``trained``: ids that replace the
+    usual ones, of policies that are all trained."""
+    if isinstance(config, DdppoConfig):
+        own = (ONLY_POLICY,) if trained is None else tuple(trained)
+        return PolicyRoles(own, own, {})
+    count = config.num_policies
+    ids = (ONLY_POLICY,) if count == 1 else tuple(f"policy_{i}" for i in range(count))
+    ids = ids if trained is None else tuple(trained)
+    own = ids if trained is not None else config.to_train or ids
+    frozen = {name: config.policy_weights.get(name, "") for name in ids if name not in own}
+    if config.opponent_pool:
+        frozen[OPPONENT] = ""
+    return PolicyRoles(ids, own, frozen, config.opponent_pool)
+
+
 def policy_ids(config: AnyConfig) -> tuple[str, ...]:
     """Return the ids of the policies that the run trains: "policy_0" and so on, if there are
     several."""
-    count = 1 if isinstance(config, DdppoConfig) else config.num_policies
-    return (ONLY_POLICY,) if count == 1 else tuple(f"policy_{i}" for i in range(count))
+    return roles_of_policies(config).trained
 
 
 ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}

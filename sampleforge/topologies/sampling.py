@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from sampleforge.config import ConfigError
+from sampleforge.env.seeding import row_seeds
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.builders import NewPolicy, ResumePoint, env_makers
+from sampleforge.topologies.builders import FrozenStart, NewPolicy, ResumePoint, env_makers
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.graph import Edge, GraphBuilder
+from sampleforge.topologies.graph import Edge, FrozenGroup, GraphBuilder
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
-from sampleforge.workers.policy_mapping import (
-    FixedPerStream,
-    PolicyMapping,
-    RandomPerRollout,
-    RoundRobin,
-    only_policy,
-)
+from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
+
+FROZEN_STREAM = 2_000_000
+"""Replaces the number of a split in the seeds of frozen policies, so that they differ from those of
+the env rows."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,13 @@ class ActingGroup:
     exchange: RolloutExchange
     new_policy: Callable[[int], NewPolicy]
 
-    def port(self, policy: int, actor: int, splits: int) -> PolicyPort:
-        """Return the port of an actor with ``splits`` splits to this group, the ``policy``-th of
+    def port(self, policy: int, actor: int, streams: int) -> PolicyPort:
+        """Return the port of an actor with ``streams`` streams to this group, the ``policy``-th of
         the graph."""
         inference: Inference
         if self.channels.requests is None:
             slots = self.exchange.slots
-            inference = InlineInference(self.new_policy(actor), slots, splits, actor)
+            inference = InlineInference(self.new_policy(actor), slots, streams, actor)
         else:
             inference = RemoteInference(self.channels.requests, actor)
         return PolicyPort(policy, self.exchange, inference)
@@ -106,7 +108,7 @@ def group_channels(
     policy_wakeups = wakeups(plan.num_policy_workers)
     requests = None
     if policy_wakeups:
-        requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
+        requests = InferenceRequests(shape, plan.num_streams, actors.wakeups, policy_wakeups)
     return GroupChannels(
         weights,
         requests,
@@ -118,26 +120,6 @@ def group_channels(
     )
 
 
-def choose_mapping(
-    policies: int, plan: SamplerPlan, seed: int, *, synchronous: bool, overlapping: bool
-) -> PolicyMapping:
-    """Return the policy mapping for ``policies`` groups, which draws a policy for each rollout.
-    Instead, ``synchronous`` groups act in turn, and with ``overlapping`` sequences each stream
-    keeps its policy. Raises ConfigError if a policy would have no stream."""
-    if policies == 1:
-        return only_policy
-    if overlapping:
-        streams = plan.num_workers * plan.num_splits
-        if streams < policies:
-            raise ConfigError(
-                f"{policies} policies with overlapping sequences need {policies} streams, because "
-                f"a stream keeps its policy, but there are {plan.num_workers} workers x "
-                f"{plan.num_splits} splits = {streams}; raise --num-workers or --num-splits"
-            )
-        return FixedPerStream(policies, plan.num_splits)
-    return RoundRobin(policies) if synchronous else RandomPerRollout(policies, seed)
-
-
 def add_actors(
     graph: GraphBuilder,
     channels: ActorChannels,
@@ -146,11 +128,13 @@ def add_actors(
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
+    frozen: Sequence[FrozenGroup] = (),
 ) -> None:
-    """Add all actors, each with a port to every one of ``groups``, in the graph's order.
+    """Add all actors, each with a port to every one of ``groups``, in the graph's order, and to the
+    ``frozen`` policies.
 
     No actor can wait for a slot that only it could free: every group's exchange has a slot for each
-    split of each actor, which is enough if all streams pick the same policy.
+    stream of each actor that the group may act in, which is enough if all of them pick it.
     """
     cores = available_cores()
     for index in range(plan.num_workers):
@@ -161,7 +145,10 @@ def add_actors(
             ActorWorker,
             index,
             envs,
-            [group.port(i, index, plan.num_splits) for i, group in enumerate(groups)],
+            [
+                *(group.port(i, index, plan.num_streams) for i, group in enumerate(groups)),
+                *(frozen_port(each, len(groups) + i, index) for i, each in enumerate(frozen)),
+            ],
             channels.episodes,
             wakeup,
             graph.progress,
@@ -175,6 +162,29 @@ def add_actors(
             RestartAlone(channels.restart_budget, index),
             envs,
         )
+
+
+def frozen_port(group: FrozenGroup, policy: int, actor: int) -> FrozenPort:
+    """Return the port of an actor to a frozen policy."""
+    (seed,) = row_seeds(group.seed, actor, FROZEN_STREAM, 1)
+    return FrozenPort(policy, FrozenInference(group.pool, group.new_model, seed))
+
+
+def frozen_group(
+    start: FrozenStart,
+    new_model: Callable[[], ActorCritic | QNetwork],
+    latest: Mapping[str, SharedWeights],
+) -> FrozenGroup:
+    """Return a frozen policy with the weights that it begins with. ``latest``: the weights of each
+    trained policy, by its id."""
+    model = new_model()
+    follows = None if start.follows is None else latest[start.follows]
+    pool = SnapshotPool(model.state_dict(), start.snapshots, follows)
+    if follows is None:
+        if start.start.resume is not None:
+            start.start.resume.weights(model)
+        pool.put(0, model.state_dict(), 0)
+    return FrozenGroup(start.id, pool, new_model, start.start.seed)
 
 
 def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPlan) -> None:

@@ -53,7 +53,7 @@ class MetricsSync:
         if self._known is None:
             return
         for rank, count in enumerate(counts):
-            for _, split, row, ret, length, policy in gathered[rank, :count].tolist():
+            for _, split, row, ret, length, policy, *_ in gathered[rank, :count].tolist():
                 record = EpisodeRecord(rank, int(split), int(row), ret, int(length), int(policy))
                 self._known.extend([record])
 

@@ -12,9 +12,11 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.appo.learners import AppoLearners
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
+    FrozenStart,
     NewModel,
     NewPolicy,
     PolicyStart,
@@ -24,7 +26,12 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
+from sampleforge.topologies.evaluator import (
+    Playing,
+    add_evaluator,
+    first_of_each_group,
+    num_evaluators,
+)
 from sampleforge.topologies.graph import (
     AddedGroup,
     Edge,
@@ -33,6 +40,7 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
@@ -43,7 +51,7 @@ from sampleforge.topologies.sampling import (
     actor_channels,
     add_actors,
     add_policy_workers,
-    choose_mapping,
+    frozen_group,
     group_channels,
     policy_notes,
     sampler_edges,
@@ -59,27 +67,50 @@ def appo(
     spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
+    frozen: Sequence[FrozenStart] = (),
+    others: Sequence[AgentGroup] = (),
 ) -> Graph:
     """Wire the actors, which all ``policies`` share, and for each policy a group with policy
-    workers and a learner of its own. Nothing runs yet."""
+    workers and a learner of its own. The actors also act with the
+    ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
+    one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
     count = len(policies)
-    check_memory_of_groups(plan.slot_bytes, count)
+    agents = [AgentGroup(config, plan, spec), *others]
+    check_memory_of_groups([agents[policy.group].plan.slot_bytes for policy in policies])
     in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
     actors = actor_channels(config, plan)
-    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
-    mapping = choose_mapping(
-        count, plan, start.seed, synchronous=plan.synchronous, overlapping=False
+    parts = [_group_parts(policy, actors, agents[policy.group]) for policy in policies]
+    mapping = seat_mapping(
+        spec,
+        policies,
+        frozen,
+        plan,
+        start.seed,
+        synchronous=plan.synchronous,
+        overlapping=False,
+        function=config.policy_mapping,
     )
+    weights = {part.policy.id: part.channels.weights for part in parts}
+    frozen_groups = [
+        frozen_group(each, _maker(agents[each.group], each.start.seed), weights) for each in frozen
+    ]
     acting = [part.acting for part in parts]
-    add_actors(graph, actors, acting, mapping, config, plan, start)
+    add_actors(graph, actors, acting, mapping, config, plan, start, frozen_groups)
     by_id = {part.policy.id: part for part in parts}
+    playing = first_of_each_group(
+        [(part.policy.group, part.new_model, part.channels.weights) for part in parts],
+        [
+            (each.group, made.new_model, made.pool.weights(0))
+            for each, made in zip(frozen, frozen_groups, strict=True)
+        ],
+    )
 
     def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
-        return _add_group(builder, by_id[group_id], prefix, config, plan, start)
+        return _add_group(builder, by_id[group_id], prefix, start, playing)
 
     return graph.build_groups(
-        list(by_id), add_group, _notes(config, plan, spec, count), actors.episodes
+        list(by_id), add_group, _notes(config, plan, spec, count), actors.episodes, frozen_groups
     )
 
 
@@ -88,6 +119,7 @@ class GroupParts:
     """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
+    agents: AgentGroup
     new_model: NewModel
     exchange: SlotExchange
     acting: ActingGroup
@@ -97,11 +129,14 @@ class GroupParts:
         return self.acting.channels
 
 
-def _group_parts(
-    policy: PolicyStart, actors: ActorChannels, config: AppoConfig, plan: Plan, spec: EnvSpec
-) -> GroupParts:
+def _maker(agents: AgentGroup, seed: int) -> NewModel:
+    return model_maker(agents.config, agents.spec, seed)
+
+
+def _group_parts(policy: PolicyStart, actors: ActorChannels, agents: AgentGroup) -> GroupParts:
     """Make the slots, the exchange, the weights and the channels of one policy group."""
     start = policy.start
+    config, plan, spec = agents.config, agents.plan, agents.spec
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = initial_weights(new_model, start)
@@ -115,22 +150,32 @@ def _group_parts(
         return policy_maker(index, new_model, weights, plan, start, compiled_for, noise, lives)
 
     acting = ActingGroup(channels, exchange, new_policy)
-    return GroupParts(policy, new_model, exchange, acting)
+    return GroupParts(policy, agents, new_model, exchange, acting)
 
 
 def _add_group(
     graph: GraphBuilder,
     parts: GroupParts,
     prefix: str,
-    config: AppoConfig,
-    plan: Plan,
     start: ResumePoint,
+    playing: Playing,
 ) -> AddedGroup:
-    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names."""
+    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names;
+    ``playing``: the policies that play the other agent groups in evaluations."""
+    config, plan = parts.agents.config, parts.agents.plan
     new_model, weights = parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     learners = _add_learners(graph, parts, config, plan)
-    evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
+    evaluation = add_evaluator(
+        graph,
+        config,
+        weights,
+        new_model,
+        start,
+        learners.nodes[0].name,
+        group=parts.policy.group,
+        playing=playing,
+    )
     group = PolicyGroup(
         parts.policy.id,
         learners.nodes,
