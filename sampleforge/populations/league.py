@@ -20,8 +20,8 @@ from sampleforge.populations.ratings import Elo, OnlineRatings, Rating, Results,
 LEARNER = "now"
 """The player that learns, in the results."""
 MEMORY = 100.0
-"""Games over which the win rate against a snapshot is averaged (with exponential weights), because
-the policy that plays it learns meanwhile."""
+"""Games against a snapshot of which the results consist: earlier ones fade exponentially, because
+the policy that plays them learns meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,15 @@ class LeagueRules:
 @dataclass
 class Snapshot:
     """A snapshot in the pool: its ``number`` (from 0), the env steps at which it was taken, and the
-    ``entry`` of the pool that holds its weights. ``wins`` and ``games``: the sum of the scores of
-    the learning policy against it and the number of games, with exponentially falling weights."""
+    ``entry`` of the pool that holds its weights."""
 
     number: int
     env_steps: int
     entry: int
-    wins: float = 0.0
-    games: float = 0.0
 
     @property
     def name(self) -> str:
         return str(self.number)
-
-    @property
-    def win_rate(self) -> float:
-        """The estimated win rate of the learning policy by which this snapshot is drawn."""
-        return expected_win_rate(self.wins, self.games)
 
 
 class Change(NamedTuple):
@@ -68,9 +60,10 @@ class Change(NamedTuple):
 class League:
     """The snapshots of one policy that learns by self-play, with the results of all games.
 
-    In ``results``, a snapshot also has the games that the policy has played since the snapshot
-    before was taken: in these it was on its way to this one. The policy's games since the newest
-    snapshot are those of `LEARNER`. Results of snapshots that have left the pool are dropped.
+    ``results`` are those of the last games of the policy, `LEARNER`, against each snapshot. A
+    snapshot begins with the results that the policy has when it is taken, so that the matrix also
+    tells how snapshots compare with each other. Results of snapshots that have left the pool are
+    dropped. ``games`` counts all games.
     """
 
     def __init__(self, rules: LeagueRules) -> None:
@@ -88,18 +81,22 @@ class League:
         removed = None
         if len(self.snapshots) == self._rules.size:
             steps = [*(snapshot.env_steps for snapshot in self.snapshots), env_steps]
-            removed = self.snapshots.pop(to_remove(steps))
-            self.results.remove_player(removed.name)
-            self.ratings.remove(removed.name)
+            removed = self.snapshots[to_remove(steps)]
+            self.remove(removed)
         used = {snapshot.entry for snapshot in self.snapshots}
         free = next(entry for entry in range(self._rules.size) if entry not in used)
         taken = Snapshot(self.taken, env_steps, free)
         self.taken += 1
         self.snapshots.append(taken)
-        self.results.rename_player(LEARNER, taken.name)
-        self.results.add_player(LEARNER)
+        self.results.add_player(taken.name, like=LEARNER)
         self.ratings.add_player(taken.name, like=LEARNER)
         return Change(taken, removed)
+
+    def remove(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot from the pool, with its results."""
+        self.snapshots.remove(snapshot)
+        self.results.remove_player(snapshot.name)
+        self.ratings.remove(snapshot.name)
 
     def add(self, number: int, score: float) -> None:
         """Take the result of a game of the policy that learns against snapshot ``number``:
@@ -109,9 +106,7 @@ class League:
         if snapshot is None:
             return
         self.games += 1
-        forgets = 1.0 - 1.0 / MEMORY
-        snapshot.wins = snapshot.wins * forgets + score
-        snapshot.games = snapshot.games * forgets + 1.0
+        self.results.fade(LEARNER, snapshot.name, 1.0 - 1.0 / MEMORY)
         self.results.add(LEARNER, snapshot.name, score)
         self.ratings.add(LEARNER, snapshot.name, score)
 
@@ -120,7 +115,7 @@ class League:
         weights."""
         rules = self._rules
         drawn = probabilities(
-            [snapshot.win_rate for snapshot in self.snapshots],
+            [self.win_rate(snapshot) for snapshot in self.snapshots],
             rules.rule,
             latest=rules.latest,
             power=rules.power,
@@ -131,6 +126,10 @@ class League:
         of_entry[-1] = drawn[-1]
         return of_entry
 
+    def win_rate(self, snapshot: Snapshot) -> float:
+        """Return the estimated win rate of the policy by which a snapshot is drawn."""
+        return expected_win_rate(*self.results.of(LEARNER, snapshot.name))
+
     @property
     def rating(self) -> Rating:
         """The rating of the policy that learns, which follows its games one by one."""
@@ -139,20 +138,21 @@ class League:
     def fitted(self) -> Elo:
         """Return the ratings that explain all results in the pool best, in the order of
         ``results.players``; the oldest snapshot has 1200."""
-        return fit_elo(self.results, anchored=self.results.players[0])
+        return fit_elo(self.results, anchored=self.snapshots[0].name)
 
     def scalars(self) -> dict[str, float]:
         """Return the metrics of a report. Win rates are over the last games against each
         snapshot."""
         rating = self.rating
-        rates = [each.wins / each.games for each in self.snapshots if each.games]
+        rates = self.results.win_rates[self.results.players.index(LEARNER)]
+        rates = rates[~np.isnan(rates)]
         scalars = {
             "self_play_snapshots": float(len(self.snapshots)),
             "self_play_games": float(self.games),
             "self_play_elo": rating.elo,
             "self_play_elo_sd": rating.sd,
         }
-        if rates:
+        if len(rates):
             scalars["self_play_win_rate_mean"] = float(np.mean(rates))
             scalars["self_play_win_rate_min"] = float(np.min(rates))
         return scalars

@@ -26,7 +26,6 @@ import numpy.typing as npt
 from sampleforge.config import ConfigError
 
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 
 ELO_PER_NAT = 400.0 / math.log(10.0)
 """Elo points per unit of the logistic scale: 174."""
@@ -39,62 +38,64 @@ by less than its standard error."""
 
 
 class Results:
-    """The results of games between two players each, by player.
+    """The results of games between two players each.
 
-    ``wins[i, j]`` int64 [N, N]: games that player i has won against player j; ``draws[i, j]``,
-    which is symmetric: games without a winner.
+    ``points`` float64 [N, N]: the points of the row's player against the column's, where a win is a
+    point and a draw half a point for each.
     """
 
     def __init__(self, players: Sequence[str] = ()) -> None:
         self.players: list[str] = []
-        self.wins: Counts = np.zeros((0, 0), np.int64)
-        self.draws: Counts = np.zeros((0, 0), np.int64)
+        self.points: Floats = np.zeros((0, 0))
         for player in players:
             self.add_player(player)
 
-    def add_player(self, player: str) -> None:
-        """Add a player without games. Raises ValueError if it is there already."""
+    def add_player(self, player: str, like: str | None = None) -> None:
+        """Add a player without games, or with the results of the player ``like`` against all
+        others. Raises ValueError if it is there already."""
         if player in self.players:
             raise ValueError(f"{player} is there already")
         self.players.append(player)
-        self.wins = np.pad(self.wins, (0, 1))
-        self.draws = np.pad(self.draws, (0, 1))
-
-    def add(self, first: str, second: str, score: float, games: int = 1) -> None:
-        """Add ``games`` games of the same result: ``score`` is 1 if ``first`` has won, 0 if
-        ``second`` has, 0.5 for a draw."""
-        i, j = self.players.index(first), self.players.index(second)
-        if i == j:
-            raise ValueError(f"{first} cannot play against itself")
-        if score == 0.5:
-            self.draws[i, j] += games
-            self.draws[j, i] += games
-        else:
-            winner, loser = (i, j) if score > 0.5 else (j, i)
-            self.wins[winner, loser] += games
+        self.points = np.pad(self.points, (0, 1))
+        if like is not None:
+            index = self.players.index(like)
+            self.points[-1, :-1] = self.points[index, :-1]
+            self.points[:-1, -1] = self.points[:-1, index]
 
     def remove_player(self, player: str) -> None:
         """Forget a player and its games."""
         index = self.players.index(player)
         self.players.pop(index)
-        self.wins, self.draws = (
-            np.delete(np.delete(matrix, index, 0), index, 1) for matrix in (self.wins, self.draws)
-        )
+        self.points = np.delete(np.delete(self.points, index, 0), index, 1)
 
-    def rename_player(self, player: str, name: str) -> None:
-        """Give a player another name."""
-        self.players[self.players.index(player)] = name
+    def add(self, first: str, second: str, score: float, games: float = 1.0) -> None:
+        """Add ``games`` games of the same result: ``score`` is 1 if ``first`` has won, 0 if
+        ``second`` has, 0.5 for a draw."""
+        i, j = self._pair(first, second)
+        self.points[i, j] += score * games
+        self.points[j, i] += (1.0 - score) * games
+
+    def fade(self, first: str, second: str, factor: float) -> None:
+        """Multiply the games between two players by ``factor``, so that later ones count more."""
+        i, j = self._pair(first, second)
+        self.points[i, j] *= factor
+        self.points[j, i] *= factor
+
+    def of(self, first: str, second: str) -> tuple[float, float]:
+        """Return the points of ``first`` against ``second``, and the number of their games."""
+        i, j = self._pair(first, second)
+        points = float(self.points[i, j])
+        return points, points + float(self.points[j, i])
+
+    def _pair(self, first: str, second: str) -> tuple[int, int]:
+        if first == second:
+            raise ValueError(f"{first} cannot play against itself")
+        return self.players.index(first), self.players.index(second)
 
     @property
-    def games(self) -> Counts:
+    def games(self) -> Floats:
         """The number of games [N, N] of each pair."""
-        return self.wins + self.wins.T + self.draws
-
-    @property
-    def scores(self) -> Floats:
-        """The points [N, N] of the row's player against the column's: a draw is half a point."""
-        scores: Floats = self.wins + 0.5 * self.draws
-        return scores
+        return self.points + self.points.T
 
     @property
     def win_rates(self) -> Floats:
@@ -102,24 +103,19 @@ class Results:
         not played."""
         games = self.games
         rates = np.full(games.shape, math.nan)
-        np.divide(self.scores, games, out=rates, where=games > 0)
+        np.divide(self.points, games, out=rates, where=games > 0)
         return rates
 
     def state(self) -> dict[str, Any]:
         """Return the plain values that a checkpoint stores."""
-        return {
-            "players": list(self.players),
-            "wins": self.wins.tolist(),
-            "draws": self.draws.tolist(),
-        }
+        return {"players": list(self.players), "points": self.points.tolist()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Results:
         """Return the results that `state` has described."""
         results = cls(state["players"])
         count = len(results.players)
-        results.wins = np.asarray(state["wins"], np.int64).reshape(count, count)
-        results.draws = np.asarray(state["draws"], np.int64).reshape(count, count)
+        results.points = np.asarray(state["points"], np.float64).reshape(count, count)
         return results
 
 
@@ -138,7 +134,7 @@ def fit_elo(results: Results, anchor: float = ANCHOR, anchored: str | None = Non
     mean of all ratings, or the rating of the player ``anchored``. The errors are those of the
     differences to the anchor.
     """
-    scores, games = results.scores, results.games.astype(np.float64)
+    scores, games = results.points, results.games
     count = len(results.players)
     precision = (ELO_PER_NAT / PRIOR_SD) ** 2
     strength = np.zeros(count)

@@ -337,6 +337,8 @@ class Session:
             for group in self.graph.groups
         }
         scalars = self.statistics.scalars(metrics)
+        for callback in self._callbacks:
+            callback.extend_report(self, scalars)
         finished = list(evaluations(scalars).values())
         for callback in self._callbacks:
             callback.on_report(self, scalars)
@@ -352,6 +354,13 @@ class Session:
             if group.histograms is not None
             for name, histogram in group.histograms.read().items()
         }
+
+    def callback_state(self) -> dict[str, Any]:
+        """Return the plain values that the callbacks keep in checkpoints."""
+        state: dict[str, Any] = {}
+        for callback in self._callbacks:
+            state |= callback.checkpoint_state(self)
+        return state
 
     def save(self) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written."""
@@ -492,6 +501,8 @@ class Session:
     def _sum_up(self, error: BaseException | None) -> None:
         """Write the summary, and tell the callbacks of the end."""
         summary = self._summary(error)
+        for callback in self._callbacks:
+            callback.extend_summary(self, summary)
         try:
             self.folder.write_summary(summary)
         finally:

@@ -27,7 +27,7 @@ def test_snapshots_of_the_pool_have_different_entries_and_cover_the_training():
     assert sorted(snapshot.entry for snapshot in league.snapshots) == [0, 1, 2, 3, 4]
     numbers = [snapshot.number for snapshot in league.snapshots]
     assert numbers[0] == 0 and numbers[-1] == 11 and numbers == sorted(numbers)
-    assert league.results.players == [*map(str, numbers), LEARNER]
+    assert league.results.players == [LEARNER, *map(str, numbers)]
 
 
 def test_a_snapshot_takes_the_entry_of_the_one_that_leaves():
@@ -45,7 +45,7 @@ def test_probabilities_belong_to_the_entries_of_the_pool():
     league = played(LeagueRules(size=5, rule="hard", latest=0.25, power=1.0))
     found = league.probabilities()
     assert found.sum() == pytest.approx(1.0) and found[-1] == 0.25
-    hard = [1.0 - snapshot.win_rate for snapshot in league.snapshots]
+    hard = [1.0 - league.win_rate(snapshot) for snapshot in league.snapshots]
     for snapshot, weight in zip(league.snapshots, hard, strict=True):
         assert found[snapshot.entry] == pytest.approx(0.75 * weight / sum(hard))
 
@@ -55,8 +55,17 @@ def test_win_rates_follow_the_last_games():
     league.take(0)
     for score in [0.0] * 1000 + [1.0] * 500:
         league.add(0, score)
-    assert league.snapshots[0].win_rate > 0.95
-    assert league.results.win_rates[1, 0] == pytest.approx(1 / 3)
+    assert league.win_rate(league.snapshots[0]) > 0.95 and league.games == 1500
+
+
+def test_a_snapshot_begins_with_the_results_of_the_policy():
+    league = League(LeagueRules())
+    league.take(0)
+    for score in [0.0] * 1000 + [1.0] * 500:
+        league.add(0, score)
+    league.take(100)
+    assert league.results.of("1", "0") == league.results.of(LEARNER, "0")
+    assert league.results.of("1", LEARNER) == (0.0, 0.0)
 
 
 def test_games_against_a_snapshot_that_has_left_are_not_counted():
@@ -70,7 +79,8 @@ def test_games_against_a_snapshot_that_has_left_are_not_counted():
 def test_ratings_rise_from_snapshot_to_snapshot():
     league = played(LeagueRules(size=6), snapshots=20, games=400)
     fitted = league.fitted().ratings
-    assert fitted[0] == 1200.0 and (np.diff(fitted) > 0).all()
+    names = league.results.players
+    assert fitted[names.index("0")] == 1200.0 and (np.diff(fitted[1:]) > 0).all()
     assert league.rating.elo > league.ratings["0"].elo + 100
 
 

@@ -82,9 +82,28 @@ def test_the_matrix_counts_a_draw_as_half_a_win_of_each():
     assert results.games[0, 1] == results.games[1, 0] == 8
     assert results.win_rates[0, 1] == 5 / 8 and results.win_rates[1, 0] == 3 / 8
     assert np.isnan(results.win_rates[0, 2]) and np.isnan(results.win_rates[0, 0])
+    assert results.of("b", "a") == (3.0, 8.0)
     again = Results.from_state(results.state())
     again.add_player("d")
     assert again.win_rates[0, 1] == 5 / 8 and again.players == ["a", "b", "c", "d"]
+
+
+def test_a_player_may_begin_with_the_results_of_another_one():
+    results = Results(["a", "b", "c"])
+    results.add("a", "b", 1.0, 6)
+    results.add("c", "a", 1.0, 2)
+    results.add_player("d", like="a")
+    assert results.of("d", "b") == (6.0, 6.0) and results.of("d", "c") == (0.0, 2.0)
+    assert results.of("d", "a") == (0.0, 0.0)
+    results.remove_player("a")
+    assert results.players == ["b", "c", "d"] and results.of("c", "d") == (2.0, 2.0)
+
+
+def test_faded_games_count_less():
+    results = Results(["a", "b"])
+    results.add("a", "b", 1.0, 10)
+    results.fade("b", "a", 0.5)
+    assert results.of("a", "b") == (5.0, 5.0)
 
 
 def test_players_are_not_added_twice_and_do_not_play_against_themselves():
