@@ -36,7 +36,7 @@ Model = ActorCritic | QNetwork
 Array = np.ndarray[Any, Any]
 LIMIT = 27_000
 """Env steps after which a game is cut if the environment has no limit, as in `sampleforge eval`."""
-MAX_ROWS = 32
+MAX_ROWS = 64
 """Games that are played at the same time."""
 NO_TRUST = Trust()
 
@@ -80,12 +80,13 @@ class Played(NamedTuple):
 
 
 def schedule(players: int, episodes: int) -> Iterator[Game]:
-    """Yield ``episodes`` games of every pair of ``players`` players, a round of all pairs at a
-    time. The players of a pair change sides from one game to the next."""
-    pairs = [(i, j) for i in range(players) for j in range(i + 1, players)]
-    for number in range(episodes):
-        for i, j in pairs:
-            yield Game(i, j) if number % 2 == 0 else Game(j, i)
+    """Yield ``episodes`` games of every pair of ``players`` players, one pair after the other, so
+    that few policies play at the same time. The players of a pair change sides from one game to
+    the next."""
+    for i in range(players):
+        for j in range(i + 1, players):
+            for number in range(episodes):
+                yield Game(i, j) if number % 2 == 0 else Game(j, i)
 
 
 def score(first: Sequence[float], second: Sequence[float]) -> float:
@@ -167,13 +168,13 @@ class GamePlayer:
 
     def _act(self, player: int) -> None:
         """Compute the actions of one player at all of its seats."""
-        seats, rows = np.nonzero(self._player == player)
-        at = seats * self._player.shape[1] + rows
+        rows = [np.flatnonzero(seat == player) for seat in self._player]
         obs = {
-            name: np.stack([self._out[s].obs[name][r] for s, r in zip(seats, rows, strict=True)])
+            name: np.concatenate([out.obs[name][r] for out, r in zip(self._out, rows, strict=True)])
             for name in self._out[0].obs
         }
-        first = np.array([self._out[s].first[r] for s, r in zip(seats, rows, strict=True)])
+        first = np.concatenate([out.first[r] for out, r in zip(self._out, rows, strict=True)])
+        at = np.concatenate([r + i * self._player.shape[1] for i, r in enumerate(rows)])
         actions, state = self._policies[player].act(
             obs,
             self._states[player][at],
@@ -182,12 +183,12 @@ class GamePlayer:
             generator=self._generator,
         )
         self._states[player][at] = state
-        for index, own in enumerate(self._actions):
-            here = seats == index
-            for name, leaf in actions.items():
+        parts = np.cumsum([len(r) for r in rows])[:-1]
+        for name, leaf in actions.items():
+            for own, r, part in zip(self._actions, rows, np.split(leaf, parts), strict=True):
                 if name not in own:
                     own[name] = np.zeros((self._player.shape[1], *leaf.shape[1:]), leaf.dtype)
-                own[name][rows[here]] = leaf[here]
+                own[name][r] = part
 
     def _end(self, row: int) -> None:
         """Take the result of the game that is over in a row, and give the row the next one."""

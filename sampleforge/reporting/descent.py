@@ -142,15 +142,21 @@ class History:
 
     @property
     def best(self) -> str:
-        """The member with the highest objective at the end. A member that has not been scored since
-        a copy into it counts only if no other has been, by its objective before."""
-        at_the_end = {member: self.stretches[member][-1].objective for member in self.members}
+        """The member with the highest objective at the end; of several, the one that was copied
+        into longest ago. A member that has not been scored since a copy into it counts only if no
+        other has been, by its objective before."""
+        last = {member: self.stretches[member][-1] for member in self.members}
+        at_the_end = {member: stretch.objective for member, stretch in last.items()}
         if all(map(math.isnan, at_the_end.values())):
             at_the_end = {
                 member: max((each.objective for each in own), key=_with_nan_last)
                 for member, own in self.stretches.items()
             }
-        return max(self.members, key=lambda member: _with_nan_last(at_the_end[member]))
+
+        def merit(member: str) -> tuple[float, int]:
+            return _with_nan_last(at_the_end[member]), last[member].end - last[member].begin
+
+        return max(self.members, key=merit)
 
     def ancestry(self, member: str) -> list[Descent]:
         """Return the stretches that the present weights of ``member`` descend from, oldest first:

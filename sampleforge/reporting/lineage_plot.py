@@ -29,8 +29,9 @@ PITCH = {4: 0.34, 8: 0.26, 16: 0.19}
 FINE_PITCH = 0.14
 PIECES = 160
 """Pieces of one colour that the length of a lane is divided into."""
-MAX_COLUMNS = 3
-"""Axes of hyperparameters beside each other."""
+COLUMNS = {3: 3, 4: 2, 6: 3}
+"""Axes of hyperparameters beside each other, for up to so many; `MANY_COLUMNS` for more."""
+MANY_COLUMNS = 4
 LOGARITHMIC_FROM = 4.0
 """Ratio of the largest to the smallest value from which on an axis of positive values is
 logarithmic."""
@@ -111,22 +112,26 @@ class LineagePlot:
     def draw(self, make_figure: Any) -> Any:
         """Return the figure that ``make_figure`` (matplotlib's class) makes."""
         names = changing(self._history)
-        columns = min(MAX_COLUMNS, len(names)) if len(names) != 4 else 2
+        columns = columns_for(len(names))
         rows = math.ceil(len(names) / columns) if names else 0
         pitch = next((p for most, p in PITCH.items() if len(self._lanes) <= most), FINE_PITCH)
         lanes_height = max(1.1, pitch * (len(self._lanes) + 0.4))
         heights = [lanes_height, 1.55, *[1.2] * rows]
-        figure = make_figure(figsize=(WIDTH, sum(heights) + 0.85 + 0.3 * rows))
+        figure = make_figure(figsize=(WIDTH, sum(heights) + 1.05 + 0.2 * rows))
         figure.set_layout_engine("constrained", h_pad=0.05, w_pad=0.04, hspace=0.03, wspace=0.05)
-        grid = figure.add_gridspec(2 + rows, max(columns, 1) * 2, height_ratios=heights)
+        grid = figure.add_gridspec(2 + rows, max(columns, 1), height_ratios=heights)
         lanes = figure.add_subplot(grid[0, :])
         returns = figure.add_subplot(grid[1, :], sharex=lanes)
         self._draw_lanes(lanes, pitch * 72)
         self._draw_returns(returns)
         for index, name in enumerate(names):
             row, column = divmod(index, columns)
-            axis = figure.add_subplot(grid[2 + row, 2 * column : 2 * column + 2])
+            axis = figure.add_subplot(grid[2 + row, column])
             self._draw_hyperparameter(axis, name)
+            if index + columns < len(names):
+                axis.tick_params(axis="x", labelbottom=False)
+            else:
+                axis.set_xlabel("env steps")
         self._finish(figure, lanes, returns)
         return figure
 
@@ -286,15 +291,16 @@ class LineagePlot:
             )
         axis.annotate(
             "last",
-            (1.0, 1.0),
-            xycoords="axes fraction",
+            (1.0, -0.8),
+            xycoords=("axes fraction", "data"),
             xytext=(3, 0),
             textcoords="offset points",
-            fontsize=TINY,
+            va="center",
+            fontsize=5.5,
             color=GREY,
             annotation_clip=False,
         )
-        axis.set_ylim(len(self._lanes) - 0.4, -0.7)
+        axis.set_ylim(len(self._lanes) - 0.4, -1.0)
         axis.tick_params(axis="y", length=0)
 
     # ---- returns and hyperparameters ----
@@ -419,12 +425,12 @@ class LineagePlot:
             if axis is not lanes:
                 axis.grid(color="#e6e6e6", linewidth=0.5)
                 axis.set_axisbelow(True)
-                axis.set_xlabel("env steps")
+        returns.set_xlabel("env steps")
         lanes.spines["left"].set_visible(False)
         lanes.set_ylabel("member")
         lanes.tick_params(axis="x", labelbottom=False)
         self._add_legends(lanes, returns)
-        lanes.set_title(self._subject, loc="left", fontweight="bold", pad=17)
+        lanes.set_title(self._subject, loc="left", fontweight="bold", pad=18)
 
     def _add_legends(self, lanes: Any, returns: Any) -> None:
         from matplotlib.lines import Line2D
@@ -434,27 +440,28 @@ class LineagePlot:
             return Line2D([], [], color=colour, linewidth=width, label=label, **more)
 
         colour = _colour_map()(0.62)
-        named = " (number: snapshot)" if len(self._lanes) <= NAMED_UP_TO else ""
+        named = " (with its snapshot)" if len(self._lanes) <= NAMED_UP_TO else ""
         handles = [
-            line("ancestry of the best member", colour, 3.4),
-            line("ancestors of the final population", colour, 2.4),
+            line("ancestry of the best", colour, 3.4),
+            line("of the final population", colour, 2.4),
             line("no descendants", colour, 1.0),
             line("copy" + named, GREY, 0.9, marker=5, markersize=3.5),
             line("mutation", INK, 0.0, marker="D", markersize=2.6),
         ]
         handles[0].set_path_effects([Stroke(linewidth=4.9, foreground=INK), Normal()])
-        look = {"frameon": False, "fontsize": TINY, "handlelength": 1.8, "columnspacing": 1.4}
-        place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
-        lanes.legend(handles=handles, ncols=5, **look, **place)
+        look: Any = {"frameon": False, "fontsize": TINY, "handlelength": 1.8, "columnspacing": 1.4}
+        place: Any = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+        lanes.legend(handles=handles, ncols=5, **look, **place).set_in_layout(False)
         ring = {"marker": "o", "markersize": 3.6, "markerfacecolor": "white"}
         returns.legend(
             handles=[
-                line("ancestry of the best member; copied at the rings", INK, 1.8, **ring),
-                line("ancestors of the final population", GREY, 0.9),
+                line("ancestry of the best, copied at the rings", INK, 1.8, **ring),
+                line("of the final population", GREY, 0.9),
                 line("no descendants", PALE, 0.8),
             ],
-            loc="lower right",
+            ncols=3,
             **look,
+            **place,
         )
 
 
@@ -480,6 +487,12 @@ def _colour_map() -> Any:
 def number(value: float) -> str:
     """Return a number with three significant digits, without an exponent where that is short."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def columns_for(count: int) -> int:
+    """Return how many of ``count`` axes of hyperparameters stand beside each other."""
+    columns = next((each for most, each in COLUMNS.items() if count <= most), MANY_COLUMNS)
+    return min(columns, count)
 
 
 def changing(history: History) -> list[str]:

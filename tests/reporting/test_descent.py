@@ -175,6 +175,18 @@ def test_a_copy_that_was_not_scored_yet_is_not_the_best():
     assert History(events).best == "1"
 
 
+def test_of_equal_members_the_one_copied_into_longest_ago_is_the_best():
+    events = [
+        *(start(m) for m in "01"),
+        score("0", 1, 1.0),
+        score("1", 1, 2.0),
+        exploit("0", 1, "1"),
+        score("0", 2, 3.0),
+        score("1", 2, 3.0),
+    ]
+    assert History(events).best == "1"
+
+
 def test_members_are_ordered_as_numbers():
     assert History([start(m) for m in ("10", "9", "1")]).members == ["1", "9", "10"]
 

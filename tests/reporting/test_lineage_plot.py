@@ -24,7 +24,7 @@ def plotted(tmp_path, events, name="lineage.svg"):
 def test_a_population_is_recognised_and_drawn(tmp_path, members):
     out = plotted(tmp_path, simulated_population(members, 12))
     text = out.read_text()
-    assert f"population, {members} members" in text and "ancestry of the best member" in text
+    assert f"population, {members} members" in text and "ancestry of the best" in text
     if members > 1:
         assert "learning rate" in text and "1 − gamma" in text and "clip ratio" not in text
 
