@@ -22,6 +22,9 @@ LEARNER = "now"
 MEMORY = 100.0
 """Games against a snapshot of which the results consist: earlier ones fade exponentially, because
 the policy that plays them learns meanwhile."""
+FADE = 0.5
+"""Factor by which all games of the policy fade when a snapshot is taken: also those against
+snapshots that it rarely plays."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class League:
         self.taken += 1
         self.snapshots.append(taken)
         self.results.add_player(taken.name, like=LEARNER)
+        for earlier in self.snapshots[:-1]:
+            self.results.fade(LEARNER, earlier.name, FADE)
         self.ratings.add_player(taken.name, like=LEARNER)
         return Change(taken, removed)
 
