@@ -6,9 +6,11 @@
 `run` starts a training by the command line, in a process of its own, and sends signals to its
 workers until it ends: the gaps are exponential; four of five are SIGKILL, one of five is SIGSTOP,
 with SIGCONT after 20 s if the process still lives. The role is drawn first, then the worker, both
-with a seed. Undisturbed runs of the same flags and length follow, `--at-once` at the same time.
-Each run is appended to soak.jsonl when it has ended, and one that is
-there already is not repeated, so that the rows may be filled over several days.
+with a seed. Undisturbed runs of the same flags follow, `--at-once` at the same time. A step of
+CartPole takes `--step-ms` at least, so that runs leave processor time over, in which workers can
+start, and several topologies can be measured side by side. Each run is appended to soak.jsonl when
+it has ended, and one that is there already is not repeated, so that the rows may be filled over
+several days.
 
 How it is measured. The run's counters are read every 20 ms in the driver's shared memory, through
 /proc/<driver>/fd, which costs the run nothing. The run counts as going on again once, after the
@@ -57,7 +59,7 @@ STOPPED = 0.2
 """Fraction of the faults that are SIGSTOP."""
 SAMPLES = 120
 """Number of samples of memory, descriptors and threads in a run, but not more than one per 5 s."""
-COMMON: tuple[str, ...] = ("--env", "CartPole-v1", "--num-envs-per-worker", "16")
+COMMON: tuple[str, ...] = ("--num-envs-per-worker", "16")
 COMMON += ("--report-interval", "1", "--checkpoint-interval", "15")
 TIMEOUT_S = 10.0
 TIMEOUT = f"{TIMEOUT_S:g}"
@@ -81,9 +83,12 @@ class Topology:
     flags: tuple[str, ...]
     workers: tuple[str, ...]
 
-    def command(self, seconds: float, seed: int, folder: Path) -> list[str]:
+    def command(self, seconds: float, seed: int, folder: Path, step_ms: float) -> list[str]:
+        """Return the command of a run; ``step_ms``: how long a step of CartPole takes at least."""
         run = ["--run-dir", str(folder), "--train-for-seconds", str(seconds), "--seed", str(seed)]
-        flags = [*COMMON, "--env-timeout", TIMEOUT, *self.flags]
+        paced = ["--env", "paced:cartpole", "--env-kwargs", f"step_ms={step_ms:g}"]
+        env = paced if step_ms else ["--env", "CartPole-v1"]
+        flags = [*env, *COMMON, "--env-timeout", TIMEOUT, *self.flags]
         return [str(HERE.parent / "train.py"), self.algo, *flags, *run]
 
     @property
@@ -130,16 +135,24 @@ TOPOLOGIES = {
 class Run:
     """A training in processes of its own, seen from outside."""
 
-    def __init__(self, topology: Topology, seconds: float, seed: int, folder: Path) -> None:
+    def __init__(
+        self, topology: Topology, seconds: float, seed: int, folder: Path, step_ms: float
+    ) -> None:
         self.topology = topology
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / "output.txt"
-        command = [sys.executable, *topology.command(seconds, seed, self.run_dir)]
+        command = [sys.executable, *topology.command(seconds, seed, self.run_dir, step_ms)]
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         self.began = time.monotonic()
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command, cwd=folder, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": path},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         self._names_before = shared_names()
         self._pids: set[int] = set()
@@ -475,34 +488,42 @@ def run(args: argparse.Namespace) -> None:
 
 
 def is_recorded(args: argparse.Namespace, name: str, seed: int, *, disturbed: bool) -> bool:
-    wanted = (name, disturbed, args.seconds, seed)
-    runs = recorded(args.results)
-    return any(wanted == (r["topology"], r["disturbed"], r["seconds"], r["seed"]) for r in runs)
+    seconds = args.seconds if disturbed else args.undisturbed_seconds
+    wanted = {
+        "topology": name,
+        "disturbed": disturbed,
+        "seconds": seconds,
+        "step_ms": args.step_ms,
+        "seed": seed,
+    }
+    return any({n: r[n] for n in wanted} == wanted for r in recorded(args.results))
 
 
 def trained(
     args: argparse.Namespace, name: str, seed: int, about: str, mean_gap: float | None
 ) -> None:
     """Make one run, disturbed if there is a ``mean_gap`` between faults (seconds); record it."""
+    seconds = args.seconds if mean_gap is not None else args.undisturbed_seconds
     with ExitStack() as stack:
         if args.keep is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=args.keep))
-        run = Run(TOPOLOGIES[name], args.seconds, seed, folder)
+        run = Run(TOPOLOGIES[name], seconds, seed, folder, args.step_ms)
         stack.callback(run.end)
         faults = Faults(run, seed, mean_gap, args.stop_s) if mean_gap is not None else None
-        found = watched(run, args.seconds, faults)
+        found = watched(run, seconds, faults)
     conditions = {
         "topology": name,
         "disturbed": mean_gap is not None,
-        "seconds": args.seconds,
+        "seconds": seconds,
+        "step_ms": args.step_ms,
         "seed": seed,
         "mean_gap": mean_gap,
         "stop_s": args.stop_s,
         "about": about,
         "load": [round(load, 1) for load in os.getloadavg()],
-        "flags": " ".join(run.topology.command(args.seconds, seed, Path("RUN"))[1:]),
+        "flags": " ".join(run.topology.command(seconds, seed, Path("RUN"), args.step_ms)[1:]),
     }
     args.results.mkdir(exist_ok=True)
     line = json.dumps(conditions | found) + "\n"
@@ -523,11 +544,18 @@ def main() -> None:
     parser.add_argument("--mean-gap", type=float, default=10.0, help="seconds between faults")
     parser.add_argument("--stop-s", type=float, default=20.0, help="seconds of a SIGSTOP")
     parser.add_argument("--undisturbed", type=int, default=3, help="number of undisturbed runs")
+    parser.add_argument(
+        "--undisturbed-seconds", type=float, help="length of an undisturbed run (--seconds)"
+    )
+    parser.add_argument(
+        "--step-ms", type=float, default=0.5, help="length of a step of CartPole (0: no wait)"
+    )
     parser.add_argument("--at-once", type=int, default=3, help="undisturbed runs at a time")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--keep", type=Path, help="folder to keep the run folders in")
     args = parser.parse_args()
     args.topologies = args.topologies or list(TOPOLOGIES)
+    args.undisturbed_seconds = args.undisturbed_seconds or args.seconds
     if args.what == "report":
         from soak_report import report
 

@@ -15,7 +15,7 @@ WITHIN_S = 5.0
 """Seconds in which a run is to be going on again after a SIGKILL (median)."""
 END_COLUMNS = [
     *("topology", "minutes", "faults", "per hour", "hung", "exit", "left behind", "restarts"),
-    *("env steps, of calm", "score", "band of calm runs"),
+    *("env steps, rate of calm", "score", "band of calm runs"),
 ]
 AGAIN_COLUMNS = [
     *("topology", "signal", "faults", "alone", "median", "max"),
@@ -52,8 +52,7 @@ def sections(runs: Sequence[Row]) -> list[str]:
         mine = [run for run in runs if run["topology"] == name]
         calm = [run for run in mine if not run["disturbed"]]
         for run in (run for run in mine if run["disturbed"]):
-            same = [other for other in calm if other["seconds"] == run["seconds"]]
-            ends.append(end_cells(run, same))
+            ends.append(end_cells(run, [c for c in calm if c["step_ms"] == run["step_ms"]]))
             again += again_cells(run)
             flat.append(flat_cells(run))
             notes.append(f"* {name}: `{run['flags']}`")
@@ -76,8 +75,8 @@ def sections(runs: Sequence[Row]) -> list[str]:
 
 ENDS = (
     "Left behind: processes 5 s after the end, and names in /dev/shm. Score: mean of `return_mean` "
-    "over the last third of the run; the band is that of undisturbed runs of the same seconds, "
-    "which share the machine with each other."
+    "over the last third of the run; the band is that of undisturbed runs, whose length is given "
+    "behind it."
 )
 AGAIN = (
     "From the signal until env steps, updates and the victim's own counter have advanced since its "
@@ -128,9 +127,10 @@ def conditions(runs: Sequence[Row]) -> str:
 def end_cells(run: Row, calm: Sequence[Row]) -> list[str]:
     faults, minutes = len(run["faults"]), run["ended_s"] / 60
     scores = [other["score"] for other in calm if other["score"] is not None]
-    steps = [other["env_steps"] for other in calm if other["env_steps"]]
+    length = statistics.mean(other["seconds"] for other in calm) / 60 if calm else 0.0
     left = len(run["processes_left"]) + len(run["shm_left"])
-    share = f", {run['env_steps'] / statistics.mean(steps):.0%}" if steps else ""
+    rates = [other["env_steps"] / other["seconds"] for other in calm if other["env_steps"]]
+    share = f", {run['env_steps'] / run['seconds'] / statistics.mean(rates):.0%}" if rates else ""
     restarts = ", ".join(f"{n} {role}" for role, n in (run["restarts_by_role"] or {}).items())
     return [
         run["topology"],
@@ -143,7 +143,9 @@ def end_cells(run: Row, calm: Sequence[Row]) -> list[str]:
         restarts,
         f"{run['env_steps'] or 0:,}{share}",
         f"{run['score']}",
-        f"{min(scores):.4g} to {max(scores):.4g} ({len(scores)} runs)" if scores else "",
+        f"{min(scores):.4g} to {max(scores):.4g} ({len(scores)} x {length:.0f} min)"
+        if scores
+        else "",
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
-from sampleforge.populations.callbacks import population_callbacks
+from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig
@@ -31,6 +31,7 @@ def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
     Raises ConfigError for a config that cannot run, and WorkerDied if a worker has died. Ctrl-C
     ends the run in order, with a checkpoint, and then raises KeyboardInterrupt.
     """
+    config = with_schedule_seed(config)
     session = Session(config, [*population_callbacks(config), *callbacks])
     session.open()
     if config.benchmark:
@@ -62,6 +63,7 @@ class Trainer:
         *,
         policies: Sequence[str] | None = None,
     ) -> None:
+        config = with_schedule_seed(config)
         both = [*population_callbacks(config), *callbacks]
         self.session = Session(config, both, policies=policies)
         self._policy: LoadedPolicy | None = None

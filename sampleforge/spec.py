@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -102,7 +102,8 @@ class EnvSpec:
     observation is given apart. ``asynchronous``: the environments step in threads or processes of
     their own, between ``send`` and ``recv``. ``frame_skip``: env frames per env step. ``protocol``:
     one line about the settings that scores depend on. ``spaces``: the spaces of the environment
-    itself; None if the experience does not come from an environment.
+    itself; None if the experience does not come from an environment. ``reward_shaping``: the
+    numbers by which the environment shapes its rewards, by name, as it begins with them.
 
     In a multi-agent environment the spec is that of one agent group, which are the agents with the
     same spaces: ``agents`` are their names, in the order of their seats (empty in a single-agent
@@ -119,6 +120,7 @@ class EnvSpec:
     protocol: str = ""
     asynchronous: bool = False
     spaces: EnvSpaces | None = None
+    reward_shaping: Mapping[str, float] = field(default_factory=dict)
     agents: tuple[str, ...] = ()
     other_groups: tuple[EnvSpec, ...] = ()
 

@@ -53,6 +53,13 @@ def _self_play(folders: Sequence[Path], out: Path) -> None:
     draw_win_rates(read_win_rates(folder / "self_play.json", title), out)
 
 
+def _sweep(folders: Sequence[Path], out: Path) -> None:
+    from sampleforge.populations.sweep import picture
+    from sampleforge.reporting.sweep_plot import draw_sweep
+
+    draw_sweep(picture(folders[0]), out)
+
+
 class Figure(NamedTuple):
     """A figure of one folder: the file by which the folder is recognised, and what draws it."""
 
@@ -63,6 +70,7 @@ class Figure(NamedTuple):
 FIGURES = {
     "lineage": Figure("lineage.jsonl", _lineage),
     "self-play": Figure("self_play.json", _self_play),
+    "sweep": Figure("study.db", _sweep),
 }
 """Name -> figure, in the order in which a folder is tried; `curves` is for any run folder."""
 
@@ -73,20 +81,21 @@ class PlotFlags:
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")
     ] = ()
     """Run folders, all of whose curves are drawn into the same axes; or one folder of a
-    population or of self-play."""
+    population, of self-play or of a sweep."""
     out: str = "runs.png"
     """File to write: .png, .pdf or .svg."""
-    figure: Literal["auto", "curves", "lineage", "self-play"] = "auto"
+    figure: Literal["auto", "curves", "lineage", "self-play", "sweep"] = "auto"
     """curves: learning curves; lineage: who copied whom in a population, its returns and
-    hyperparameters; self-play: win rates against the snapshots of the policy, and ratings (auto: by
-    what is in the folder)."""
+    hyperparameters; self-play: win rates against the snapshots of the policy, and ratings;
+    sweep: parallel coordinates, importances and results (auto: by what is in the folder)."""
 
 
 def run(args: Sequence[str]) -> int:
     """Draw the figure. Raises ConfigError."""
     text = (
         "Draw one or several runs (return against env steps and time, throughput and policy lag), "
-        "a population (lineage, returns, hyperparameters), or self-play (win rates, ratings)."
+        "a population (lineage, returns, hyperparameters), self-play (win rates, ratings), or a "
+        "sweep."
     )
     flags = parse(PlotFlags, args, "sampleforge plot", text)
     folders = [Path(folder) for folder in flags.folders]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, perf_counter, sleep
 
 import numpy as np
@@ -28,6 +28,8 @@ SPIN_S = 200e-6
 waking up."""
 CHECK_S = 0.02
 """Seconds between the checks of a sleeping rank that the other ranks are alive."""
+LONGEST_CHECK_S = 1.0
+"""Seconds that one check counts for at most: if more have passed, this rank was paused itself."""
 ALIGNMENT = 64
 LEAST_ROOM = 1 << 16
 _SPAN = 1 << 32
@@ -69,6 +71,26 @@ class RankMemory:
         return MemoryRendezvous(self, rank, timeout, device, member)
 
 
+class Silence:
+    """The seconds that a rank has waited for each other rank without a sign of it. They go on over
+    the groups that are formed while it waits, because a rank may be replaced meanwhile."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[int, float]] = {}
+
+    def add(self, other: int, arrived: int, seconds: float) -> float:
+        """Count ``seconds`` of waiting for rank ``other``, whose count is ``arrived``. Return all
+        seconds since this count has changed, or since `forget`."""
+        before, waited = self._waits.get(other, (arrived, 0.0))
+        waited = seconds + (waited if before == arrived else 0.0)
+        self._waits[other] = arrived, waited
+        return waited
+
+    def forget(self, other: int) -> None:
+        """Begin at 0 for rank ``other``, which is replaced."""
+        self._waits.pop(other, None)
+
+
 @dataclass(frozen=True)
 class MemoryRendezvous:
     """Joins one rank to the other ranks of a `RankMemory`."""
@@ -78,6 +100,7 @@ class MemoryRendezvous:
     timeout: float
     device: str
     member: Member = "rank"
+    silence: Silence = field(default_factory=Silence)
 
     @property
     def size(self) -> int:
@@ -85,7 +108,12 @@ class MemoryRendezvous:
 
     def join(self, generation: int) -> MemoryGroup:
         return MemoryGroup(
-            self.memory, self.rank, generation, timeout=self.timeout, member=self.member
+            self.memory,
+            self.rank,
+            generation,
+            timeout=self.timeout,
+            member=self.member,
+            silence=self.silence,
         )
 
 
@@ -98,7 +126,8 @@ class MemoryGroup:
     is no lock: a rank that is killed at any point leaves nothing locked.
 
     ``timeout``: seconds after which a rank that others wait for counts as lost; a rank whose
-    process has ended is noticed within `CHECK_S`. ``member``: what messages call a rank. Raises
+    process has ended is noticed within `CHECK_S`. ``member``: what messages call a rank.
+    ``silence`` knows how long this rank has already waited for others in earlier groups. Raises
     RankLost if not all ranks come.
     """
 
@@ -110,9 +139,11 @@ class MemoryGroup:
         *,
         timeout: float,
         member: Member = "rank",
+        silence: Silence | None = None,
     ) -> None:
         self.rank, self.size, self.timeout = rank, memory.ranks, timeout
         self._member = member
+        self._silence = silence or Silence()
         self._memory = memory
         arrays = memory.arrays
         self._arrived: npt.NDArray[np.int64] = arrays["arrived"][:, 0]
@@ -227,20 +258,23 @@ class MemoryGroup:
             raise self._lost(int(self._arrived.argmax()), what, "it was replaced")
 
     def _sleep_until(self, count: int, what: str) -> None:
-        give_up_at = monotonic() + self.timeout
         wakeup = self._memory.wakeups[self.rank]
         self._asleep[self.rank] = 1
+        checked = monotonic()
         try:
             while not self._all_arrived(count):
                 # A wake-up between the check and the wait is remembered; one that is missed because
                 # the processor reordered the accesses is made up for by the next check.
                 wakeup.wait(CHECK_S)
-                self._check_others(count, what, in_time=monotonic() < give_up_at)
+                before, checked = checked, monotonic()
+                self._check_others(count, what, min(checked - before, LONGEST_CHECK_S))
         finally:
             self._asleep[self.rank] = 0
 
-    def _check_others(self, count: int, what: str, *, in_time: bool) -> None:
-        """Raise RankLost for a rank that will not come."""
+    def _check_others(self, count: int, what: str, seconds: float) -> None:
+        """Raise RankLost for a rank that will not come; ``seconds`` have passed since the last
+        check."""
+        silent = []
         for other in self._others:
             here = int(self._arrived[other])
             if here >= count:
@@ -249,8 +283,10 @@ class MemoryGroup:
                 raise self._lost(other, what, "it has left")
             if here >= self._base and not self._is_alive(other):
                 raise self._lost(other, what, "its process has ended")
-        if not in_time and not self._all_arrived(count):
-            furthest_behind = int(self._arrived.argmin())
+            if self._silence.add(other, here, seconds) > self.timeout:
+                silent.append((here, other))
+        if silent and not self._all_arrived(count):
+            _, furthest_behind = min(silent)
             reason = f"it was silent for {self.timeout:g} s (--{self._member}-timeout)"
             raise self._lost(furthest_behind, what, reason, silent=True)
 
@@ -268,6 +304,7 @@ class MemoryGroup:
             return False
 
     def _lost(self, other: int, what: str, why: str, *, silent: bool = False) -> RankLost:
+        self._silence.forget(other)
         who = self._member
         return RankLost(
             f"{who} {self.rank} of {self.size} lost {who} {other} while {what}: {why}",

@@ -36,7 +36,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
     declared = spec.spaces
     if declared is None:
         raise ConfigError(f"{spec.env_id}: its spec has no spaces; make it with env_spec")
-    plain = {
+    plain: Plain = {
         "format": FORMAT,
         "env_id": spec.env_id,
         "observation_space": _space_to_plain(declared.observation),
@@ -49,6 +49,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         "max_episode_steps": spec.max_episode_steps,
         "protocol": spec.protocol,
         "asynchronous": spec.asynchronous,
+        **({"reward_shaping": dict(spec.reward_shaping)} if spec.reward_shaping else {}),
     }
     if spec.agents:
         plain["agents"] = list(spec.agents)
@@ -79,6 +80,7 @@ def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
         reader.value("mask_in_info", bool),
     )
     rescales = reader.value("rescale_actions", bool)
+    shaping = reader.value("reward_shaping", dict) if "reward_shaping" in plain else {}
     spec = env_spec(
         reader.value("env_id", str),
         declared,
@@ -89,6 +91,7 @@ def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
         protocol=reader.value("protocol", str),
         asynchronous=reader.value("asynchronous", bool),
         agents=reader.names("agents"),
+        reward_shaping={str(name): float(number) for name, number in shaping.items()},
     )
     spec = with_action_units(spec, rescale=rescales)
     others = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
 from sampleforge.folder.atomic_file import to_json, write_atomically, writing
+from sampleforge.folder.lock import lock_folder
 from sampleforge.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             check_places(self.path, _FILES)
-            self._lock = self._locked()
+            self._lock = lock_folder(self.path, "--run-dir")
             self.checkpoints.mkdir(exist_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)  # a killed run leaves it
             self.scratch.mkdir()
@@ -158,22 +158,6 @@ class RunFolder:
             f"{self.path} has the policies {', '.join(several)}; say which of them: --policy "
             f"{several[0]}, or policy={several[0]!r} in Python"
         )
-
-    def _locked(self) -> int:
-        """Lock the folder; return the file descriptor that holds the lock."""
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            raise ConfigError(
-                f"--run-dir {self.path} is in use by process {owner}; stop that run first, or give "
-                "another folder"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        return handle
 
     def close(self) -> None:
         """Remove the files that simulators have written, and release the lock."""

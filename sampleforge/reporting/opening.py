@@ -136,7 +136,7 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     start = ResumePoint(config.seed or 0)
     roles = roles_of_policies(config)
     policies = [
-        PolicyStart(each, start, _do_not_save, roles.agent_group(each, spec))
+        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
         for each in roles.trained
     ]
     more: dict[str, Any] = {"others": others} if others else {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -218,3 +219,44 @@ class PrefetchingBatchSource:
             self._filling = None
             self.wakeup.set()
         return True
+
+
+@dataclass(frozen=True)
+class SlotBatches:
+    """What a learner learns from: ``slots_per_batch`` slots of ``exchange`` at a time, copied to
+    ``device``.
+
+    Asynchronous: a slot goes back to its actor as soon as it is copied into the batch.
+    ``synchronous``: it goes back when the weights of the update are published, so that no rollout
+    begins before. ``prefetch`` (asynchronous only): a thread gathers the next batch during an
+    update. ``learner``: index of the learner whose slots these are.
+    """
+
+    exchange: SlotExchange
+    slots_per_batch: int
+    device: torch.device
+    synchronous: bool
+    prefetch: bool = False
+    learner: int = 0
+
+    def __post_init__(self) -> None:
+        assert not (self.prefetch and self.synchronous), "there is no next batch to gather ahead"
+
+    def source(self, wakeup: Wakeup, spent: Seconds) -> BatchSource:
+        """Return the source of these batches, in the learner's process."""
+        builders = [
+            BatchBuilder(self.exchange.slots, self.slots_per_batch, self.device)
+            for _ in range(2 if self.prefetch else 1)
+        ]
+        if self.prefetch:
+            return PrefetchingBatchSource(
+                self.exchange, builders, wakeup, spent, self.device, self.learner
+            )
+        return SerialBatchSource(
+            self.exchange,
+            builders[0],
+            wakeup,
+            spent,
+            synchronous=self.synchronous,
+            learner=self.learner,
+        )

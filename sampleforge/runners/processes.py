@@ -255,7 +255,9 @@ class ProcessRunner:
         waiting: Callable[[], None] = lambda: None,
         alone: bool = False,
     ) -> Any:
-        """As `Runner.ask`. When the run is interrupted, metrics are not waited for, and empty."""
+        """As `Runner.ask`. A worker that does not answer in time is restarted, if its rule allows
+        it, and its successor is asked. When the run is interrupted, metrics are not waited for, and
+        empty."""
         deadline = monotonic() + timeout
         nodes = [node] if alone else self._nodes
         self._check_lives(nodes, restart=not alone)
@@ -271,11 +273,16 @@ class ProcessRunner:
                 self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
+            if monotonic() > deadline:
+                silent = f"{node.name} did not answer {kind!r} within {timeout:.0f} s"
+                if alone:
+                    raise TimeoutError(silent)
+                if not self._restart_silent(node, silent):
+                    raise TimeoutError(f"{silent}; its stacks are above")
+                deadline = monotonic() + timeout
             if self._lives[node.name] is not life:  # its successor is asked again
                 life = self._lives[node.name]
                 number = life.request(kind, payload)
-            if monotonic() > deadline:
-                raise TimeoutError(f"{node.name} did not answer {kind!r} within {timeout:.0f} s")
         return answer[0]
 
     def wake(self, node: Node) -> None:
@@ -345,15 +352,20 @@ class ProcessRunner:
             seconds = silent[node.counter_row]
             if not seconds:
                 continue
-            life = self._lives[node.name]
-            life.dump_stacks()
-            life.kill()  # at once: it goes on if it was stopped, and must not meet the new group
             message = (
                 f"{node.name} was silent for {seconds:g} s while the others of its group waited "
-                f"for it (--{node.role}-timeout); its stacks are above"
+                f"for it (--{node.role}-timeout)"
             )
-            if not self._restart(node, message):
-                raise WorkerDied(message)
+            if not self._restart_silent(node, message):
+                raise WorkerDied(f"{message}; its stacks are above")
+
+    def _restart_silent(self, node: Node, why: str) -> bool:
+        """Show where a worker is that others wait for in vain, and begin another life of it, if
+        its rule allows it."""
+        life = self._lives[node.name]
+        life.dump_stacks()
+        life.kill()  # at once: it goes on if it was stopped, and must not meet its successor
+        return self._restart(node, f"{why}; its stacks are above")
 
     def close(self) -> None:
         """End all workers: in order, or, after `STOP_GRACE`, by force."""

@@ -28,6 +28,11 @@ class Callback:
     iterates over its reports. What one raises ends the session.
     """
 
+    def on_wire(self, session: Session) -> None:
+        """The run folder is open and ``session.resolved`` is the config with all defaults; the
+        workers are about to be made. May set ``session.hyperparameters``,
+        ``session.env_steps_of`` and ``session.schedule``."""
+
     def on_start(self, session: Session) -> None:
         """The workers have been started."""
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sampleforge.topologies.builders import ResumePoint
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.sampler_plan import Plan
+    from sampleforge.workers.change_follower import ScheduledChange
     from sampleforge.workers.worker import WorkerContext
 
 ANSWER_TIMEOUT = 300.0
@@ -101,6 +102,13 @@ class Session:
         self._runner: Runner | None = None
         self._is_open = False
         self._warnings_told: set[str] = set()
+        self.hyperparameters: Mapping[str, Mapping[str, Any]] = {}
+        """Hyperparameters in which a policy that begins differs from the config, by its id."""
+        self.env_steps_of: Mapping[str, int] = {}
+        """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
+        them."""
+        self.schedule: tuple[ScheduledChange, ...] | None = None
+        """Changes of the policy's hyperparameters during the run, if there is one policy."""
         self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
 
     # ---- beginning ----
@@ -199,6 +207,9 @@ class Session:
             env_steps=earlier.get("env_steps", 0),
             wall_s=earlier.get("wall_s", 0.0),
         )
+        for callback in self._callbacks:
+            callback.on_wire(self)
+        alone = self.resume_point.env_steps if len(opened.policies) == 1 else 0
         policies = [
             PolicyStart(
                 stored.id,
@@ -209,7 +220,10 @@ class Session:
                     replays=stored.stored_replay,
                 ),
                 SaveCheckpoint(stored.store),
-                self._roles.agent_group(stored.id, self.spec),
+                self.hyperparameters.get(stored.id, {}),
+                self.schedule,
+                self.env_steps_of.get(stored.id, alone),
+                group=self._roles.agent_group(stored.id, self.spec),
             )
             for index, stored in enumerate(opened.policies)
         ]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sampleforge.config import ConfigError
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, ApexConfig
+from sampleforge.topologies.ppo_defaults import nearest_minibatch
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ def other_agent_groups(
     """Return the agent groups of ``spec`` beside the first one, for which ``plan`` was made.
 
     ``config`` is resolved for the first one, except for its encoder. The policies of the others
-    have the same settings, but encoders for their own observations, and batches of their own, which
-    have as many minibatches. Raises ConfigError if that is not possible."""
+    have the same settings, but encoders for their own observations, and batches of their own,
+    with minibatches about as large."""
     return tuple(_planned(make_plan, config, plan, group) for group in spec.other_groups)
 
 
@@ -51,15 +51,7 @@ def _planned(
     given = own.minibatch_size
     own = dataclasses.replace(own, batch_size=None, minibatch_size=None)
     planned = dataclasses.replace(make_plan(own, spec, plan.device), num_seats=plan.num_seats)
-    minibatch = None
-    if given is not None:
-        minibatches = plan.batch_size // given
-        minibatch, rest = divmod(planned.batch_size, minibatches)
-        if rest:
-            raise ConfigError(
-                f"{', '.join(spec.agents)}: a batch of {planned.batch_size} env steps cannot be "
-                f"divided into {minibatches} minibatches; give another --num-envs-per-worker or "
-                "--rollout"
-            )
-    own = dataclasses.replace(own, batch_size=planned.batch_size, minibatch_size=minibatch)
+    size = planned.batch_size
+    minibatch = None if given is None else nearest_minibatch(own, size, given)
+    own = dataclasses.replace(own, batch_size=size, minibatch_size=minibatch)
     return AgentGroup(own, planned, spec)

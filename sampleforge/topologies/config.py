@@ -17,6 +17,7 @@ from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
+from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.workers.config import (
     EvaluatorConfig,
     LearnersConfig,
@@ -35,6 +36,7 @@ class AppoConfig(
     AppoLossConfig,
     LearnerConfig,
     LearnersConfig,
+    PbtConfig,
     PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
@@ -56,6 +58,7 @@ class AppoConfig(
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
         _check_evaluator(self, self.evaluate_interval)
         _check_learners(self, self.num_learners)
+        _check_population(self)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class ApexConfig(
     ReplayConfig,
     DqnConfig,
     LearnersConfig,
+    PbtConfig,
     PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
@@ -85,6 +89,7 @@ class ApexConfig(
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
         _check_evaluator(self, self.evaluate_interval)
         _check_learners(self, self.num_learners)
+        _check_population(self)
         if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
                 f"--value-distribution {self.value_distribution} --model.core {self.model.core}: "
@@ -214,6 +219,33 @@ def _check_learners(config: RunConfig, learners: int) -> None:
         raise ConfigError(
             f"--sampler-only --num-learners {learners}: nothing is learned; leave out one of the "
             "two"
+        )
+
+
+def _check_population(config: AppoConfig | ApexConfig) -> None:
+    """Raise ConfigError for a population, or a schedule, that the config leaves no room for."""
+    policies, reference = config.num_policies, config.pbt_reference
+    if config.pbt and policies == 1:
+        raise ConfigError(
+            "--pbt --num-policies 1: the members of a population copy each other; give "
+            "--num-policies 2 or more"
+        )
+    if config.pbt and config.sampler_only:
+        raise ConfigError("--pbt --sampler-only: nothing is learned; leave out one of the two")
+    if config.pbt and reference is not None and reference >= policies:
+        raise ConfigError(
+            f"--pbt-reference {reference}: the policies are numbered from 0 to {policies - 1} "
+            f"(--num-policies {policies})"
+        )
+    if config.pbt and (config.policies_to_train or config.policy_mapping):
+        raise ConfigError(
+            "--pbt trains every policy on env rows of its own; leave out --policies-to-train and "
+            "--policy-mapping"
+        )
+    if config.schedule is not None and policies > 1:
+        raise ConfigError(
+            f"{typed('schedule', config.schedule)} --num-policies {policies}: a schedule is that "
+            "of one policy; leave out one of the two"
         )
 
 

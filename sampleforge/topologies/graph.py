@@ -18,6 +18,7 @@ from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.member_board import MemberMemory
 from sampleforge.shared.records import Episodes, Evaluations
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.state_snapshot import StateSnapshot
@@ -88,7 +89,8 @@ class PolicyGroup:
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
     shared memory. ``exploration`` is set if env rows explore differently; ``archive`` and
     ``histograms`` belong to a replay; ``evaluations`` is the queue of the evaluator's results.
-    ``resources``: objects that must exist for as long as the group does.
+    ``resources``: objects that must exist for as long as the group does. ``member`` is set for a
+    member of a population, and for a policy with a schedule.
     """
 
     id: str
@@ -103,6 +105,7 @@ class PolicyGroup:
     histograms: ReplayHistograms | None = None
     evaluations: Evaluations | None = None
     resources: tuple[object, ...] = ()
+    member: MemberMemory | None = None
 
     @property
     def learner(self) -> Node:

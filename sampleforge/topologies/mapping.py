@@ -11,6 +11,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.policy_mapping import (
     ByAgentGroup,
+    FixedPerSplit,
     FixedPerStream,
     GroupPolicies,
     PolicyMapping,
@@ -37,13 +38,22 @@ class NamedPolicy(Protocol):
 
 
 def choose_mapping(
-    policies: int, plan: SamplerPlan, seed: int, *, synchronous: bool, overlapping: bool
+    policies: int,
+    plan: SamplerPlan,
+    seed: int,
+    *,
+    synchronous: bool,
+    overlapping: bool,
+    population: bool = False,
 ) -> PolicyMapping:
     """Return the policy mapping for ``policies`` groups, which draws a policy for each rollout.
-    Instead, ``synchronous`` groups act in turn, and with ``overlapping`` sequences each stream
-    keeps its policy. Raises ConfigError if a policy would have no stream."""
+    Instead, the members of a ``population`` have splits of their own, ``synchronous`` groups act in
+    turn, and with ``overlapping`` sequences each stream keeps its policy. Raises ConfigError if a
+    policy would have no stream."""
     if policies == 1:
         return only_policy
+    if population:
+        return FixedPerSplit(policies)
     if overlapping:
         streams = plan.num_workers * plan.num_splits
         if streams < policies:
@@ -65,6 +75,7 @@ def seat_mapping(
     *,
     synchronous: bool,
     overlapping: bool,
+    population: bool = False,
     function: str | None = None,
 ) -> PolicyMapping:
     """Return the policy mapping of an environment with the agent groups of ``spec``: that of the
@@ -92,7 +103,10 @@ def seat_mapping(
                 f"--num-policies {len(spec.agent_groups)}"
             )
         pick = choose_mapping(
-            max(1, len(own)), plan, seed, synchronous=synchronous, overlapping=overlapping
+            *(max(1, len(own)), plan, seed),
+            synchronous=synchronous,
+            overlapping=overlapping,
+            population=population,
         )
         members = tuple(range(seats, seats + group.num_agents))
         groups.append(GroupPolicies(members, own, others, pick))

@@ -244,6 +244,13 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int 
     else:
         each = rollout * rows * (config.num_workers or 1) * agents
         batch, about = config.batch_size or _multiple(MIN_BATCH, each), MINIBATCH
+    return nearest_minibatch(config, batch, about)
+
+
+def nearest_minibatch(config: PpoConfig, batch: int, about: int) -> int | None:
+    """Return the size of equal minibatches of a ``batch`` that is nearest to ``about``, as a ratio:
+    a multiple of the rollout if the loss or the core looks along time. None if there is none."""
+    rollout = config.rollout or 1
     unit = rollout if config.advantage == "vtrace" or config.model.core != "none" else 1
     sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
     return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)

@@ -21,10 +21,11 @@ from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import FrozenStart, NewPolicy, ResumePoint, env_makers
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.graph import Edge, FrozenGroup, GraphBuilder
+from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.sampler_plan import SamplerPlan, describe_memory
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
@@ -68,19 +69,22 @@ class GroupChannels:
 @dataclass(frozen=True)
 class ActingGroup:
     """The parts of one policy group that actors and policy workers use. ``new_policy(i)`` returns
-    the function that makes the policy of the i-th actor (inline) or policy worker."""
+    the function that makes the policy of the i-th actor (inline) or policy worker. ``member``: its
+    channels as one of the ``members`` of a population."""
 
     channels: GroupChannels
     exchange: RolloutExchange
     new_policy: Callable[[int], NewPolicy]
+    member: MemberChannels | None = None
+    members: int = 1
 
     def port(self, policy: int, actor: int, streams: int) -> PolicyPort:
         """Return the port of an actor with ``streams`` streams to this group, the ``policy``-th of
         the graph."""
         inference: Inference
         if self.channels.requests is None:
-            slots = self.exchange.slots
-            inference = InlineInference(self.new_policy(actor), slots, streams, actor)
+            slots, members = self.exchange.slots, self.members
+            inference = InlineInference(self.new_policy(actor), slots, streams, actor, members)
         else:
             inference = RemoteInference(self.channels.requests, actor)
         return PolicyPort(policy, self.exchange, inference)
@@ -137,8 +141,13 @@ def add_actors(
     stream of each actor that the group may act in, which is enough if all of them pick it.
     """
     cores = available_cores()
+    members = [group.member for group in groups if group.member is not None]
     for index in range(plan.num_workers):
-        envs = env_makers(index, config, plan, start, channels.restart_budget)
+        if members:
+            assert not isinstance(config, DdppoConfig)
+            envs = member_env_makers(index, config, plan, members, channels.restart_budget)
+        else:
+            envs = env_makers(index, config, plan, start, channels.restart_budget)
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         wakeup = channels.wakeups[index]
         make_actor = partial(
@@ -200,6 +209,7 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
             wakeup,
             graph.counters,
             device=torch.device(plan.device),
+            members=group.members,
         )
         restart = RestartAlone(group.channels.policy_restarts, index)
         graph.add("policy", make_policy_worker, wakeup, restart=restart)
@@ -219,8 +229,15 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policy_notes(policies: int) -> tuple[str, ...]:
-    """Return a note about several policy groups; none for one group."""
+def policy_notes(nbytes: Sequence[int], *, population: bool = False) -> tuple[str, ...]:
+    """Return a note about several policy groups, with ``nbytes`` of shared memory each for slots or
+    replay; none for one group."""
+    policies = len(nbytes)
     if policies == 1:
         return ()
-    return (f"{policies} policies, each with its own batches, slots, policy workers and learners",)
+    if population:
+        return (f"a population of {policies}: each actor has the envs below for each member",)
+    return (
+        f"{policies} policies, each with its own batches, slots, policy workers and learners",
+        f"slots of all policies: {describe_memory(nbytes)} of shared memory",
+    )

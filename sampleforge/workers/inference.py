@@ -42,12 +42,20 @@ class InlineInference:
     """Inference in the actor itself, which computes the actions when they are requested."""
 
     def __init__(
-        self, make_policy: Callable[[], Policy], slots: TrajectorySlots, splits: int, actor: int
+        self,
+        make_policy: Callable[[], Policy],
+        slots: TrajectorySlots,
+        splits: int,
+        actor: int,
+        members: int = 1,
     ) -> None:
+        """``members``: of the population whose splits the actor has in turn. The policy is that of
+        one of them, and the numbers of its env rows are those of a run with that one alone."""
         self._make_policy = make_policy
         self._slots = slots
         rows = slots.shape.rows
-        self._rows = [torch.arange(rows) + (actor * splits + i) * rows for i in range(splits)]
+        streams = [(actor * splits + split) // members for split in range(splits)]
+        self._rows = [torch.arange(rows) + stream * rows for stream in streams]
         self.state = np.zeros((splits, rows, slots.shape.state_size), np.float32)
         final = slots.shape.spec.observations if slots.final_value is not None else {}
         self.final_obs = {

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from sampleforge.algos.learner import Learner
-from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
+from sampleforge.rollouts.batch import Batch
+from sampleforge.rollouts.batch_source import BatchSource, SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
@@ -32,18 +32,13 @@ def do_nothing() -> None:
 
 
 class LearnerWorker(EventDriven):
-    """Gathers ready slots, learns from each complete batch, publishes the weights.
+    """Learns from each complete batch, and publishes the weights.
 
-    Asynchronous: a slot goes back to its actor as soon as it is copied into the batch. Synchronous:
-    it goes back when the weights of the update are published, so that no rollout begins before.
-    ``prefetch`` (asynchronous only): a thread gathers the next batch meanwhile.
-
-    Ranks, and the learners of one policy, take each gradient step together. ``index``: number of
-    this learner in the exchange. ``weights``: None if another learner publishes them.
-    ``counts_updates``: whether this worker counts the updates, whose number is the same for all
-    learners. ``may_update()``: called when the batch is complete, until it returns True; then the
-    update begins. Meanwhile requests are answered. ``after_update`` is called when the weights of
-    an update are published, before slots are given back.
+    Ranks, and the learners of one policy, take each gradient step together. ``weights``: None if
+    another learner publishes them. ``counts_updates``: whether this worker counts the updates,
+    whose number is the same for all learners. ``may_update()``: called when the batch is complete,
+    until it returns True; then the update begins. Meanwhile requests are answered. ``after_update``
+    is called when the weights of an update are published, before slots are given back.
     """
 
     name = "learner"
@@ -51,72 +46,43 @@ class LearnerWorker(EventDriven):
     def __init__(
         self,
         make_learner: Callable[[], Learner],
-        exchange: SlotExchange,
-        slots_per_batch: int,
+        batches: SlotBatches,
         weights: SharedWeights | None,
         progress: Progress,
         save: Save,
         wakeup: Wakeup,
         counter_row: int,
         *,
-        synchronous: bool,
-        device: torch.device,
         threads: int,
-        prefetch: bool = False,
         counts_updates: bool = True,
-        index: int = 0,
         may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
     ) -> None:
-        assert not (prefetch and synchronous), "there is no next batch to gather meanwhile"
         self._make_learner = make_learner
-        self._exchange = exchange
-        self.slots_per_batch = slots_per_batch
+        self.batches = batches
         self._weights = weights
         self._progress = progress
         self._save = save
         self._wakeup = wakeup
         self._counter_row = counter_row
-        self._synchronous = synchronous
-        self._device = device
         self._threads = threads
-        self._prefetch = prefetch
         self._batch_source: BatchSource | None = None
         self._counts_updates = counts_updates
-        self._index = index
         self._may_update = may_update
         self._after_update = after_update
         self._batch: Batch | None = None
 
     def start(self) -> None:
         limit_threads(self._threads)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # page-locking would open a context on cuda:0 too
+        device = self.batches.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # page-locking would open a context on cuda:0 too
         self._learner = self._make_learner()
         self._metrics = ReportMetrics()
         self._divergence = Divergence()
         self._count = self._progress.counters.row(self._counter_row)
-        self._batch_source = self._begin_gathering()
+        self._batch_source = self.batches.source(self._wakeup, self._count["batch_s"])
         self._wakeup = self._batch_source.wakeup
-
-    def _begin_gathering(self) -> BatchSource:
-        exchange, spent = self._exchange, self._count["batch_s"]
-        batches = [
-            BatchBuilder(exchange.slots, self.slots_per_batch, self._device)
-            for _ in range(2 if self._prefetch else 1)
-        ]
-        if self._prefetch:
-            return PrefetchingBatchSource(
-                exchange, batches, self._wakeup, spent, self._device, self._index
-            )
-        return SerialBatchSource(
-            exchange,
-            batches[0],
-            self._wakeup,
-            spent,
-            synchronous=self._synchronous,
-            learner=self._index,
-        )
 
     def step(self) -> bool:
         assert self._batch_source is not None

@@ -41,9 +41,8 @@ class RandomPerRollout:
     """Draws one of ``policies`` policy groups for each rollout, all with the same probability.
 
     Each stream draws without replacement: in every ``policies`` successive rollouts each group acts
-    once, in a random order. With independent draws the actors could come to wait for slots of
-    several groups, each of which still lacks rollouts for a batch: from three groups on, the
-    actors that wait for one group are too few to fill its batch, and no learner goes on.
+    once, in a random order. So no group falls behind by chance, for whose batch the actors that
+    wait for slots of other groups would be needed.
     """
 
     def __init__(self, policies: int, seed: int) -> None:
@@ -70,6 +69,20 @@ class RoundRobin:
 
     def __call__(self, stream: StreamId, rollout: int) -> int:
         return rollout % self._policies
+
+
+class FixedPerSplit:
+    """Gives each split of an actor one of ``policies`` policy groups for the whole run, in turn, in
+    every actor in the same order.
+
+    Populations need it: the return of an episode is then that of one member.
+    """
+
+    def __init__(self, policies: int) -> None:
+        self._policies = policies
+
+    def __call__(self, stream: StreamId, rollout: int) -> int:
+        return stream.split % self._policies
 
 
 class FixedPerStream:

@@ -14,7 +14,13 @@ import pytest
 import torch
 
 from sampleforge.distributed.group import RankGroup, RankLost
-from sampleforge.distributed.shm_group import LEAST_ROOM, MemoryGroup, MemoryRendezvous, RankMemory
+from sampleforge.distributed.shm_group import (
+    LEAST_ROOM,
+    MemoryGroup,
+    MemoryRendezvous,
+    RankMemory,
+    Silence,
+)
 from sampleforge.runtime.processes import process_context
 from tests.support.rank_threads import WAYS, on_ranks
 
@@ -160,6 +166,55 @@ def test_a_silent_rank_is_named_after_the_timeout() -> None:
         "rank 0 of 2 lost rank 1 while gathering statistics: it was silent for 0.3 s "
         "(--rank-timeout)"
     )
+
+
+def test_silence_goes_on_in_the_group_that_is_formed_meanwhile() -> None:
+    """A rank that stands still is lost after the time-out even if others are replaced faster."""
+    memory = RankMemory(3, LEAST_ROOM)
+    rendezvous = [memory.rendezvous(rank, 20, "cpu") for rank in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda each: each.join(0), rendezvous))
+    waiting = rendezvous[0]
+    assert waiting.silence.add(2, int(memory.arrays["arrived"][2, 0]), 19.5) == 19.5
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(waiting.join, 1)
+        with pytest.raises(RankLost, match="lost rank 2 while finding each other") as error:
+            joining.result()
+    assert error.value.silent == 2
+    assert time.monotonic() - began < 10, "the 19.5 s of the group before count"
+    with ThreadPoolExecutor(3) as threads:  # and its successor has all of the time
+        list(threads.map(lambda each: each.join(2), rendezvous))
+
+
+def test_silence_begins_anew_with_each_sign_of_a_rank() -> None:
+    silence = Silence()
+    assert silence.add(1, 5, 2.0) == 2.0
+    assert silence.add(2, 5, 1.0) == 1.0
+    assert silence.add(1, 5, 2.5) == 4.5
+    assert silence.add(1, 6, 0.5) == 0.5, "it has arrived somewhere since"
+    silence.forget(1)
+    assert silence.add(1, 6, 0.25) == 0.25
+    assert silence.add(2, 5, 1.0) == 2.0
+
+
+def test_a_pause_of_the_waiting_rank_is_not_silence_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = time.monotonic()
+
+    def clock() -> float:
+        now = time.monotonic()
+        return now + (1000.0 if now > began + 0.3 else 0.0)
+
+    monkeypatch.setattr("sampleforge.distributed.shm_group.monotonic", clock)
+
+    def work(group: RankGroup) -> float:
+        if group.rank == 1:
+            time.sleep(1.0)
+        return float(group.all_gather(torch.ones(1)).sum())
+
+    assert on_ranks(2, work, timeout=30) == [2.0, 2.0]
 
 
 def test_a_missing_rank_is_named() -> None:

@@ -17,7 +17,13 @@ import pytest
 import torch
 
 from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.rollouts.batch_source import BatchSource, PrefetchingBatchSource, SerialBatchSource
+from sampleforge.rollouts.batch_source import (
+    BatchSource,
+    PrefetchingBatchSource,
+    Seconds,
+    SerialBatchSource,
+    SlotBatches,
+)
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
 from sampleforge.runners.base import WorkerDied
@@ -268,17 +274,16 @@ def test_serial_mode_gathers_in_turn() -> None:
         assert threading.active_count() == 1
 
 
-class FailingLearner(LearnerWorker):
-    def _begin_gathering(self) -> BatchSource:
-        failing = [Failing(self._exchange.slots, self.slots_per_batch)]
-        spent = self._count["batch_s"]
-        return PrefetchingBatchSource(self._exchange, failing, self._wakeup, spent, self._device)
+class FailingBatches(SlotBatches):
+    def source(self, wakeup: Wakeup, spent: Seconds) -> BatchSource:
+        failing = [Failing(self.exchange.slots, self.slots_per_batch)]
+        return PrefetchingBatchSource(self.exchange, failing, wakeup, spent, self.device)
 
 
 class FailingLearners(AppoLearners):
     def new_worker(self, *args: Any, **kwargs: Any) -> LearnerWorker:
         worker = super().new_worker(*args, **kwargs)
-        worker.__class__ = FailingLearner
+        worker.batches = FailingBatches(**vars(worker.batches))
         return worker
 
 

@@ -90,6 +90,15 @@ class CodeParallelEnv:
         pass
 
 
+class PaidByAction(CodeParallelEnv):
+    """The reward of an agent's step is its action."""
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        observations, _, terminated, truncated, infos = super().step(actions)
+        rewards = {agent: float(action) for agent, action in actions.items()}
+        return observations, rewards, terminated, truncated, infos
+
+
 class RaisingParallelEnv(CodeParallelEnv):
     """Raises ValueError("deliberate") at every ``every``-th step of an instance."""
 
@@ -157,3 +166,14 @@ class MixedGoals:
 
     def close(self) -> None:
         pass
+
+
+class Walkers(MixedGoals):
+    """`MixedGoals` whose caller has three discrete actions."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 if agent == "caller" else 2)
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        acted = {a: [float(action)] if a == "caller" else action for a, action in actions.items()}
+        return super().step(acted)

@@ -40,12 +40,11 @@ from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     FrozenStart,
     NewPolicy,
+    PolicySeeds,
     PolicyStart,
-    RestartCounts,
     ResumePoint,
     acting_device,
     initial_weights,
-    policy_seed,
 )
 from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.evaluator import (
@@ -65,6 +64,7 @@ from sampleforge.topologies.graph import (
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
 from sampleforge.topologies.mapping import seat_mapping
+from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.rendezvous import (
     describe_learners,
     learner_devices,
@@ -105,11 +105,15 @@ def apex(
     one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     agents = [AgentGroup(config, plan, spec), *others]
-    check_memory_of_groups([agents[policy.group].plan.nbytes for policy in policies])
+    nbytes = [agents[policy.group].plan.nbytes for policy in policies]
+    check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
-    actors = actor_channels(config, plan)
-    parts = [_group_parts(policy, actors, agents[policy.group]) for policy in policies]
+    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
+    parts = [
+        _group_parts(index, policy, actors, agents[policy.group], count)
+        for index, policy in enumerate(policies)
+    ]
     mapping = seat_mapping(
         spec,
         policies,
@@ -118,14 +122,15 @@ def apex(
         start.seed,
         synchronous=False,
         overlapping=config.sequences is not None,
+        population=config.pbt,
         function=config.policy_mapping,
     )
     weights = {part.policy.id: part.channels.weights for part in parts}
     frozen_groups = [
         frozen_group(each, _maker(agents[each.group], each.start.seed), weights) for each in frozen
     ]
-    acting = [part.acting for part in parts]
-    add_actors(graph, actors, acting, mapping, config, plan, start, frozen_groups)
+    groups = [part.acting for part in parts]
+    add_actors(graph, actors, groups, mapping, config, acting, start, frozen_groups)
     by_id = {part.policy.id: part for part in parts}
     playing = first_of_each_group(
         [(part.policy.group, part.new_network, part.channels.weights) for part in parts],
@@ -141,7 +146,7 @@ def apex(
     return graph.build_groups(
         list(by_id),
         add_group,
-        [*policy_notes(count), *_notes(config, plan, spec)],
+        [*policy_notes(nbytes, population=config.pbt), *_notes(config, plan, spec)],
         actors.episodes,
         frozen_groups,
     )
@@ -156,6 +161,7 @@ class GroupParts:
     new_network: NewNetwork
     replay: ReplayChannels
     acting: ActingGroup
+    exploration: Exploration
 
     @property
     def channels(self) -> GroupChannels:
@@ -166,24 +172,32 @@ def _maker(agents: AgentGroup, seed: int) -> NewNetwork:
     return network_maker(agents.config, agents.spec, seed)
 
 
-def _group_parts(policy: PolicyStart, actors: ActorChannels, agents: AgentGroup) -> GroupParts:
-    """Make the replay, the weights and the channels of one policy group."""
+def _group_parts(
+    index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
+) -> GroupParts:
+    """Make the replay, the weights and the channels of the ``index``-th policy group. ``members``:
+    of the population, if there is one."""
     start = policy.start
     config, plan, spec = agents.config, agents.plan, agents.spec
+    acting = acting_plan(config, plan, members)
     new_network = network_maker(config, spec, start.seed)
     weights = initial_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    member = member_channels(config, policy, plan, new_network, None)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, channels, start)
 
     def new_policy(index: int) -> NewPolicy:
-        lives = channels.inference_restarts
-        return partial(make_policy, index, new_network, weights, config, plan, start, lives)
+        board = None if member is None else member.board
+        seeds = PolicySeeds(index, start, channels.inference_restarts, board)
+        return partial(make_policy, new_network, weights, config, plan, seeds)
 
-    acting = ActingGroup(channels, replay.exchange, new_policy)
-    return GroupParts(policy, agents, new_network, replay, acting)
+    count = acting.num_splits // plan.num_splits
+    group = ActingGroup(channels, replay.exchange, new_policy, member, count)
+    explored = exploration(config, plan, index, count)
+    return GroupParts(policy, agents, new_network, replay, group, explored)
 
 
 def _add_group(
@@ -218,11 +232,12 @@ def _add_group(
         replay.exchange,
         weights,
         snapshot=learners.snapshot,
-        exploration=exploration(config, plan),
+        exploration=parts.exploration,
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
         resources=learners.resources,
+        member=parts.acting.member,
     )
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
     edges = _edges(config, plan, prefix)
@@ -268,11 +283,22 @@ def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
     return ladder[[ladder_index(plan, *row) for row in order]]
 
 
-def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
-    """Return the exploration of each env row."""
+def exploration(
+    config: ApexConfig, plan: ApexPlan, member: int = 0, members: int = 1
+) -> Exploration:
+    """Return the exploration of each env row of a policy: of all env rows, or of those in the
+    splits of one of several ``members`` of a population, see `acting_plan`."""
+
+    def acting(row: Row) -> Row:
+        return row[0], row[1] * members + member if members > 1 else row[1], row[2]
+
     ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent).tolist()
     epsilons = {row: ladder[ladder_index(plan, *row)] for row in _rows(plan)}
-    return Exploration(exploration_thirds(plan), epsilons)
+    thirds = exploration_thirds(plan)
+    return Exploration(
+        {acting(row): third for row, third in thirds.items()},
+        {acting(row): epsilon for row, epsilon in epsilons.items()},
+    )
 
 
 def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
@@ -288,16 +314,13 @@ def _rows(plan: ApexPlan) -> list[Row]:
 
 
 def make_policy(
-    index: int,
     new_network: NewNetwork,
     weights: SharedWeights,
     config: ApexConfig,
     plan: ApexPlan,
-    start: ResumePoint,
-    lives: RestartCounts,
+    seeds: PolicySeeds,
 ) -> EpsilonGreedyPolicy:
-    """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
-    each of its ``lives``."""
+    """Return the policy of an actor (inline) or policy worker. ``seeds``: of its actions."""
     return EpsilonGreedyPolicy(
         new_network(),
         weights,
@@ -305,7 +328,8 @@ def make_policy(
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.precision,
-        seed=policy_seed(index, start, lives),
+        seed=seeds.first(),
+        new_seed=seeds,
     )
 
 
@@ -441,7 +465,8 @@ def _add_learners(
         relay,
         partial(make_reader, config, parts.replay.exchange.slots, parts.replay.frames),
     )
-    if config.serial:
+    member = parts.acting.member
+    if config.serial and member is None:
         return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if followers:
@@ -450,7 +475,7 @@ def _add_learners(
             devices, config.learner_timeout, parts.new_network, "learner", errors
         )
     snapshot = StateSnapshot(parts.new_network(), networks=2)
-    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:

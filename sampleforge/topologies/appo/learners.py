@@ -11,10 +11,12 @@ import torch
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import Share
 from sampleforge.algos.learner import Learner
+from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.members import begin_with
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.learner import LearnerWorker
@@ -38,7 +40,7 @@ class AppoLearners:
 
     def new_learner(self, index: int, averaging: Averaging) -> Learner:
         config = self.config
-        return make_learner(
+        learner = make_learner(
             self.new_model,
             config,
             self.plan,
@@ -48,6 +50,8 @@ class AppoLearners:
             share=Share(index, config.num_learners),
             device=self.devices[index],
         )
+        begin_with(learner, self.policy)
+        return learner
 
     def new_worker(
         self,
@@ -60,19 +64,21 @@ class AppoLearners:
         config, plan, channels = self.config, self.plan, self.channels
         return LearnerWorker(
             make_learner,
-            self.exchange,
-            plan.slots_per_batch // config.num_learners,
+            SlotBatches(
+                self.exchange,
+                plan.slots_per_batch // config.num_learners,
+                torch.device(self.devices[index]),
+                synchronous=plan.synchronous,
+                prefetch=self.prefetch,
+                learner=index,
+            ),
             channels.weights if index == 0 else None,
             self.progress,
             self.policy.save,
             channels.learner_wakeups[index],
             counter_row,
-            synchronous=plan.synchronous,
-            device=torch.device(self.devices[index]),
             threads=plan.learner_threads,
-            prefetch=self.prefetch,
             counts_updates=index == 0,
-            index=index,
             **hooks,
         )
 

@@ -18,6 +18,7 @@ from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
+from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
@@ -258,15 +259,14 @@ def _learner_maker(
     """Return the function that makes the rank's learner worker."""
     return partial(
         LearnerWorker,
-        exchange=exchange,
-        slots_per_batch=exchange.slots.count,
+        batches=SlotBatches(
+            exchange, exchange.slots.count, torch.device(context.plan.device), synchronous=True
+        ),
         weights=weights,
         progress=context.graph.progress,
         save=context.save,
         wakeup=wakeup,
         counter_row=rank,
-        synchronous=True,
-        device=torch.device(context.plan.device),
         threads=context.plan.learner_threads,
         counts_updates=rank == 0,
     )
