@@ -1,8 +1,8 @@
 """Kill members and launchers of small populations of runs at random moments; check what is left.
 
-    python benchmarks/population_kills.py OUT --kills 1000 [--algo appo] [--seed 0] [--seconds S]
+    python benchmarks/population_kills.py OUT --kills 1000 [--algo appo] [--seed 0] [--mean 4]
 
-Each population is `sampleforge pbt` with four members on CartPole, which run serially, so that a
+Each population is `sampleforge pbt` with three members on CartPole, which run serially, so that a
 member is one process. One of its processes after the other is killed with SIGKILL: the job of a
 member, submitit's process of a job, the launcher, or any. A launcher that is killed is started
 again with the same command when its jobs have ended. Meanwhile a reader fetches
@@ -38,10 +38,8 @@ from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.populations import lineage
 from sampleforge.populations.published import PublishedStates
 
-MEMBERS, ROUND, ROUNDS = 4, 4_000, 8
+MEMBERS, ROUND, ROUNDS = 3, 4_000, 6
 """Members of a population, env steps of a round, rounds until the stop condition."""
-MEAN_S = 2.0
-"""Mean seconds between two kills."""
 KINDS = {"member": 0.5, "controller": 0.15, "launcher": 0.2, "any": 0.15}
 LONGEST_S = 900.0
 """Seconds without a new round after which a population counts as hung."""
@@ -57,9 +55,9 @@ def command(folder: Path, algo: str, seed: int) -> list[str]:
     more = ["--learning-starts", "500"] if algo == "apex" else []
     return [
         *(sys.executable, "-m", "sampleforge.cli", "pbt", "--population", str(MEMBERS)),
-        *("--folder", str(folder), "--jobs", str(MEMBERS), "--period", str(ROUND)),
-        *("--variant", "truncation", "--min-episodes", "5", "--max-member-restarts", "1000"),
-        *("--initial", "learning-rate=1e-6..1e-2", algo, "--env", "CartPole-v1", "--serial"),
+        *("--folder", str(folder), "--jobs", str(MEMBERS), "--pbt-period", str(ROUND)),
+        *("--pbt-start", "0", "--pbt-variant", "truncation", "--max-member-restarts", "1000"),
+        *("--pbt-initial", "learning-rate=1e-6..1e-2", algo, "--env", "CartPole-v1", "--serial"),
         *("--train-for-env-steps", str(ROUND * ROUNDS), "--num-envs-per-worker", "8"),
         *("--checkpoint-interval", "2", "--seed", str(seed), *more),
         *(["--num-ranks", "1"] if algo == "ddppo" else ["--num-workers", "1"]),
@@ -188,8 +186,8 @@ def check(folder: Path) -> dict[str, Any]:
 class Kills:
     """The populations and kills of one output folder."""
 
-    def __init__(self, out: Path, algo: str, seed: int) -> None:
-        self._out, self._algo, self._seed = out, algo, seed
+    def __init__(self, out: Path, algo: str, seed: int, mean: float) -> None:
+        self._out, self._algo, self._seed, self._mean = out, algo, seed, mean
         out.mkdir(parents=True, exist_ok=True)
         self._kills = out / "kills.jsonl"
         self._populations = out / "populations.jsonl"
@@ -208,14 +206,14 @@ class Kills:
         launcher, launches, own_kills, longest = Launcher(words, self._out / "log.txt"), 1, 0, 0.0
         progress, moved = "", time.monotonic()
         try:
-            next_kill = time.monotonic() + rng.exponential(MEAN_S)
+            next_kill = time.monotonic() + rng.exponential(self._mean)
             while (code := launcher.process.poll()) is None or code < 0:
                 if code is not None:
                     longest = max(longest, launcher.wait_for_jobs())
                     launcher.close()
                     launcher, launches = Launcher(words, self._out / "log.txt"), launches + 1
                 if time.monotonic() >= next_kill and self.killed < until:
-                    next_kill = time.monotonic() + rng.exponential(MEAN_S)
+                    next_kill = time.monotonic() + rng.exponential(self._mean)
                     own_kills += self._kill(launcher, rng, seed)
                 if reader.problems:
                     raise Violation(f"a published file was not whole: {reader.problems}")
@@ -274,9 +272,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--algo", default="appo", choices=("appo", "apex", "ddppo"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--mean", type=float, default=4.0, help="seconds between two kills")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     flags = parser.parse_args()
-    kills = Kills(flags.out.absolute(), flags.algo, flags.seed)
+    kills = Kills(flags.out.absolute(), flags.algo, flags.seed, flags.mean)
     deadline = time.monotonic() + flags.seconds
     try:
         while kills.killed < flags.kills and time.monotonic() < deadline:

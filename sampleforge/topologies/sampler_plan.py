@@ -191,14 +191,19 @@ def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
         )
 
 
+def describe_memory(nbytes: Sequence[int]) -> str:
+    """Return the bytes of several policies as text, such as "2 x 1.5 MiB = 3.0 MiB"."""
+    each = " + ".join(f"{nbytes.count(n)} x {human_bytes(n)}" for n in dict.fromkeys(nbytes))
+    return f"{each} = {human_bytes(sum(nbytes))}"
+
+
 def check_memory_of_groups(nbytes: Sequence[int]) -> None:
     """Raise ConfigError if the slots of several policy groups, of ``nbytes`` each, do not fit into
     shared memory; for one group the plan has checked it."""
     free, groups = shared_memory_free(), len(nbytes)
     if groups > 1 and free is not None and sum(nbytes) > 0.9 * free:
-        each = " + ".join(f"{nbytes.count(n)} x {human_bytes(n)}" for n in dict.fromkeys(nbytes))
         raise ConfigError(
-            f"{groups} policies need {each} of shared memory for their "
+            f"{groups} policies need {describe_memory(nbytes)} of shared memory for their "
             f"slots, because all actors may have slots of any of them, but only "
             f"{human_bytes(free)} are free; train fewer policies in one run, lower "
             "--num-envs-per-worker or --rollout, or give the machine or container more"

@@ -25,8 +25,9 @@ from sampleforge.topologies.config import AnyConfig, DdppoConfig
 from sampleforge.topologies.graph import Edge, FrozenGroup, GraphBuilder
 from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.sampler_plan import SamplerPlan, describe_memory
 from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.batched_inference import BatchedInference
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
@@ -84,7 +85,10 @@ class ActingGroup:
         inference: Inference
         if self.channels.requests is None:
             slots, members = self.exchange.slots, self.members
-            inference = InlineInference(self.new_policy(actor), slots, streams, actor, members)
+            make = InlineInference
+            if slots.shape.spec.num_agents > 1 and not slots.stacks:
+                make = BatchedInference  # agents with the same policy share a forward pass
+            inference = make(self.new_policy(actor), slots, streams, actor, members)
         else:
             inference = RemoteInference(self.channels.requests, actor)
         return PolicyPort(policy, self.exchange, inference)
@@ -229,10 +233,15 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policy_notes(policies: int, *, population: bool = False) -> tuple[str, ...]:
-    """Return a note about several policy groups; none for one group."""
+def policy_notes(nbytes: Sequence[int], *, population: bool = False) -> tuple[str, ...]:
+    """Return a note about several policy groups, with ``nbytes`` of shared memory each for slots or
+    replay; none for one group."""
+    policies = len(nbytes)
     if policies == 1:
         return ()
     if population:
         return (f"a population of {policies}: each actor has the envs below for each member",)
-    return (f"{policies} policies, each with its own batches, slots, policy workers and learners",)
+    return (
+        f"{policies} policies, each with its own batches, slots, policy workers and learners",
+        f"slots of all policies: {describe_memory(nbytes)} of shared memory",
+    )

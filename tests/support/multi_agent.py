@@ -166,3 +166,14 @@ class MixedGoals:
 
     def close(self) -> None:
         pass
+
+
+class Walkers(MixedGoals):
+    """`MixedGoals` whose caller has three discrete actions."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 if agent == "caller" else 2)
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        acted = {a: [float(action)] if a == "caller" else action for a, action in actions.items()}
+        return super().step(acted)

@@ -105,7 +105,8 @@ def apex(
     one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     agents = [AgentGroup(config, plan, spec), *others]
-    check_memory_of_groups([agents[policy.group].plan.nbytes for policy in policies])
+    nbytes = [agents[policy.group].plan.nbytes for policy in policies]
+    check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
     actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
@@ -145,7 +146,7 @@ def apex(
     return graph.build_groups(
         list(by_id),
         add_group,
-        [*policy_notes(count, population=config.pbt), *_notes(config, plan, spec)],
+        [*policy_notes(nbytes, population=config.pbt), *_notes(config, plan, spec)],
         actors.episodes,
         frozen_groups,
     )

@@ -77,7 +77,8 @@ def appo(
     one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
     count = len(policies)
     agents = [AgentGroup(config, plan, spec), *others]
-    check_memory_of_groups([agents[policy.group].plan.slot_bytes for policy in policies])
+    nbytes = [agents[policy.group].plan.slot_bytes for policy in policies]
+    check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
     actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
@@ -112,7 +113,7 @@ def appo(
         return _add_group(builder, by_id[group_id], prefix, start, playing)
 
     return graph.build_groups(
-        list(by_id), add_group, _notes(config, plan, spec, count), actors.episodes, frozen_groups
+        list(by_id), add_group, _notes(config, plan, spec, nbytes), actors.episodes, frozen_groups
     )
 
 
@@ -252,16 +253,17 @@ def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
     )
 
 
-def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
-    ahead = gathers_ahead(plan, serial=config.serial)
+def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, nbytes: Sequence[int]) -> tuple[str, ...]:
+    """Return notes about the run. ``nbytes``: of the slots of each policy."""
+    ahead, one = gathers_ahead(plan, serial=config.serial), len(nbytes) == 1
     return (
         reason(config, plan, spec),
-        *policy_notes(policies, population=config.pbt),
+        *policy_notes(nbytes, population=config.pbt),
         plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
-        f"slots {human_bytes(plan.slot_bytes)} of shared memory",
+        *([f"slots {human_bytes(plan.slot_bytes)} of shared memory"] if one or config.pbt else []),
         f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),
