@@ -21,7 +21,7 @@ EXTRAS = {
     "multiagent": ["pettingzoo[butterfly]>=1.27"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
-    "populations": ["submitit>=1.5", "optuna>=4.0"],
+    "populations": ["submitit>=1.5", "optuna>=4.0", "openskill>=6.0"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
