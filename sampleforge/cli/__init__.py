@@ -21,7 +21,8 @@ VERBS = {
     "describe": "print the wiring of a run without training",
     "tune": "find the fastest flags for this machine",
     "eval": "play episodes with a trained policy",
-    "plot": "draw the learning curves of runs, or a sweep",
+    "plot": "draw runs, sweeps, populations or self-play",
+    "tournament": "let policies play each other",
     "sweep": "search settings by many training runs",
     "pbt": "train a population of runs that copy and mutate",
     "envs": "list the environments",
@@ -97,7 +98,7 @@ def _verb(name: str) -> Callable[[list[str]], int]:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<9} {text}" for verb, text in VERBS.items())
+    verbs = "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
     return (
         f"usage: sampleforge COMMAND ...\n\nReinforcement learning on one machine.\n\ncommands:\n"
         f"{verbs}\n\n{EXAMPLES}\n\n`sampleforge COMMAND --help` says more."

@@ -27,7 +27,7 @@ C = TypeVar("C")
 
 _FILES = (
     *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
-    *("tb", "checkpoints", ".lock"),
+    *("tb", "checkpoints", "snapshots", "self_play.json", ".lock"),
 )
 """The files and folders that a run keeps in its folder."""
 
@@ -84,6 +84,8 @@ class RunFolder:
         self.tensorboard = self.path / "tb"
         self.scratch = self.path / "scratch"
         self.checkpoints = self.path / "checkpoints"
+        self.snapshots = self.path / "snapshots"
+        self.self_play_file = self.path / "self_play.json"
         self._lock: int | None = None
 
     @classmethod
@@ -132,15 +134,20 @@ class RunFolder:
                 f"The run folder {self.path} was removed or moved while the run wrote to it"
             )
 
-    def policy_checkpoints(self, policy: str | None) -> Path:
-        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
-        with this id in a run with several. Raises ConfigError if it does not say which of several,
-        or names another."""
+    def policy_ids(self) -> list[str]:
+        """Return the ids of the policies of which there are checkpoints, in a run with several;
+        none in a run with one."""
         files = self.checkpoints.glob("*/*")
         of_checkpoints = (
             file for file in files if file.suffix == ".safetensors" or file.name == "manifest.json"
         )
-        several = sorted({file.parent.name for file in of_checkpoints})
+        return sorted({file.parent.name for file in of_checkpoints})
+
+    def policy_checkpoints(self, policy: str | None) -> Path:
+        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
+        with this id in a run with several. Raises ConfigError if it does not say which of several,
+        or names another."""
+        several = self.policy_ids()
         if policy in several:
             return self.checkpoints / policy
         if policy is None and not several:

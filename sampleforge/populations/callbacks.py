@@ -1,4 +1,5 @@
-"""The callbacks of sessions whose policies are a population, or follow the schedule of one.
+"""The callbacks of sessions whose policies are a population, follow the schedule of one, or play
+against snapshots of themselves.
 
 This module imports torch only where there is such a session.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.session.callback import Callback
+from sampleforge.topologies.config import ApexConfig, AppoConfig
 
 
 def population_callbacks(config: Any) -> list[Callback]:
@@ -22,7 +24,24 @@ def population_callbacks(config: Any) -> list[Callback]:
         from sampleforge.populations.schedule import FollowSchedule
 
         return [FollowSchedule()]
+    if getattr(config, "opponent_pool", 0) and not config.benchmark:
+        return [_self_play(config)]
     return []
+
+
+def _self_play(config: AppoConfig | ApexConfig) -> Callback:
+    """Return the self-play of a run. Raises ConfigError if openskill is missing."""
+    from sampleforge.populations.league import LeagueRules
+    from sampleforge.populations.self_play import SelfPlay
+
+    rules = LeagueRules(
+        rule=config.opponent_draw,
+        latest=config.opponent_latest,
+        power=config.opponent_power,
+        window=config.opponent_window,
+        size=config.opponent_pool,
+    )
+    return SelfPlay(rules, config.opponent_interval)
 
 
 def with_schedule_seed(config: Any) -> Any:

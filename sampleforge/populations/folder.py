@@ -37,11 +37,6 @@ STUDY, POPULATION = "study.db", "population.json"
 """The files by which the folders of sweeps and of populations of runs are recognised."""
 
 
-def is_sweep(folder: Path) -> bool:
-    """Return whether ``folder`` is that of a sweep."""
-    return (folder / STUDY).is_file()
-
-
 def is_population(folder: Path) -> bool:
     """Return whether ``folder`` is that of a population of runs."""
     return (folder / POPULATION).is_file()

@@ -63,6 +63,8 @@ class Panel:
             lines.append(_line("bottleneck", self._bottleneck))
         if "eval_return_mean" in values:
             lines.append(_line("evaluated", evaluation(values), wraps=True))
+        if "self_play_elo" in values:
+            lines.append(_line("self-play", _self_play(values)))
         if values.get("env_restarts"):
             lines.append(Text(env_restarts(values), "yellow"))
         if dropped := values.get("nonfinite_steps"):
@@ -75,6 +77,17 @@ def _line(name: str, text: str, *, wraps: bool = False) -> Text:
     line = Text.assemble((f"{name:<11}", "dim"), text)
     line.no_wrap, line.overflow = not wraps, "ellipsis"
     return line
+
+
+def _self_play(values: Values) -> str:
+    """Return the rating of a policy that plays its snapshots, and the win rates against them."""
+    get = values.get
+    snapshots, elo, sd = (number(get(f"self_play_{n}")) for n in ("snapshots", "elo", "elo_sd"))
+    wins, least = (get(f"self_play_win_rate_{name}") for name in ("mean", "min"))
+    return (
+        f"Elo {elo} ± {sd}, wins {number(wins, '.0%')} against {snapshots} snapshots "
+        f"(the hardest {number(least, '.0%')})"
+    )
 
 
 def _figures(left: list[Figure], right: list[Figure], *, wide: bool) -> Table:

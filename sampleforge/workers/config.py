@@ -92,11 +92,25 @@ class PoliciesConfig(Checked):
     """Snapshots of the policy from which opponents are drawn, for self-play in a multi-agent
     environment: one agent of each environment learns, the others act with a snapshot or the newest
     weights, drawn anew for each episode (0: no self-play)."""
+    opponent_interval: int = 50_000
+    """Env steps between two snapshots of the policy. When the pool is full, one leaves for each new
+    one, so that those that stay cover the whole training evenly."""
+    opponent_latest: float = 0.5
+    """Probability that the opponent acts with the newest weights instead of a snapshot."""
+    opponent_draw: Literal["uniform", "hard", "even"] = "uniform"
+    """How a snapshot is drawn, w being the policy's win rate against it: all alike; hard: by (1 -
+    w)^p, those that are hard to beat; even: by w (1 - w), those of the same strength."""
+    opponent_power: float = 2.0
+    """The exponent p of --opponent-draw hard."""
+    opponent_window: int | None = None
+    """Draw from the newest N snapshots of the pool only (default: from all)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_policies", low=1)
-        check_range(self, "opponent_pool", low=0)
+        check_range(self, "opponent_pool opponent_power", low=0)
+        check_range(self, "opponent_interval opponent_window", low=1)
+        check_range(self, "opponent_latest", low=0, high=1)
         self._check_mapping()
         self._check_frozen()
 
@@ -115,6 +129,13 @@ class PoliciesConfig(Checked):
 
     def _check_frozen(self) -> None:
         ids = [f"policy_{i}" for i in range(self.num_policies)]
+        for name in ("interval", "latest", "draw", "power", "window"):
+            value = getattr(self, f"opponent_{name}")
+            if not self.opponent_pool and value != getattr(PoliciesConfig, f"opponent_{name}"):
+                raise ConfigError(
+                    f"{typed(f'opponent_{name}', value)}: there is no self-play; add "
+                    "--opponent-pool N, the number of snapshots that opponents are drawn from"
+                )
         if self.opponent_pool and self.num_policies > 1:
             raise ConfigError(
                 f"--opponent-pool {self.opponent_pool} --num-policies {self.num_policies}: "

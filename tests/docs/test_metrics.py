@@ -34,6 +34,7 @@ RUNS: dict[str, AnyConfig] = {
     "apex-c51": apex_config(
         **SHORT, value_distribution="c51", v_min=0.0, v_max=50.0, noisy_nets=True
     ),
+    "self-play": AppoConfig(**{**SEEDED, "env": "PaddleDuel-v0"}, opponent_pool=2),
     "population": AppoConfig(**POPULATION),
     "ddppo": DdppoConfig(**SEEDED, num_ranks=1, debug=True),
 }
