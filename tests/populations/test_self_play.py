@@ -77,12 +77,12 @@ def test_a_lost_snapshot_leaves_the_pool_with_a_warning(tmp_path):
     assert 1 not in [snapshot["number"] for snapshot in stored(folder)["snapshots"]]
 
 
-def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capsys):
+def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
     folder = tmp_path / "run"
     run(folder, 5000)
     args = ["--snapshots", "--episodes", "4", "--quiet"]
     assert main(["tournament", str(folder), *args]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert len(result["players"]) == 4 and result["games"] == 24
     assert set(result["players"]) >= {"run", "run@0"} and result["episodes"] == 4
 
@@ -114,11 +114,11 @@ def test_flags_of_self_play_need_a_pool():
         AppoConfig(env="PaddleDuel-v0", opponent_draw="hard")
 
 
-def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capsys):
+def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capfd):
     one = tmp_path / "one"
     run(one, 2500)
     assert main(["tournament", str(one)]) == 2
-    assert "a tournament needs two" in capsys.readouterr().err
+    assert "a tournament needs two" in capfd.readouterr().err
     for name in ("a", "b"):
         train(
             AppoConfig(
@@ -130,6 +130,6 @@ def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capsys):
             )
         )
     assert main(["tournament", str(tmp_path / "a"), str(tmp_path / "b"), "--quiet"]) == 2
-    assert "has one agent" in capsys.readouterr().err
+    assert "has one agent" in capfd.readouterr().err
     assert main(["tournament", str(one), str(tmp_path / "b"), "--quiet"]) == 2
-    assert "policies can only play each other on one environment" in capsys.readouterr().err
+    assert "policies can only play each other on one environment" in capfd.readouterr().err
