@@ -3,8 +3,8 @@
 For each way of drawing opponents (`--opponent-draw`), and each seed, a policy trains on
 PaddleDuel-v0 in serial mode, which makes the runs repeatable, with a snapshot every 1/20 of the env
 steps. Then the final policy plays ``--episodes`` episodes against each snapshot of the first half
-of the training, from both sides, with sampled actions. Prints the win rates; an episode that reaches
-its 400 steps is a draw, which counts half.
+of the training, from both sides, with sampled actions. Prints the win rates; an episode that lasts
+400 steps is a draw, which counts half.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def win_rates(path: Path, env_steps: int, episodes: int) -> dict[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the runs are written")
-    parser.add_argument("--env-steps", type=int, default=80_000)
+    parser.add_argument("--env-steps", type=int, default=60_000)
     parser.add_argument("--episodes", type=int, default=200, help="per snapshot")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
