@@ -13,7 +13,7 @@ from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import read_config
 from sampleforge.populations.tournament import load_players
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
 
 pytest.importorskip("openskill")
@@ -44,6 +44,17 @@ def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
     assert reports[-1]["self_play_games"] == summary["self_play"]["self_play_games"] > 20
     numbers = {snapshot["number"] for snapshot in plain["snapshots"]}
     assert numbers <= {int(path.stem) for path in (folder / "snapshots").iterdir()}
+
+
+def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tmp_path, capfd):
+    apex, appo = tmp_path / "apex", tmp_path / "appo"
+    settings = {**SETTING, "train_for_env_steps": 4500}
+    train(ApexConfig(**settings, run_dir=str(apex)))
+    train(AppoConfig(**settings, run_dir=str(appo)))
+    assert stored(apex)["games"] > 10 and len(stored(apex)["snapshots"]) == 3
+    assert main(["tournament", str(apex), str(appo), "--episodes", "6", "--quiet"]) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert set(result["players"]) == {"apex", "appo"} and result["games"] == 6
 
 
 @pytest.mark.parametrize("draw", ["uniform", "hard", "even"])
