@@ -18,7 +18,7 @@ EXTRAS = {
     "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
-    "multiagent": ["pettingzoo[butterfly]>=1.25"],
+    "multiagent": ["pettingzoo[butterfly]>=1.27"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
     "populations": ["submitit>=1.5", "optuna>=4.0", "openskill>=6.0"],

@@ -55,9 +55,9 @@ def command(folder: Path, algo: str, seed: int) -> list[str]:
     more = ["--learning-starts", "500"] if algo == "apex" else []
     return [
         *(sys.executable, "-m", "sampleforge.cli", "pbt", "--population", str(MEMBERS)),
-        *("--folder", str(folder), "--jobs", str(MEMBERS), "--period", str(ROUND)),
-        *("--variant", "truncation", "--min-episodes", "5", "--max-member-restarts", "1000"),
-        *("--initial", "learning-rate=1e-6..1e-2", algo, "--env", "CartPole-v1", "--serial"),
+        *("--folder", str(folder), "--jobs", str(MEMBERS), "--pbt-period", str(ROUND)),
+        *("--pbt-start", "0", "--pbt-variant", "truncation", "--max-member-restarts", "1000"),
+        *("--pbt-initial", "learning-rate=1e-6..1e-2", algo, "--env", "CartPole-v1", "--serial"),
         *("--train-for-env-steps", str(ROUND * ROUNDS), "--num-envs-per-worker", "8"),
         *("--checkpoint-interval", "2", "--seed", str(seed), *more),
         *(["--num-ranks", "1"] if algo == "ddppo" else ["--num-workers", "1"]),

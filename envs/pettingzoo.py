@@ -1,17 +1,12 @@
 """The family of PettingZoo's own environments, in which several agents act.
 
-Ids are ``PettingZoo/`` and the module: ``PettingZoo/butterfly/pistonball_v6``,
-``PettingZoo/classic/connect_four_v3``. Environments of other packages with PettingZoo's interface
+Ids are ``PettingZoo/`` and PettingZoo's id: ``PettingZoo/butterfly/pistonball-v6``,
+``PettingZoo/classic/connect_four-v3``. Environments of other packages with PettingZoo's interface
 need no family: ``--env mpe2.simple_tag_v3:parallel_env`` names their function.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
-import pkgutil
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,39 +18,29 @@ from sampleforge.env.parallel import ParallelRows
 from sampleforge.env.vector import EnvVector
 
 PREFIX = "PettingZoo/"
-VERSIONED = re.compile(r".+_v\d+")
 
 
 def ids() -> list[str]:
-    """Return the ids of all modules of PettingZoo that have a version; empty if it is not
-    installed."""
-    package = importlib.util.find_spec("pettingzoo") if FAMILY.installed else None
-    if package is None:
+    """Return the ids that PettingZoo registers; empty if it is not installed."""
+    if not FAMILY.installed:
         return []
-    found = []
-    for root in package.submodule_search_locations or ():
-        for group in pkgutil.iter_modules([root]):
-            modules = pkgutil.iter_modules([os.path.join(root, group.name)])
-            found += [
-                f"{PREFIX}{group.name}/{module.name}"
-                for module in modules
-                if VERSIONED.fullmatch(module.name)
-            ]
-    return sorted(found)
+    import pettingzoo
+
+    return sorted(PREFIX + env_id for env_id in pettingzoo.aec_registry)
 
 
 def make_env(config: EnvConfig) -> Any:
-    """Return one environment, with the interface of a ParallelEnv if it has one."""
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    group, _, name = config.env.removeprefix(PREFIX).partition("/")
+    """Return one environment: a ParallelEnv if there is one, else an AECEnv. Raises ConfigError,
+    with PettingZoo's message on how to install it, if a library is missing."""
+    import pettingzoo
+    from pettingzoo.env_registry.exceptions import FailedToImport
+
+    env_id = config.env.removeprefix(PREFIX)
+    kind = "parallel" if env_id in pettingzoo.parallel_registry else "aec"
     try:
-        module = importlib.import_module(f"pettingzoo.{group}.{name}")
-    except ImportError as error:
-        raise ConfigError(
-            f'--env {config.env} needs packages: pip install "pettingzoo[{group}]" ({error})'
-        ) from error
-    make = getattr(module, "parallel_env", None) or module.env
-    return make(**config.env_kwargs)
+        return pettingzoo.make(kind, env_id, **config.env_kwargs)
+    except (FailedToImport, ImportError) as error:
+        raise ConfigError(f"--env {config.env} needs a package: {error}") from error
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.jobs import JobsFlags, JobsScreen, run_jobs
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.train import parse_config
-from sampleforge.config import ConfigError, check_range
+from sampleforge.config import ConfigError, check_range, typed
 from sampleforge.folder.atomic_file import to_json
-from sampleforge.populations.exploit import EXPLOIT_RULES, Variant
-from sampleforge.populations.explore import PERTURBED, Bounds, explore_rule
+from sampleforge.populations.explore import PERTURBED
 from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,40 +31,34 @@ SHOWN = 5
 """Hyperparameters in the table of the members."""
 EXAMPLE = (
     "sampleforge pbt --population 4 --folder populations/cartpole "
-    "--initial learning-rate=1e-5..1e-2 appo --env CartPole-v1 --train-for-env-steps 200000"
+    "--pbt-period 20000 --pbt-start 20000 appo --env CartPole-v1 --train-for-env-steps 200000"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PbtFlags(JobsFlags):
+class PbtFlags(JobsFlags, PbtRulesConfig):
     population: int
     """Number of members."""
     folder: str
     """Folder of the population. The same command resumes the population in it; with a larger
     --population more members join."""
-    period: int | None = None
-    """Env steps of a member between two rounds (default: a twentieth of --train-for-env-steps)."""
-    start: int = 0
-    """Env steps of a member before its first change."""
-    variant: Variant = "sample-factory"
-    """Which members copy and mutate: the rules of Sample Factory 2, of DexPBT, or truncation
-    selection."""
-    perturb: tuple[str, ...] = ()
-    """Hyperparameters to perturb (default: learning rate, exploration, clips, discounts ...)."""
-    initial: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
-    """Ranges of the first values, as in learning-rate=1e-6..1: log-uniform, and each member draws
-    from a part of its own (default: all begin with the values of the config)."""
-    bounds: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
+    pbt_bounds: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
     """Limits of perturbed hyperparameters, as in learning-rate=1e-5..1e-2."""
-    min_episodes: int = 10
-    """Episodes of its own that a member needs to be compared with others."""
+    pbt_initial: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
+    """Ranges from which the members draw their first hyperparameters, as in learning-rate=1e-6..1:
+    log-uniformly, one member from each of as many equal parts as there are members."""
     max_member_restarts: int = 5
     """Times in a row that a member may die without progress before it is given up."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "population period min_episodes", low=1)
-        check_range(self, "start max_member_restarts", low=0)
+        check_range(self, "population", low=1)
+        check_range(self, "max_member_restarts", low=0)
+        if self.pbt_reference is not None and self.pbt_reference >= self.population:
+            raise ConfigError(
+                f"--pbt-reference {self.pbt_reference}: the members are numbered from 0 to "
+                f"{self.population - 1} (--population {self.population})"
+            )
 
 
 def run(args: Sequence[str]) -> int:
@@ -116,57 +112,42 @@ def split(args: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSettings:
     """Return the settings of the population. Raises ConfigError for flags that do not fit."""
     from sampleforge.populations.across_runs import PopulationSettings
-    from sampleforge.populations.member import Rules, first_hyperparameters
+    from sampleforge.populations.member import MemberRules
+    from sampleforge.populations.pbt import rules_of
 
-    period, steps = flags.period, config.train_for_env_steps
-    if period is None:
-        if steps is None:
-            raise ConfigError("give --period: without --train-for-env-steps there is no default")
-        period = max(1, steps // 20)
-    if getattr(config, "pbt", False):
-        raise ConfigError("--pbt: trains a population in one run; leave it out")
-    known = first_hyperparameters(config)
-    initial = parsed_ranges("--initial", flags.initial)
-    if zero := [name for name, (low, _) in initial.items() if low <= 0]:
-        raise ConfigError(f"--initial {zero[0]}: LOW must be above 0: the logarithm is drawn")
-    names = [parsed_name(word) for word in flags.perturb]
-    try:
-        explore = explore_rule(
-            flags.variant, known, names, parsed_ranges("--bounds", flags.bounds), initial
-        )
-    except ValueError as error:
-        raise ConfigError(f"--perturb, --initial, --bounds: {error}") from error
-    rules = Rules(
-        period=period,
-        start=flags.start,
-        min_episodes=flags.min_episodes,
-        exploit=EXPLOIT_RULES[flags.variant],
-        explore=explore,
-        turns=False,
-        seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
+    check_own(config)
+    ids = [str(index) for index in range(flags.population)]
+    rules = rules_of(config, flags, ids, {}, np.random.default_rng(0))
+    return PopulationSettings(
+        flags.population,
+        config,
+        MemberRules(
+            period=flags.pbt_period,
+            start=flags.pbt_start,
+            exploit=rules.exploit,
+            explore=rules.explore,
+            turns=False,
+            seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
+        ),
+        ranges("pbt_initial", flags.pbt_initial),
+        flags.max_member_restarts,
     )
-    return PopulationSettings(flags.population, config, rules, initial, flags.max_member_restarts)
 
 
-def parsed_ranges(flag: str, words: Mapping[str, Scalar]) -> dict[str, Bounds]:
-    """Return the ranges of NAME=LOW..HIGH, by the name of the hyperparameter. Raises ConfigError
-    for other words."""
-    ranges = {}
-    for key, word in words.items():
-        low, _, high = str(word).partition("..")
-        try:
-            parsed = float(low), float(high)
-        except ValueError:
-            parsed = (1.0, 0.0)
-        if not parsed[0] <= parsed[1] < float("inf"):
-            raise ConfigError(f"{flag} {key}={word}: write NAME=LOW..HIGH, such as gamma=0.9..0.99")
-        ranges[parsed_name(key)] = parsed
-    return ranges
-
-
-def parsed_name(word: str) -> str:
-    """Return the name of a hyperparameter that may be typed like a flag."""
-    return word.removeprefix("--").replace("-", "_")
+def check_own(config: AnyConfig) -> None:
+    """Raise ConfigError for flags of a population in one run among those of the algorithm."""
+    if not isinstance(config, PbtConfig):
+        return
+    for field in dataclasses.fields(PbtConfig):
+        value = getattr(config, field.name)
+        if value != getattr(PbtConfig(), field.name):
+            flag = typed(field.name, value)
+            if field.name in ("pbt", "schedule"):
+                raise ConfigError(f"{flag}: is for a single run; leave it out")
+            raise ConfigError(
+                f"{flag}: give it before the algorithm, as in sampleforge pbt {flag} ... "
+                f"{config.algo} ..."
+            )
 
 
 def report(population: Population, screen: JobsScreen, code: int) -> int:

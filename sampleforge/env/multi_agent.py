@@ -29,11 +29,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from sampleforge.env.adapter import env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
-from sampleforge.spec import EnvSpaces, EnvSpec
+from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces, EnvSpec, leaves
 
 
 class SeatVector(EnvVector):
@@ -143,7 +144,7 @@ class MultiAgentRows(ABC):
         more["max_episode_steps"] = self._limit
         members: list[tuple[EnvSpaces, list[str]]] = []
         for agent, declared in agents.items():
-            own = next((names for spaces, names in members if spaces == declared), None)
+            own = next((names for other, names in members if other == declared), None)
             if own is None:
                 members.append((declared, [agent]))
             else:
@@ -162,6 +163,8 @@ class MultiAgentRows(ABC):
             {n: np.zeros((num_rows, *x.shape), x.dtype) for n, x in spec.observations.items()}
             for _, spec in of_seat
         ]
+        for (_, spec), obs in zip(of_seat, self.obs, strict=True):
+            _begin_within_bounds(spec, obs)
         self.reward = np.zeros(each, np.float32)
         self.terminated, self.truncated = np.zeros(each, np.bool_), np.zeros(each, np.bool_)
         self.present = np.zeros(each, np.bool_)
@@ -247,3 +250,13 @@ class MultiAgentRows(ABC):
                 self.truncated |= self.present & cut
                 self.present[:, cut] = False
         self._over = np.logical_not(self.present.any(axis=0))
+
+
+def _begin_within_bounds(spec: EnvSpec, obs: Mapping[str, Array]) -> None:
+    """Set the observations of agents that have not joined yet to values within their bounds."""
+    assert spec.spaces is not None
+    for name, space in leaves(spec.spaces.observation, OBSERVATION):
+        if isinstance(space, spaces.Box) and name != ACTION_MASK:
+            obs[name][...] = np.clip(0, space.low, space.high).astype(space.dtype)
+    if ACTION_MASK in obs:
+        obs[ACTION_MASK][...] = True

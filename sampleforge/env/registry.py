@@ -197,8 +197,13 @@ def _nearest_id(env_id: str) -> str | None:
     name = env_id.rpartition("-v")[0] or env_id
     versions = [i for i in known if i.rpartition("-v")[0].lower() == name.lower()]
     if versions:
-        return max(versions, key=lambda i: registration.parse_env_id(i)[2] or 0)
+        return max(versions, key=_version)
     return next(iter(nearest(env_id, known)), None)
+
+
+def _version(env_id: str) -> int:
+    version = env_id.rpartition("-v")[2]
+    return int(version) if version.isdecimal() else 0
 
 
 # ---- plain gymnasium ids ----

@@ -34,7 +34,7 @@ from sampleforge.populations.member import (
     LINEAGES,
     PUBLISHED,
     MemberJob,
-    Rules,
+    MemberRules,
     lineage_file,
     run_folder,
     with_first_values,
@@ -59,7 +59,7 @@ class PopulationSettings:
 
     size: int
     config: AnyConfig
-    rules: Rules
+    rules: MemberRules
     first: Mapping[str, Bounds] = field(default_factory=dict)
     max_restarts: int = 5
 

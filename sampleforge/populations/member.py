@@ -27,18 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.hyperparameters import (
-    APPO_LOSS_HYPERPARAMETERS,
-    DQN_HYPERPARAMETERS,
-    LEARNER_HYPERPARAMETERS,
-    values,
-)
+from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointEntry, CheckpointStore
 from sampleforge.populations.exploit import ExploitRule, Member, Value, exploit, exploring
 from sampleforge.populations.explore import ExploreRule, explore
 from sampleforge.populations.lineage import Lineage, read
+from sampleforge.populations.pbt import MIN_EPISODES
 from sampleforge.populations.published import Published, PublishedStates
 from sampleforge.populations.training_job import Status, train, with_outcome
 from sampleforge.session.callback import Callback
@@ -52,18 +47,17 @@ PREDECESSOR_S = 60.0
 
 
 @dataclass(frozen=True)
-class Rules:
+class MemberRules:
     """The rules of a population of runs.
 
     ``period``: env steps of a member between two rounds; ``start``: env steps before the first
-    change; ``min_episodes``: episodes of a member's own that its objective needs; ``turns``: a job
+    change; ``turns``: a job
     ends after a round, because there are more members than jobs at a time; ``seed``: of all
     decisions.
     """
 
     period: int
     start: int
-    min_episodes: int
     exploit: ExploitRule
     explore: ExploreRule
     turns: bool
@@ -88,7 +82,7 @@ class MemberJob:
     folder: Path
     member: str
     config: AnyConfig
-    rules: Rules
+    rules: MemberRules
 
     def __call__(self) -> None:
         with _only_job(self.folder / PUBLISHED, self.member):
@@ -167,7 +161,7 @@ class MemberRun:
     def _complete_lineage(self) -> None:
         """Write the events that a killed job could not write after its checkpoint."""
         if (found := self._latest()) is not None:
-            for event in found[0].state.get("population", {}).get("events", []):
+            for event in found[0].state.get("across_runs", {}).get("events", []):
                 self.log(event)
 
     def log(self, event: Mapping[str, Any]) -> None:
@@ -188,7 +182,7 @@ class MemberRun:
         assert found is not None, "the session has just written one"
         checkpoint, entry = found
         returns = checkpoint.state["statistics"]["returns"]
-        rated = len(returns) >= self.rules.min_episodes
+        rated = len(returns) >= MIN_EPISODES
         return Published(
             member=self.id,
             round=self.round,
@@ -255,7 +249,7 @@ class Rounds(Callback):
 
     def on_start(self, session: Session) -> None:
         if self._member.round == 0:
-            self._member.log_start(first_hyperparameters(session.resolved))
+            self._member.log_start(changeable(session.resolved))
 
     def on_poll(self, session: Session) -> None:
         env_steps = session.graph.progress.env_steps
@@ -284,7 +278,7 @@ def about(state: Published) -> dict[str, Any]:
 
 
 def decide(
-    member: str, round_number: int, states: Mapping[str, Published], rules: Rules
+    member: str, round_number: int, states: Mapping[str, Published], rules: MemberRules
 ) -> Change | None:
     """Return the change that the rules make of a member after a round, given the newest states of
     all; None for no change. The same states give the same change."""
@@ -311,7 +305,7 @@ def changed_checkpoint(
     own: Checkpoint,
     donor: tuple[Published, Checkpoint] | None,
     change: Change,
-    rules: Rules,
+    rules: MemberRules,
     rng: np.random.Generator,
 ) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
     """Return the checkpoint of a member after a change, and the events of the lineage; None if
@@ -339,7 +333,7 @@ def changed_checkpoint(
         **own.state,
         **{"learner": learner, "statistics": statistics, "milestone": False},
         **{"return_mean": None, "eval_return_mean": None, "eval_env_steps": None},
-        "population": {"round": change.round, "events": events},
+        "across_runs": {"round": change.round, "events": events},
     }
     tensors = {name: t for name, t in base.tensors.items() if not name.startswith("rng/")}
     tensors |= {name: t for name, t in own.tensors.items() if name.startswith("rng/")}
@@ -370,13 +364,6 @@ def _events(
     changed = {name: [before[name], after[name]] for name in after if after[name] != before[name]}
     if changed:
         yield {"event": "explore", **position, "changed": changed, "hyperparameters": dict(after)}
-
-
-def first_hyperparameters(config: AnyConfig) -> dict[str, Any]:
-    """Return the hyperparameters with which the learner of a resolved config begins, by name."""
-    if isinstance(config, DqnConfig):
-        return values(config, DQN_HYPERPARAMETERS)
-    return values(config, (*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS))
 
 
 def with_first_values(config: AnyConfig, first: Mapping[str, Value]) -> AnyConfig:

@@ -35,9 +35,9 @@ from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
 from sampleforge.shared.member_board import ENV_PREFIX, ChangeInbox, MemberBoard, Segment
 from sampleforge.topologies.builders import seed_of_policy
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
 from sampleforge.topologies.graph import PolicyGroup
-from sampleforge.topologies.population_config import hyperparameter, ranges
+from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
 
 MIN_EPISODES = 10
 """Least number of a member's own episodes whose mean return is its objective."""
@@ -58,20 +58,21 @@ class Rules:
 
 
 def rules_of(
-    config: AppoConfig | ApexConfig,
+    config: AnyConfig,
+    flags: PbtRulesConfig,
     ids: Sequence[str],
     shaping: Mapping[str, float],
     rng: np.random.Generator,
 ) -> Rules:
-    """Return the rules that the flags of ``config``, with resolved defaults, stand for. ``ids``: of
-    the members; ``shaping``: the reward-shaping numbers that the environment offers. Raises
+    """Return the rules that ``flags`` stand for. ``config``: the members', with resolved defaults;
+    ``ids``: theirs; ``shaping``: the reward-shaping numbers that the environment offers. Raises
     ConfigError for a hyperparameter that cannot change, and for a bound that it cannot have."""
-    variant = config.pbt_variant
+    variant = flags.pbt_variant
     defaults = changeable(config) | {f"{ENV_PREFIX}{name}": n for name, n in shaping.items()}
-    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(config):
+    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(flags):
         defaults.pop("lr_target_kl", None)  # nothing reads it
-    bounds = ranges("pbt_bounds", config.pbt_bounds)
-    initial = ranges("pbt_initial", config.pbt_initial)
+    bounds = ranges("pbt_bounds", flags.pbt_bounds)
+    initial = ranges("pbt_initial", flags.pbt_initial)
     for name, both in {**bounds, **initial}.items():
         for bound in both if name in changeable(config) else ():
             dataclasses.replace(config, **{name: bound})  # type: ignore[arg-type]
@@ -84,22 +85,22 @@ def rules_of(
         perturbed = explore_rule(
             variant,
             defaults,
-            [hyperparameter(word) for word in config.pbt_perturb],
+            [hyperparameter(word) for word in flags.pbt_perturb],
             bounds,
             initial if variant == "truncation" else {},
         )
     except ValueError as error:
         raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
     given: dict[str, Any] = {}
-    if config.pbt_perturb_chance is not None:
-        given["chance"] = config.pbt_perturb_chance
-    if config.pbt_factors is not None:
-        given |= {"factors": config.pbt_factors, "steps": ()}
+    if flags.pbt_perturb_chance is not None:
+        given["chance"] = flags.pbt_perturb_chance
+    if flags.pbt_factors is not None:
+        given |= {"factors": flags.pbt_factors, "steps": ()}
     gaps = {
-        name: getattr(config, f"pbt_{name}")
+        name: getattr(flags, f"pbt_{name}")
         for name in ("replaced", "donors", "relative_gap", "absolute_gap", "deviation_gap")
     }
-    reference = None if config.pbt_reference is None else ids[config.pbt_reference]
+    reference = None if flags.pbt_reference is None else ids[flags.pbt_reference]
     return Rules(
         dataclasses.replace(
             EXPLOIT_RULES[variant],
@@ -111,9 +112,9 @@ def rules_of(
     )
 
 
-def given_names(config: AppoConfig | ApexConfig) -> set[str]:
+def given_names(flags: PbtRulesConfig) -> set[str]:
     """Return the hyperparameters that the flags of a population name."""
-    return {*map(hyperparameter, (*config.pbt_perturb, *config.pbt_bounds, *config.pbt_initial))}
+    return {*map(hyperparameter, (*flags.pbt_perturb, *flags.pbt_bounds, *flags.pbt_initial))}
 
 
 @dataclass
@@ -221,7 +222,7 @@ class Pbt(Callback):
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, _STREAM])
         shaping = session.spec.reward_shaping
-        self._rules = rules_of(config, ids, shaping, self._rng)
+        self._rules = rules_of(config, config, ids, shaping, self._rng)
         offered = {f"{ENV_PREFIX}{name}": number for name, number in shaping.items()}
         session.hyperparameters = {
             name: {**offered, **first} for name, first in zip(ids, self._rules.first, strict=True)

@@ -1,4 +1,5 @@
-"""The configuration of a population of policies in one run (PbtConfig)."""
+"""The configuration of population-based training: its rules (PbtRulesConfig), in one run and across
+runs, and of a population in one run (PbtConfig)."""
 
 from __future__ import annotations
 
@@ -10,10 +11,7 @@ from sampleforge.config import Checked, ConfigError, check_range, typed
 
 
 @dataclass(frozen=True)
-class PbtConfig(Checked):
-    pbt: bool = False
-    """Train the policies of --num-policies as a population: the worst copy weights and
-    hyperparameters of the best, and hyperparameters are perturbed."""
+class PbtRulesConfig(Checked):
     pbt_variant: Literal["sample-factory", "dexpbt", "truncation"] = "sample-factory"
     """sample-factory: the worst 30% copy the best 30%, all but the best are perturbed; dexpbt: the
     worst 12.5% copy the best 30%; truncation: the worst 25% copy the best 25%."""
@@ -50,9 +48,6 @@ class PbtConfig(Checked):
     log-uniformly, one member from each of as many equal parts as there are members."""
     pbt_reference: int | None = None
     """Number of a policy that is never replaced or perturbed, from 0 (default: none)."""
-    schedule: str | None = None
-    """File with the hyperparameters over env steps that a population has found, such as the
-    schedule.json in its run folder: the run changes its own accordingly, and ends with it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +63,19 @@ class PbtConfig(Checked):
                 f"{typed('pbt_factors', self.pbt_factors)}: must be two numbers above 1, the "
                 "smaller one first"
             )
+
+
+@dataclass(frozen=True)
+class PbtConfig(PbtRulesConfig):
+    pbt: bool = False
+    """Train the policies of --num-policies as a population: the worst copy weights and
+    hyperparameters of the best, and hyperparameters are perturbed."""
+    schedule: str | None = None
+    """File with the hyperparameters over env steps that a population has found, such as the
+    schedule.json in its run folder: the run changes its own accordingly, and ends with it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.pbt and self.schedule is not None:
             raise ConfigError(
                 f"--pbt {typed('schedule', self.schedule)}: a schedule replays hyperparameters, "

@@ -180,6 +180,9 @@ class ActorWorker(EventDriven):
         started = perf_counter()
         for stream in split.streams:
             stream.ask()
+        if len(split.streams) > 1:
+            for port in self._ports:
+                port.inference.answer()
         self._count["infer_s"] += perf_counter() - started
 
     def _act(self, split: Split) -> bool:

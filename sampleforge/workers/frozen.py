@@ -80,6 +80,9 @@ class FrozenInference:
             self._followed = published
             self._pool.read(self._pool.capacity, self._policies[LATEST].model.state_dict())
 
+    def answer(self) -> None:
+        """Do nothing: `act` answers at once."""
+
     def act(
         self, obs: dict[str, Array], state: Array, first: Array, snapshots: npt.NDArray[np.int64]
     ) -> dict[str, Array]:

@@ -35,6 +35,9 @@ class Inference(Protocol):
         """Request that ``final_value`` at (slot, t) is written, for the split's final
         observations."""
 
+    def answer(self) -> None:
+        """Answer the requests of all agents of a split, if they are answered together."""
+
     def is_answered(self, split: int) -> bool: ...
 
 
@@ -87,6 +90,9 @@ class InlineInference:
         values = self._policy.values(obs, torch.from_numpy(self.state[split]))
         self._slots.final_value[slot, t] = values.numpy()
 
+    def answer(self) -> None:
+        """Do nothing: `ask` answers at once."""
+
     def is_answered(self, split: int) -> bool:
         return True
 
@@ -118,6 +124,9 @@ class RemoteInference:
     def ask_final(self, split: int, slot: int, t: int) -> None:
         self._send_state(split)
         self._requests.ask(self._actor, split, slot, t, VALUE)
+
+    def answer(self) -> None:
+        """Do nothing: the policy worker answers."""
 
     def _send_state(self, split: int) -> None:
         if self.state.shape[-1]:

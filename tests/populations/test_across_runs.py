@@ -23,7 +23,7 @@ from sampleforge.populations.across_runs import (
 from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
 from sampleforge.populations.jobs import Work
-from sampleforge.populations.member import MemberJob, Rules, lineage_file, run_folder
+from sampleforge.populations.member import MemberJob, MemberRules, lineage_file, run_folder
 from sampleforge.populations.training_job import Outcome, read_outcome, write_outcome
 from sampleforge.topologies.config import AppoConfig
 from tests.support.jobs import JobsAtOnce
@@ -39,10 +39,9 @@ CONFIG = AppoConfig(
     num_envs_per_worker=8,
     seed=5,
 )
-RULES = Rules(
+RULES = MemberRules(
     period=1000,
     start=0,
-    min_episodes=2,
     exploit=ExploitRule(replaced=0.5, donors=0.5),
     explore=ExploreRule(1.0, {"learning_rate": Parameter()}, steps=(1.5,)),
     turns=False,
@@ -240,8 +239,16 @@ def test_the_command_goes_on_after_kills_of_a_member_and_of_the_launcher(
     start_cli: StartCli, run_cli: RunCli, tmp_path: Path
 ) -> None:
     command = [
-        *("pbt", "--population", "2", "--folder", "p", "--jobs", "2", "--period", "4000"),
-        *("--initial", "learning-rate=1e-5..1e-2", *SMALL, "--train-for-env-steps", "40000"),
+        *("pbt", "--population", "2", "--folder", "p", "--jobs", "2", "--pbt-period", "4000"),
+        *(
+            "--pbt-start",
+            "0",
+            "--pbt-initial",
+            "learning-rate=1e-5..1e-2",
+            *SMALL,
+            "--train-for-env-steps",
+            "40000",
+        ),
     ]
     launcher = start_cli(*command)
 
@@ -270,7 +277,7 @@ def test_the_command_goes_on_after_kills_of_a_member_and_of_the_launcher(
 @pytest.mark.multiprocess(timeout=120)
 def test_ctrl_c_ends_all_members_with_checkpoints(start_cli: StartCli, tmp_path: Path) -> None:
     launcher = start_cli(
-        *("pbt", "--population", "2", "--folder", "p", "--jobs", "2", "--period", "1000000"),
+        *("pbt", "--population", "2", "--folder", "p", "--jobs", "2", "--pbt-period", "1000000"),
         *(*SMALL, "--train-for-env-steps", "100000000"),
     )
     metrics = [run_folder(tmp_path / "p", member) / "metrics.jsonl" for member in "01"]

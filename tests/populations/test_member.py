@@ -18,8 +18,8 @@ from sampleforge.populations.explore import ExploreRule, Parameter
 from sampleforge.populations.member import (
     Change,
     MemberJob,
+    MemberRules,
     MemberRun,
-    Rules,
     changed_checkpoint,
     decide,
     lineage_file,
@@ -28,10 +28,9 @@ from sampleforge.populations.member import (
 from sampleforge.populations.published import Published
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 
-RULES = Rules(
+RULES = MemberRules(
     period=1000,
     start=0,
-    min_episodes=2,
     exploit=ExploitRule(replaced=0.5, donors=0.5),
     explore=ExploreRule(1.0, {"learning_rate": Parameter()}, steps=(2.0,)),
     turns=True,
@@ -71,7 +70,7 @@ def state(member: str, objective: float | None, env_steps: int = 5000) -> Publis
 
 
 def changed(
-    donor: bool, explores: bool, rules: Rules = RULES, **learner: Any
+    donor: bool, explores: bool, rules: MemberRules = RULES, **learner: Any
 ) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
     own, other = checkpoint(1.0), checkpoint(3.0, **learner)
     change = Change(4, "1" if donor else None, explores)
@@ -225,7 +224,7 @@ def test_events_that_a_killed_job_has_not_written_are_written_by_the_next(tmp_pa
             **{"changed": {}, "hyperparameters": {}},
         }
     ]
-    own.state["population"] = {"round": 1, "events": events}
+    own.state["across_runs"] = {"round": 1, "events": events}
     member.store.save(own, env_steps=2000, version=10**6, return_mean=None)
     own.state["learner"]["version"] = 10**6
     for _ in range(2):

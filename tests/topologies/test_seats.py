@@ -118,6 +118,18 @@ def test_every_row_reaches_its_own_learner_in_processes(inference: str, tmp_path
     rows.check([*episodes, *graph.episodes.take()])
 
 
+def test_the_memory_of_slots_is_linear_in_the_number_of_policies() -> None:
+    nbytes = {}
+    for policies in (1, 2, 4, 8):
+        graph = marked_graph(config(num_policies=policies))
+        slots = [group.exchange.slots for group in graph.groups]
+        nbytes[policies] = sum(each.shape.nbytes(each.count) for each in slots)
+        if policies > 1:
+            (note,) = (note for note in graph.notes if note.startswith("slots of all policies"))
+            assert note.startswith(f"slots of all policies: {policies} x ")
+    assert nbytes == {policies: policies * nbytes[1] for policies in (1, 2, 4, 8)}
+
+
 def test_a_group_of_agents_without_a_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no policy plays scout_0; .*--num-policies 2"):
         marked_graph(config({"agents": 2, "scouts": 1}))
