@@ -18,14 +18,27 @@ EXTRAS = {
     "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
+    "multiagent": ["pettingzoo[butterfly]>=1.27"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
     "export": ["onnx>=1.16", "onnxscript>=0.3.1", "onnxruntime>=1.20"],
+    "populations": ["submitit>=1.5", "optuna>=4.0", "openskill>=6.0"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
     need
-    for name in ("atari", "box2d", "mujoco", "minatar", "minigrid", "compress", "plot", "export")
+    for name in (
+        "atari",
+        "box2d",
+        "mujoco",
+        "minatar",
+        "minigrid",
+        "multiagent",
+        "compress",
+        "plot",
+        "populations",
+        "export",
+    )
     for need in EXTRAS[name]
 ]
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
@@ -71,6 +84,9 @@ setup(
             "minatar = sampleforge_envs.minatar",
             "minigrid = sampleforge_envs.minigrid",
             "vizdoom = sampleforge_envs.vizdoom",
+            "paddle_duel = sampleforge_envs.paddle_duel",
+            "pettingzoo = sampleforge_envs.pettingzoo",
+            "doom_duel = sampleforge_envs.doom_duel",
         ],
     },
 )

@@ -6,11 +6,11 @@
 `run` starts a training by the command line, in a process of its own, and sends signals to its
 workers until it ends: the gaps are exponential; four of five are SIGKILL, one of five is SIGSTOP,
 with SIGCONT after 20 s if the process still lives. The role is drawn first, then the worker, both
-with a seed. Undisturbed runs of the same flags follow, `--at-once` at the same time. A step of
-CartPole takes `--step-ms` at least, so that runs leave processor time over, in which workers can
-start, and several topologies can be measured side by side. Each run is appended to soak.jsonl when
-it has ended, and one that is there already is not repeated, so that the rows may be filled over
-several days.
+with a seed. A step of CartPole takes `--step-ms` at least, so that the run leaves processor time
+over, in which workers can start, and several topologies can be measured side by side. Undisturbed
+runs of the same flags and as many env steps follow, in which a step takes no longer than it needs.
+Each run is appended to soak.jsonl when it has ended, and one that is there already is not repeated,
+so that the rows may be filled over several days.
 
 How it is measured. The run's counters are read every 20 ms in the driver's shared memory, through
 /proc/<driver>/fd, which costs the run nothing. The run counts as going on again once, after the
@@ -33,7 +33,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,11 +82,16 @@ class Topology:
     flags: tuple[str, ...]
     workers: tuple[str, ...]
 
-    def command(self, seconds: float, seed: int, folder: Path, step_ms: float) -> list[str]:
-        """Return the command of a run; ``step_ms``: how long a step of CartPole takes at least."""
-        run = ["--run-dir", str(folder), "--train-for-seconds", str(seconds), "--seed", str(seed)]
-        paced = ["--env", "paced:cartpole", "--env-kwargs", f"step_ms={step_ms:g}"]
-        env = paced if step_ms else ["--env", "CartPole-v1"]
+    def command(
+        self, folder: Path, seed: int, step_ms: float, seconds: float, env_steps: int | None
+    ) -> list[str]:
+        """Return the command of a run of so many ``seconds``, or of ``env_steps``; ``step_ms``: how
+        long a step of CartPole takes at least."""
+        env = ["--env", "paced:cartpole", "--env-kwargs", f"step_ms={step_ms:g}"]
+        until = ["--train-for-seconds", str(seconds)]
+        if env_steps is not None:
+            until = ["--train-for-env-steps", str(env_steps)]
+        run = ["--run-dir", str(folder), *until, "--seed", str(seed)]
         flags = [*env, *COMMON, "--env-timeout", TIMEOUT, *self.flags]
         return [str(HERE.parent / "train.py"), self.algo, *flags, *run]
 
@@ -135,19 +139,18 @@ TOPOLOGIES = {
 class Run:
     """A training in processes of its own, seen from outside."""
 
-    def __init__(
-        self, topology: Topology, seconds: float, seed: int, folder: Path, step_ms: float
-    ) -> None:
+    def __init__(self, topology: Topology, folder: Path, *command: Any) -> None:
+        """Start the run; ``command``: the arguments of `Topology.command` after its folder."""
         self.topology = topology
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / "output.txt"
-        command = [sys.executable, *topology.command(seconds, seed, self.run_dir, step_ms)]
+        arguments = [sys.executable, *topology.command(self.run_dir, *command)]
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         self.began = time.monotonic()
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command,
+                arguments,
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": path},
                 stdout=output,
@@ -478,52 +481,61 @@ def run(args: argparse.Namespace) -> None:
     print(about, flush=True)
     for name in args.topologies:
         for seed in args.seeds:
-            if not is_recorded(args, name, seed, disturbed=True):
-                trained(args, name, seed, about, args.mean_gap)
-        seeds = range(1, args.undisturbed + 1)
-        todo = [seed for seed in seeds if not is_recorded(args, name, seed, disturbed=False)]
-        with ThreadPoolExecutor(args.at_once) as pool:
-            for ended in [pool.submit(trained, args, name, s, about, None) for s in todo]:
-                ended.result()
+            if recorded_run(args, name, seed, disturbed=True) is None:
+                trained(args, name, seed, about, args.seconds, args.mean_gap)
+        disturbed = recorded_run(args, name, None, disturbed=True)
+        if disturbed is None:
+            continue
+        for seed in range(1, args.undisturbed + 1):
+            if recorded_run(args, name, seed, disturbed=False) is None:
+                trained(args, name, seed, about, args.seconds, None, disturbed["env_steps"])
 
 
-def is_recorded(args: argparse.Namespace, name: str, seed: int, *, disturbed: bool) -> bool:
-    seconds = args.seconds if disturbed else args.undisturbed_seconds
-    wanted = {
-        "topology": name,
-        "disturbed": disturbed,
-        "seconds": seconds,
-        "step_ms": args.step_ms,
-        "seed": seed,
-    }
-    return any({n: r[n] for n in wanted} == wanted for r in recorded(args.results))
+def recorded_run(
+    args: argparse.Namespace, name: str, seed: int | None, *, disturbed: bool
+) -> dict[str, Any] | None:
+    """Return a run that was recorded under these conditions, if there is one; ``seed``: None for
+    any."""
+    wanted = {"topology": name, "disturbed": disturbed, "seconds": args.seconds}
+    if seed is not None:
+        wanted["seed"] = seed
+    runs = recorded(args.results)
+    return next((r for r in runs if {n: r[n] for n in wanted} == wanted), None)
 
 
 def trained(
-    args: argparse.Namespace, name: str, seed: int, about: str, mean_gap: float | None
+    args: argparse.Namespace,
+    name: str,
+    seed: int,
+    about: str,
+    seconds: float,
+    mean_gap: float | None,
+    env_steps: int | None = None,
 ) -> None:
-    """Make one run, disturbed if there is a ``mean_gap`` between faults (seconds); record it."""
-    seconds = args.seconds if mean_gap is not None else args.undisturbed_seconds
+    """Make one run, disturbed if there is a ``mean_gap`` between faults (seconds), and as fast as
+    it can be if there are ``env_steps``; record it."""
+    topology, step_ms = TOPOLOGIES[name], args.step_ms if env_steps is None else 0.0
     with ExitStack() as stack:
         if args.keep is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         else:
             folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=args.keep))
-        run = Run(TOPOLOGIES[name], seconds, seed, folder, args.step_ms)
+        run = Run(topology, folder, seed, step_ms, seconds, env_steps)
         stack.callback(run.end)
         faults = Faults(run, seed, mean_gap, args.stop_s) if mean_gap is not None else None
         found = watched(run, seconds, faults)
+    command = topology.command(Path("RUN"), seed, step_ms, seconds, env_steps)
     conditions = {
         "topology": name,
         "disturbed": mean_gap is not None,
         "seconds": seconds,
-        "step_ms": args.step_ms,
+        "step_ms": step_ms,
         "seed": seed,
         "mean_gap": mean_gap,
         "stop_s": args.stop_s,
         "about": about,
         "load": [round(load, 1) for load in os.getloadavg()],
-        "flags": " ".join(run.topology.command(seconds, seed, Path("RUN"), args.step_ms)[1:]),
+        "flags": " ".join(command[1:]),
     }
     args.results.mkdir(exist_ok=True)
     line = json.dumps(conditions | found) + "\n"
@@ -540,22 +552,17 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "report"])
     parser.add_argument("--topologies", nargs="+", choices=list(TOPOLOGIES))
     parser.add_argument("--seconds", type=float, default=3600.0, help="length of each run")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="of the disturbed runs")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1], help="of the disturbed runs")
     parser.add_argument("--mean-gap", type=float, default=10.0, help="seconds between faults")
     parser.add_argument("--stop-s", type=float, default=20.0, help="seconds of a SIGSTOP")
     parser.add_argument("--undisturbed", type=int, default=3, help="number of undisturbed runs")
     parser.add_argument(
-        "--undisturbed-seconds", type=float, help="length of an undisturbed run (--seconds)"
-    )
-    parser.add_argument(
         "--step-ms", type=float, default=0.5, help="length of a step of CartPole (0: no wait)"
     )
-    parser.add_argument("--at-once", type=int, default=3, help="undisturbed runs at a time")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--keep", type=Path, help="folder to keep the run folders in")
     args = parser.parse_args()
     args.topologies = args.topologies or list(TOPOLOGIES)
-    args.undisturbed_seconds = args.undisturbed_seconds or args.seconds
     if args.what == "report":
         from soak_report import report
 

@@ -15,7 +15,7 @@ WITHIN_S = 5.0
 """Seconds in which a run is to be going on again after a SIGKILL (median)."""
 END_COLUMNS = [
     *("topology", "minutes", "faults", "per hour", "hung", "exit", "left behind", "restarts"),
-    *("env steps, rate of calm", "score", "band of calm runs"),
+    *("env steps", "score", "band of calm runs"),
 ]
 AGAIN_COLUMNS = [
     *("topology", "signal", "faults", "alone", "median", "max"),
@@ -52,7 +52,7 @@ def sections(runs: Sequence[Row]) -> list[str]:
         mine = [run for run in runs if run["topology"] == name]
         calm = [run for run in mine if not run["disturbed"]]
         for run in (run for run in mine if run["disturbed"]):
-            ends.append(end_cells(run, [c for c in calm if c["step_ms"] == run["step_ms"]]))
+            ends.append(end_cells(run, calm))
             again += again_cells(run)
             flat.append(flat_cells(run))
             notes.append(f"* {name}: `{run['flags']}`")
@@ -75,8 +75,7 @@ def sections(runs: Sequence[Row]) -> list[str]:
 
 ENDS = (
     "Left behind: processes 5 s after the end, and names in /dev/shm. Score: mean of `return_mean` "
-    "over the last third of the run; the band is that of undisturbed runs, whose length is given "
-    "behind it."
+    "over the last third of the run; the band is that of undisturbed runs of as many env steps."
 )
 AGAIN = (
     "From the signal until env steps, updates and the victim's own counter have advanced since its "
@@ -87,8 +86,8 @@ AGAIN = (
     "run went on. A stopped actor, policy worker, replay worker or evaluator is replaced after "
     "`--env-timeout` (10 s here, 60 s by default), or, in the seconds after its start, after 30 s "
     "more; a rank after `--env-timeout` or `--rank-timeout` (10 s here, 60 s by default). A single "
-    "learner has no time-out while it learns: it goes on with its SIGCONT, here after 20 s; "
-    "the driver waits up to 300 s for its metrics."
+    "learner is replaced when it has not answered the driver for 300 s: here it goes on with its "
+    "SIGCONT after 20 s."
 )
 FLAT = (
     "Mean of the first quarter of the samples -> mean of the last quarter. The driver is never "
@@ -127,10 +126,7 @@ def conditions(runs: Sequence[Row]) -> str:
 def end_cells(run: Row, calm: Sequence[Row]) -> list[str]:
     faults, minutes = len(run["faults"]), run["ended_s"] / 60
     scores = [other["score"] for other in calm if other["score"] is not None]
-    length = statistics.mean(other["seconds"] for other in calm) / 60 if calm else 0.0
     left = len(run["processes_left"]) + len(run["shm_left"])
-    rates = [other["env_steps"] / other["seconds"] for other in calm if other["env_steps"]]
-    share = f", {run['env_steps'] / run['seconds'] / statistics.mean(rates):.0%}" if rates else ""
     restarts = ", ".join(f"{n} {role}" for role, n in (run["restarts_by_role"] or {}).items())
     return [
         run["topology"],
@@ -141,11 +137,9 @@ def end_cells(run: Row, calm: Sequence[Row]) -> list[str]:
         f"{run['exit_code']}",
         f"{left}",
         restarts,
-        f"{run['env_steps'] or 0:,}{share}",
+        f"{run['env_steps'] or 0:,}",
         f"{run['score']}",
-        f"{min(scores):.4g} to {max(scores):.4g} ({len(scores)} x {length:.0f} min)"
-        if scores
-        else "",
+        f"{min(scores):.4g} to {max(scores):.4g} ({len(scores)} runs)" if scores else "",
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
+from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig
@@ -33,7 +34,8 @@ def train(config: AnyConfig, callbacks: Sequence[Callback] = ()) -> Result:
     Raises ConfigError for a config that cannot run, and WorkerDied if a worker has died. Ctrl-C
     ends the run in order, with a checkpoint, and then raises KeyboardInterrupt.
     """
-    session = Session(config, callbacks)
+    config = with_schedule_seed(config)
+    session = Session(config, [*population_callbacks(config), *callbacks])
     session.open()
     if config.benchmark:
         from sampleforge.benchmark import run_benchmark
@@ -64,7 +66,9 @@ class Trainer:
         *,
         policies: Sequence[str] | None = None,
     ) -> None:
-        self.session = Session(config, callbacks, policies=policies)
+        config = with_schedule_seed(config)
+        both = [*population_callbacks(config), *callbacks]
+        self.session = Session(config, both, policies=policies)
         self._policy: LoadedPolicy | None = None
 
     def __enter__(self) -> Trainer:

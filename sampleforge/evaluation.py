@@ -18,11 +18,11 @@ from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
 from sampleforge.export.onnx_policy import OnnxPolicy
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import IMPORTABLE, Trust, imports_code
-from sampleforge.loaded_policy import load_model, read_config
+from sampleforge.folder.trust import Trust, imports_code
+from sampleforge.loaded_policy import load_model, load_other_groups, read_config
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
     EpisodePolicy,
@@ -68,6 +68,8 @@ def evaluate(
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
     episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
     ``onnx``: the file of an exported policy, which plays instead of the checkpoint.
+    In a multi-agent environment it plays all agents with its spaces, and the first policies of the
+    other groups of agents play those.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
     the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
@@ -79,15 +81,16 @@ def evaluate(
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)
-    used = IMPORTABLE if exported is None else ("env", "env_kwargs")
-    config = read_config(folder, trust, used)
-    with scratch_directory(cwd_importable=imports_code(config, used)):
+    config = read_config(folder, trust)
+    with scratch_directory(cwd_importable=imports_code(config)):
         player_policy: EpisodePolicy
         if exported is None:
             model, spec, state = load_model(folder, config, which, policy)
             player_policy = FrozenPolicy(model)
         else:
             player_policy, state = exported, exported.metadata
+            named = state.get("policy")
+            policy = named if named in roles_of_policies(config).ids else None
         seed = evaluation_seed(config.seed or 0) if seed is None else seed
         limited, limit = _with_limit(config, max_episode_steps)
         display = display or _Silent()
@@ -96,11 +99,15 @@ def evaluate(
             envs = evaluation_envs(limited, episodes or EPISODES, seed)
             resources.callback(_close, envs, display, alive)
             resources.callback(limit_threads(1))
+            group, others = load_other_groups(folder, config, policy, envs.spec)
+            present = envs.spec.agent_groups[group]
             if exported is None:
-                _check_same_env(folder, spec, envs.spec)
+                _check_same_env(folder, spec, present)
             else:
-                exported.check_spaces(envs.spec)
-                envs.take_converted_actions()
+                exported.check_spaces(present)
+                for seat in envs.seats:
+                    if envs.spec.group_of(seat.agent) == group:
+                        seat.take_converted_actions()
             player = EpisodePlayer(
                 envs,
                 player_policy,
@@ -108,6 +115,8 @@ def evaluate(
                 stochastic=stochastic,
                 seed=seed,
                 limit=limit,
+                group=group,
+                others={index: FrozenPolicy(each) for index, each in others.items()},
             )
             _play(player, config.env, episodes is None, display, alive, clock)
     cut = sum(one.cut for one in player.played)

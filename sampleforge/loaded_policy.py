@@ -25,12 +25,12 @@ from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.folder.resume import load_weights, model_tensors
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import IMPORTABLE, Trust, imports_code
+from sampleforge.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
-from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.config import ALGOS, AnyConfig, roles_of_policies
 from sampleforge.topologies.registry import topology
 
 Array = np.ndarray[Any, Any]
@@ -173,7 +173,7 @@ def load_policy_and_state(
     """Return the policy of a run folder, as `load_policy` does, and the plain state of its
     checkpoint."""
     folder = RunFolder.existing(run_dir)
-    used = IMPORTABLE if folder.read_spec() is None else ("model.encoder",)
+    used = CODE_TO_ACT if folder.read_spec() is None else ("model.encoder",)
     config = read_config(folder, trust, used)
     if imports_code(config, used):
         make_cwd_importable()
@@ -181,7 +181,7 @@ def load_policy_and_state(
     return LoadedPolicy(model, spec), state
 
 
-def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTABLE) -> AnyConfig:
+def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = CODE_TO_ACT) -> AnyConfig:
     """Return the config of a run of any algorithm. Raises ConfigError if it does not fit, or if one
     of the fields ``used`` names code that ``trust`` does not cover."""
     algo = folder.algo
@@ -193,12 +193,18 @@ def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = IMPORTA
     return folder.read_config(ALGOS[algo], trust, used)
 
 
+def _agent_group(config: AnyConfig, policy: str | None, spec: EnvSpec) -> int:
+    """Return the index of the agent group that a policy of a run plays."""
+    return 0 if policy is None else roles_of_policies(config).agent_group(policy, spec)
+
+
 def load_model(
     folder: RunFolder, config: AnyConfig, which: str = "latest", policy: str | None = None
 ) -> tuple[ActorCritic | QNetwork, EnvSpec, dict[str, Any]]:
     """Return the model with the weights of the latest or best checkpoint, the spec of the
-    environment, and the plain state of the checkpoint. ``policy``: the id of the policy, if the run
-    has several. Raises ConfigError if there is no checkpoint, or if spec.json does not fit it."""
+    environment (in a multi-agent one, that of the agents that the policy plays), and the plain
+    state of the checkpoint. ``policy``: the id of the policy, if the run has several. Raises
+    ConfigError if there is no checkpoint, or if spec.json does not fit it."""
     store = CheckpointStore(folder.policy_checkpoints(policy), config.keep_checkpoints)
     loaded = store.load("best" if which == "best" else "latest", log=print)
     if loaded is None:
@@ -212,6 +218,7 @@ def load_model(
             file=sys.stderr,
         )
         spec = probe(config)
+    spec = spec.agent_groups[_agent_group(config, policy, spec)]
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     try:
         model = topology(config).model_maker(config, spec, 0)()
@@ -223,3 +230,18 @@ def load_model(
             f"{error}"
         ) from error
     return model, spec, checkpoint.state
+
+
+def load_other_groups(
+    folder: RunFolder, config: AnyConfig, policy: str | None, spec: EnvSpec
+) -> tuple[int, dict[int, ActorCritic | QNetwork]]:
+    """Return the index of the agent group that ``policy`` plays, and a model for each other agent
+    group of ``spec``, by its index: that of the first policy that plays it. Raises ConfigError if
+    such a policy has no checkpoint."""
+    group, roles = _agent_group(config, policy, spec), roles_of_policies(config)
+    models: dict[int, ActorCritic | QNetwork] = {}
+    for name in roles.trained:
+        other = roles.agent_group(name, spec)
+        if other != group and other not in models:
+            models[other] = load_model(folder, config, policy=name)[0].eval()
+    return group, models

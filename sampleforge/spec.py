@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -102,7 +102,13 @@ class EnvSpec:
     observation is given apart. ``asynchronous``: the environments step in threads or processes of
     their own, between ``send`` and ``recv``. ``frame_skip``: env frames per env step. ``protocol``:
     one line about the settings that scores depend on. ``spaces``: the spaces of the environment
-    itself; None if the experience does not come from an environment.
+    itself; None if the experience does not come from an environment. ``reward_shaping``: the
+    numbers by which the environment shapes its rewards, by name, as it begins with them.
+
+    In a multi-agent environment the spec is that of one agent group, which are the agents with the
+    same spaces: ``agents`` are their names, in the order of their seats (empty in a single-agent
+    environment). The spec of the first agent group stands for the environment: ``other_groups`` are
+    the specs of the other ones. The seats of an environment are numbered group by group.
     """
 
     env_id: str
@@ -114,6 +120,30 @@ class EnvSpec:
     protocol: str = ""
     asynchronous: bool = False
     spaces: EnvSpaces | None = None
+    reward_shaping: Mapping[str, float] = field(default_factory=dict)
+    agents: tuple[str, ...] = ()
+    other_groups: tuple[EnvSpec, ...] = ()
+
+    @property
+    def agent_groups(self) -> tuple[EnvSpec, ...]:
+        """The specs of all agent groups of the environment, this one first."""
+        return (self, *self.other_groups)
+
+    @property
+    def num_seats(self) -> int:
+        """Number of seats of the environment: of its agents, or 1 in a single-agent one."""
+        return sum(group.num_agents for group in self.agent_groups)
+
+    @property
+    def num_agents(self) -> int:
+        """Number of agents of this agent group, each of which has a seat."""
+        return max(1, len(self.agents))
+
+    def group_of(self, agent: str) -> int:
+        """Return the index of an agent's group among `agent_groups`."""
+        if not self.agents:
+            return 0
+        return next(i for i, group in enumerate(self.agent_groups) if agent in group.agents)
 
 
 def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
@@ -237,4 +267,5 @@ def with_action_units(spec: EnvSpec, *, rescale: bool) -> EnvSpec:
     actions = action_specs(spec.spaces.action)
     if rescale:
         actions = {name: rescaled(leaf) for name, leaf in actions.items()}
-    return replace(spec, actions=actions)
+    others = tuple(with_action_units(group, rescale=rescale) for group in spec.other_groups)
+    return replace(spec, actions=actions, other_groups=others)

@@ -48,7 +48,8 @@ class DqnLearner:
     determines when the target network is updated. Noisy layers of both networks draw new noise for
     each forward pass, from a generator with ``noise_seed``. ``averaging`` joins the learner with
     those of the same policy in other processes, each of which has a part of every batch (None:
-    there are no others).
+    there are no others). ``env_steps`` is set by the process around it; ``tag`` holds plain values
+    that others keep with the state. Both are stored and copied with it.
     """
 
     def __init__(
@@ -63,10 +64,13 @@ class DqnLearner:
     ) -> None:
         self.model = model.to(device)
         self.target = copy.deepcopy(self.model).requires_grad_(False)
-        noise = Noise(torch.Generator(device).manual_seed(noise_seed), per_row=False)
+        self._noise_generator = torch.Generator(device).manual_seed(noise_seed)
+        noise = Noise(self._noise_generator, per_row=False)
         set_noise(self.model, noise)
         set_noise(self.target, noise)
         self.version = 0
+        self.env_steps = 0
+        self.tag: dict[str, Any] = {}
         assert config.learning_rate is not None and config.target_update_interval is not None
         self._config = config
         self._learning_rate = config.learning_rate
@@ -177,6 +181,10 @@ class DqnLearner:
         self._config = changed(self._config, DQN_HYPERPARAMETERS, new)
         self._learning_rate = new.get("learning_rate", self._learning_rate)
 
+    def reseed(self, seed: int) -> None:
+        """Seed the noise of noisy layers anew."""
+        self._noise_generator.manual_seed(seed)
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
@@ -184,7 +192,12 @@ class DqnLearner:
         tensors |= optimiser_tensors(self._optimiser)
         if self._reward_scale is not None:
             tensors["reward_scale"] = self._reward_scale.state()
-        plain = {"version": self.version, "hyperparameters": self.hyperparameters()}
+        plain = {
+            "version": self.version,
+            "env_steps": self.env_steps,
+            "hyperparameters": self.hyperparameters(),
+            **({"tag": dict(self.tag)} if self.tag else {}),
+        }
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
@@ -205,6 +218,8 @@ class DqnLearner:
         self._scale_is_known = bool(self.model.value_scale > 0)
         self.version = plain["version"]
         self._target_updates = self.version // self._target_interval
+        self.env_steps = plain.get("env_steps", 0)
+        self.tag = dict(plain.get("tag", {}))
         self.change(plain.get("hyperparameters", {}))
 
 

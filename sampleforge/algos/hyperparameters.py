@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from sampleforge.algos.config import DqnConfig
+
 Config = TypeVar("Config", bound="Any")
 
 LEARNER_HYPERPARAMETERS = (
@@ -21,6 +23,14 @@ APPO_LOSS_HYPERPARAMETERS = (
 )
 DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
 """The discount is not among them, because the n-step returns of stored experience depend on it."""
+
+
+def changeable(config: Any) -> dict[str, Any]:
+    """Return the hyperparameters that the learner of a run can change, with their values.
+    ``config``: of the run, with resolved defaults."""
+    if isinstance(config, DqnConfig):
+        return values(config, DQN_HYPERPARAMETERS)
+    return values(config, (*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS))
 
 
 def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:

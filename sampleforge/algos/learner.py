@@ -49,6 +49,9 @@ class Learner:
     `state` and have the same `state` after each update. ``batch_size`` is the nominal number of env
     steps of a batch whose size varies; it determines the number of gradient steps. ``share``: the
     part of each batch that this learner has.
+
+    ``env_steps`` counts the valid env steps of all batches. ``tag`` holds plain values that others
+    keep with the state. Both are stored and copied with it.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Learner:
         assert config.learning_rate is not None and config.num_epochs is not None
         self.model = model.to(device)
         self.version = 0
+        self.env_steps = 0
+        self.tag: dict[str, Any] = {}
         self._loss = loss
         self._config = config
         self._device = device
@@ -130,6 +135,7 @@ class Learner:
         for name in ("policy_lag_mean", "policy_lag_max"):
             in_batches = name.replace("lag", "lag_batches")
             metrics[in_batches] = metrics[name] / len(per_step)
+        self.env_steps += int(metrics["valid_steps"])
         self._update_statistics(batch, metrics)
         # Before the first reward nothing is learned, so the KL cannot guide the learning rate.
         if adapts and metrics["value_scale"] > 0 and steps > metrics["skipped_steps"]:
@@ -243,6 +249,10 @@ class Learner:
         if "learning_rate" in new:
             self._initial_rate = self._learning_rate = new["learning_rate"]
 
+    def reseed(self, seed: int) -> None:
+        """Seed the order of minibatches anew."""
+        self._generator.manual_seed(seed)
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
         tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
@@ -251,8 +261,10 @@ class Learner:
         tensors["return_scale"] = self._return_scale.state()
         plain = {
             "version": self.version,
+            "env_steps": self.env_steps,
             "learning_rate": self._learning_rate,
             "hyperparameters": self.hyperparameters(),
+            **({"tag": dict(self.tag)} if self.tag else {}),
         }
         return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
 
@@ -272,6 +284,8 @@ class Learner:
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
         self.version = plain["version"]
+        self.env_steps = plain.get("env_steps", 0)
+        self.tag = dict(plain.get("tag", {}))
         self.change(plain.get("hyperparameters", {}))
         self._learning_rate = plain["learning_rate"]
 

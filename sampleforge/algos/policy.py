@@ -4,7 +4,7 @@ actions."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -93,11 +93,20 @@ class Policy(Protocol):
         """Return the values [B] of observations that continue an episode (final observations)."""
 
 
+NewSeed = Callable[[], int | None]
+"""Returns a seed if the random generator is to begin anew with it, else None."""
+
+
+def keep_seed() -> int | None:
+    """Return None: the random generator goes on."""
+    return None
+
+
 class FollowingModel(Generic[Model]):
     """A model whose weights follow a `SharedWeights`, with a random generator.
 
     It is deterministic for a seed, given the same observations and the same publications of
-    weights.
+    weights. ``new_seed`` is asked before each look for newer weights.
     """
 
     def __init__(
@@ -108,7 +117,9 @@ class FollowingModel(Generic[Model]):
         device: torch.device,
         precision: str,
         seed: int,
+        new_seed: NewSeed = keep_seed,
     ) -> None:
+        self._new_seed = new_seed
         self._model: Model = model.to(device).eval()
         self._tensors: dict[str, torch.Tensor] = self._model.state_dict()
         self._weights = weights
@@ -119,10 +130,19 @@ class FollowingModel(Generic[Model]):
         self.version = 0
 
     def refresh(self) -> None:
-        """Copy the newest weights, if there was a publication since the last copy."""
+        """Copy the newest weights, if there was a publication since the last copy. Begin the random
+        generator anew, if there is a new seed."""
+        self._begin_anew()
         if self._published != self._weights.published:
             with torch.no_grad():
                 self._published, self.version = self._weights.read(self._tensors)
+
+    def _begin_anew(self) -> bool:
+        """Seed the random generator anew, if there is a new seed, and return whether there is."""
+        seed = self._new_seed()
+        if seed is not None:
+            self._generator.manual_seed(seed)
+        return seed is not None
 
     @torch.inference_mode()
     def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
@@ -187,8 +207,11 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         seed: int,
         noise_correlation: float = 0.0,
         num_rows: int = 0,
+        new_seed: NewSeed = keep_seed,
     ) -> None:
-        super().__init__(model, weights, device=device, precision=precision, seed=seed)
+        super().__init__(
+            model, weights, device=device, precision=precision, seed=seed, new_seed=new_seed
+        )
         self._noise: CorrelatedNoise | None = None
         if noise_correlation and model.layout.num_boxes:
             size, generator = model.layout.num_boxes, self._generator

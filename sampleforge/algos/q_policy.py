@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import torch
 
-from sampleforge.algos.policy import FollowingModel, PolicyOutput, autocast
+from sampleforge.algos.policy import (
+    FollowingModel,
+    NewSeed,
+    PolicyOutput,
+    autocast,
+    keep_seed,
+)
 from sampleforge.models.noisy import Noise, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.weights import SharedWeights
@@ -28,15 +34,18 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         device: torch.device,
         precision: str,
         seed: int,
+        new_seed: NewSeed = keep_seed,
     ) -> None:
-        super().__init__(model, weights, device=device, precision=precision, seed=seed)
+        super().__init__(
+            model, weights, device=device, precision=precision, seed=seed, new_seed=new_seed
+        )
         set_noise(self._model, Noise(self._generator, per_row=True))
         self._epsilons = epsilons.to(device, torch.float32)
         self._refresh_interval = refresh_interval
         self._acted = refresh_interval
 
     def refresh(self) -> None:
-        if self._acted >= self._refresh_interval:
+        if self._begin_anew() or self._acted >= self._refresh_interval:
             self._acted = 0
             super().refresh()
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sampleforge.env.random_actions import random_actions
-from sampleforge.env.vector import EnvVector, StepOut, own_outputs
+from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.shared.counters import Counters
 from sampleforge.spec import ACTION_MASK, EnvSpec
 from sampleforge.workers.worker import IDLE_WAIT, EventDriven
@@ -44,14 +44,17 @@ class SimulatorWorker(EventDriven):
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
         self._envs = [make() for make in self._make_envs]
-        self._outs = [own_outputs(env.spec, env.num_rows) for env in self._envs]
-        self._actions = [
-            RandomActions(env.spec, env.num_rows, np.random.default_rng([self._counter_row, i]))
+        self._seats = [
+            [
+                Seat(seat, np.random.default_rng([self._counter_row, i, *([n] if n else [])]))
+                for n, seat in enumerate(env.seats)
+            ]
             for i, env in enumerate(self._envs)
         ]
         self._stepping = [False] * len(self._envs)
-        for env, out in zip(self._envs, self._outs, strict=True):
-            env.reset(out.obs)
+        for seats in self._seats:
+            for seat in seats:
+                seat.env.reset(seat.out.obs)
 
     def step(self) -> bool:
         self._count["heartbeat"][0] = monotonic()
@@ -65,19 +68,20 @@ class SimulatorWorker(EventDriven):
         env vector is not ready."""
         if self._stepping[split] and not env.ready:
             return False
-        out = self._outs[split]
         if self._stepping[split]:
-            self._collect(env, out)
-        env.send(self._actions[split](out.obs))
+            self._collect(split)
+        for seat in self._seats[split]:
+            seat.env.send(seat.actions(seat.out.obs))
         self._stepping[split] = env.spec.asynchronous
         if not env.spec.asynchronous:
-            self._collect(env, out)
+            self._collect(split)
         return True
 
-    def _collect(self, env: EnvVector, out: StepOut) -> None:
-        env.recv(out)
-        self._count["env_steps"] += env.valid_rows
-        self._count["env_frames"] += env.frames
+    def _collect(self, split: int) -> None:
+        for seat in self._seats[split]:
+            seat.env.recv(seat.out)
+            self._count["env_steps"] += seat.env.valid_rows
+            self._count["env_frames"] += seat.env.frames
 
     def wait(self, timeout: float = IDLE_WAIT) -> None:
         """Sleep for a moment, because all env vectors are busy."""
@@ -86,6 +90,15 @@ class SimulatorWorker(EventDriven):
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+
+class Seat:
+    """One agent of a split: its env vector, the arrays of its steps, its random actions."""
+
+    def __init__(self, env: EnvVector, rng: np.random.Generator) -> None:
+        self.env = env
+        self.out = own_outputs(env.spec, env.num_rows)
+        self.actions = RandomActions(env.spec, env.num_rows, rng)
 
 
 class RandomActions:

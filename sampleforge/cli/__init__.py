@@ -22,7 +22,10 @@ VERBS = {
     "tune": "find the fastest flags for this machine",
     "eval": "play episodes with a trained policy",
     "export": "write a trained policy as an ONNX file or a torch.export program",
-    "plot": "draw the learning curves of runs",
+    "plot": "draw runs, sweeps, populations or self-play",
+    "tournament": "let policies play each other",
+    "sweep": "search settings by many training runs",
+    "pbt": "train a population of runs that copy and mutate",
     "envs": "list the environments",
     "presets": "list the presets, or print one",
     "doctor": "check this machine and installation",
@@ -96,7 +99,7 @@ def _verb(name: str) -> Callable[[list[str]], int]:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<9} {text}" for verb, text in VERBS.items())
+    verbs = "\n".join(f"  {verb:<10} {text}" for verb, text in VERBS.items())
     return (
         f"usage: sampleforge COMMAND ...\n\nReinforcement learning on one machine.\n\ncommands:\n"
         f"{verbs}\n\n{EXAMPLES}\n\n`sampleforge COMMAND --help` says more."

@@ -58,6 +58,16 @@ OTHER_NAMES = {
 """Name of a flag in other libraries -> name of the same flag here."""
 
 
+NOT_WITH = {
+    "ddppo": dict.fromkeys(
+        ("num-policies", "pbt"),
+        "ddppo trains one policy, whose ranks step in time with each other; for a population of "
+        "ddppo runs use `sampleforge pbt --population N ddppo`",
+    )
+}
+"""Algorithm -> flags of other algorithms, and why it does not have them."""
+
+
 def check_known(
     cls: type[Any], args: Sequence[str], algos: Mapping[str, type[Any]], algo: str
 ) -> None:
@@ -74,8 +84,9 @@ def check_known(
             raise ConfigError(f"Unknown flag --{name}. Did you mean --{ours}?")
         having = [other for other, its in algos.items() if name in _flag_names(its)]
         if having:
+            why = NOT_WITH.get(algo, {}).get(name, f"{algo} has none of that name")
             raise ConfigError(
-                f"--{name} is a flag of {' and '.join(having)}; {algo} has none of that name "
+                f"--{name} is a flag of {' and '.join(having)}; {why} "
                 f"(sampleforge train {algo} --help lists its flags)"
             )
 

@@ -1,11 +1,11 @@
-"""The command `sampleforge plot RUN_DIR ...`: draw the learning curves of runs as one figure."""
+"""The command `sampleforge plot FOLDER ...`: the figure that fits what is in the folders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -15,29 +15,122 @@ from sampleforge.config import ConfigError
 FORMATS = (".png", ".pdf", ".svg")
 
 
+def _curves(folders: Sequence[Path], out: Path) -> None:
+    from sampleforge.reporting.plots import draw
+
+    draw(folders, out)
+
+
+def _lineage(folders: Sequence[Path], out: Path) -> None:
+    from sampleforge.folder.stored_config import read_yaml
+    from sampleforge.populations.lineage import read
+    from sampleforge.reporting.descent import History
+    from sampleforge.reporting.lineage_plot import draw_lineage
+
+    (folder,) = folders
+    file, config_file = folder / "lineage.jsonl", folder / "config.yaml"
+    events = read(file)
+    if not events:
+        raise ConfigError(f"{file}: no member has started yet, so there is nothing to draw")
+    try:
+        history = History(events)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    config = read_yaml(config_file) if config_file.is_file() else {}
+    known = [str(config[name]) for name in ("env", "algo") if config.get(name)]
+    names = known or [folder.resolve().name]
+    draw_lineage(history, ", ".join([*names, f"{len(history.members)} members"]), out)
+
+
+def _self_play(folders: Sequence[Path], out: Path) -> None:
+    from sampleforge.folder.stored_config import read_yaml
+    from sampleforge.populations.self_play import read_win_rates
+    from sampleforge.reporting.win_rates_plot import draw_win_rates
+
+    (folder,) = folders
+    config = read_yaml(folder / "config.yaml")
+    title = f"{config.get('env')}, {config.get('algo')}: the policy against its snapshots"
+    draw_win_rates(read_win_rates(folder / "self_play.json", title), out)
+
+
+def _sweep(folders: Sequence[Path], out: Path) -> None:
+    from sampleforge.populations.sweep import picture
+    from sampleforge.reporting.sweep_plot import draw_sweep
+
+    draw_sweep(picture(folders[0]), out)
+
+
+class Figure(NamedTuple):
+    """A figure of one folder: the file by which the folder is recognised, and what draws it."""
+
+    file: str
+    draw: Callable[[Sequence[Path], Path], None]
+
+
+FIGURES = {
+    "lineage": Figure("lineage.jsonl", _lineage),
+    "self-play": Figure("self_play.json", _self_play),
+    "sweep": Figure("study.db", _sweep),
+}
+"""Name -> figure, in the order in which a folder is tried; `curves` is for any run folder."""
+
+
 @dataclass(frozen=True)
 class PlotFlags:
-    runs: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR ...")
+    folders: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")
     ] = ()
-    """Run folders; all runs are drawn into the same axes."""
+    """Run folders, all of whose curves are drawn into the same axes; or one folder of a
+    population, of self-play or of a sweep."""
     out: str = "runs.png"
     """File to write: .png, .pdf or .svg."""
+    figure: Literal["auto", "curves", "lineage", "self-play", "sweep"] = "auto"
+    """curves: learning curves; lineage: who copied whom in a population, its returns and
+    hyperparameters; self-play: win rates against the snapshots of the policy, and ratings;
+    sweep: parallel coordinates, importances and results (auto: by what is in the folder)."""
 
 
 def run(args: Sequence[str]) -> int:
     """Draw the figure. Raises ConfigError."""
-    text = "Return against env steps and time, throughput and policy lag of one or several runs."
+    text = (
+        "Draw one or several runs (return against env steps and time, throughput and policy lag), "
+        "a population (lineage, returns, hyperparameters), self-play (win rates, ratings), or a "
+        "sweep."
+    )
     flags = parse(PlotFlags, args, "sampleforge plot", text)
-    out = Path(flags.out)
-    if not flags.runs:
+    folders = [Path(folder) for folder in flags.folders]
+    if not folders:
         raise ConfigError("There is no run to draw; give a run folder: sampleforge plot runs/a")
-    if out.suffix.lower() not in FORMATS:
-        raise ConfigError(f"--out {flags.out}: must end in one of {', '.join(FORMATS)}")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {flags.out}: there is no folder {out.parent}")
-    from sampleforge.reporting.plots import draw
-
-    draw([Path(run_dir) for run_dir in flags.runs], out)
+    out = check_out(flags.out)
+    name: str = flags.figure
+    if name == "auto":
+        fitting = [each for each, figure in FIGURES.items() if (folders[0] / figure.file).is_file()]
+        name = fitting[0] if fitting and len(folders) == 1 else "curves"
+    if name == "curves":
+        _curves(folders, out)
+    else:
+        _check(folders, name)
+        FIGURES[name].draw(folders, out)
     print(out)
     return 0
+
+
+def _check(folders: Sequence[Path], name: str) -> None:
+    """Raise ConfigError unless ``folders`` is one folder that the figure ``name`` fits."""
+    if len(folders) > 1:
+        raise ConfigError(f"--figure {name}: draws one folder, and {len(folders)} were given")
+    if not (folders[0] / FIGURES[name].file).is_file():
+        raise ConfigError(
+            f"--figure {name}: there is no {FIGURES[name].file} in {folders[0]}; leave it out to "
+            "draw learning curves"
+        )
+
+
+def check_out(name: str) -> Path:
+    """Return the file that --out names. Raises ConfigError if no figure can be written there."""
+    out = Path(name)
+    if out.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--out {name}: must end in one of {', '.join(FORMATS)}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {name}: there is no folder {out.parent}")
+    return out

@@ -6,6 +6,7 @@ import sys
 
 from sampleforge.cli.screen import Screen
 from sampleforge.config import ConfigError
+from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.session.deployment import Deployment
 from sampleforge.session.session import Session, describe
@@ -19,7 +20,8 @@ def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
     ends it at once. Ctrl-Z pauses it.
     """
     screen = Screen()
-    session = Session(config, [screen], deployment=deployment)
+    callbacks = [*population_callbacks(config), screen]
+    session = Session(config, callbacks, deployment=deployment)
     interrupts = Interrupts(session.kill, session.interrupt, session.signal_workers)
     try:
         with interrupts:

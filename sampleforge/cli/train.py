@@ -44,9 +44,10 @@ def _run(args: Sequence[str]) -> int:
     from sampleforge.cli.running import run as run_training
     from sampleforge.env.probe import EnvProbeError
     from sampleforge.folder.run_folder import with_folder_and_seed
+    from sampleforge.populations.callbacks import with_schedule_seed
     from sampleforge.reporting.opening import banner, environment_failed
 
-    config = with_folder_and_seed(config)
+    config = with_folder_and_seed(with_schedule_seed(config))
     if not config.quiet:
         print(banner(config), flush=True)
     try:

@@ -268,6 +268,15 @@ class ObservationAdapter:
                 "value of an action; at least one must be allowed until the episode ends"
             )
 
+    def complete_masks(self, masks: Array, present: Array) -> None:
+        """Complete the masks [rows, n] of an agent. Where it takes no part (``present`` bool [rows]
+        is False) every action is allowed, and where its mask allows none, because it is not its
+        turn, the first value of each action is."""
+        masks[~present] = True
+        if masks.shape[1]:
+            free = np.logical_or.reduceat(masks, self._groups, axis=1)
+            masks[:, self._groups] |= ~free
+
 
 def offset(space: gym.Space[Any]) -> Any:
     """Return the number to subtract from a categorical observation so that its values begin at 0;

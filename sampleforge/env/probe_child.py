@@ -92,16 +92,19 @@ def try_out(config: EnvConfig) -> EnvSpec:
     Raises the environment's exceptions, and ConfigError for a bad observation.
     """
     vector = make_vector(config, ROWS, row_seeds(0, 0, 0, ROWS))
-    out = own_outputs(vector.spec, ROWS)
+    seats = [(seat, own_outputs(seat.spec, ROWS)) for seat in vector.seats]
     rng = np.random.default_rng(0)
-    vector.reset(out.obs)
-    check(vector, out.obs)
+    for seat, out in seats:
+        seat.reset(out.obs)
+        check(seat, out.obs)
     for _ in range(STEPS):
         tell_of_row()  # the time-out begins anew
-        masks = out.obs.get(ACTION_MASK)
-        vector.send(random_actions(vector.spec, ROWS, rng, masks))
-        vector.recv(out)
-        check(vector, out.obs)
+        for seat, out in seats:
+            masks = out.obs.get(ACTION_MASK)
+            seat.send(random_actions(seat.spec, ROWS, rng, masks))
+        for seat, out in seats:
+            seat.recv(out)
+            check(seat, out.obs)
     vector.close()
     return vector.spec
 

@@ -27,6 +27,7 @@ from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
 from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.parallel import ParallelRows, is_multi_agent
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.single import SyncVector
 from sampleforge.env.vector import EnvVector
@@ -99,13 +100,15 @@ def known_ids() -> list[str]:
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     """Return ``num_rows`` rows of ``config.env``, with one seed each; rewards are never clipped.
     Box actions are in [-1, 1] unless ``config.rescale_actions`` is off.
+    In a multi-agent environment these are the rows of the first agent; ``seats`` has those of all.
 
     Raises ConfigError for an unknown name or a missing library, and the environment's own
     exceptions.
     """
     vector = _vector(config, num_rows, seeds)
     if config.rescale_actions:
-        vector.rescale_actions()
+        for seat in vector.seats:
+            seat.rescale_actions()
     return vector
 
 
@@ -194,8 +197,13 @@ def _nearest_id(env_id: str) -> str | None:
     name = env_id.rpartition("-v")[0] or env_id
     versions = [i for i in known if i.rpartition("-v")[0].lower() == name.lower()]
     if versions:
-        return max(versions, key=lambda i: registration.parse_env_id(i)[2] or 0)
+        return max(versions, key=_version)
     return next(iter(nearest(env_id, known)), None)
+
+
+def _version(env_id: str) -> int:
+    version = env_id.rpartition("-v")[2]
+    return int(version) if version.isdecimal() else 0
 
 
 # ---- plain gymnasium ids ----
@@ -314,12 +322,17 @@ def _factory_vector(
     config: EnvConfig, factory: Callable[..., Any], num_rows: int, seeds: Sequence[int]
 ) -> EnvVector:
     """Return rows of a factory's environments: one VectorEnv if it takes num_envs, otherwise one
-    env per row."""
+    env per row, of gymnasium or of PettingZoo."""
     kwargs = config.env_kwargs
     if not _takes(factory, "num_envs"):
-        return sync_vector(
-            config, lambda: _checked(config, factory(**kwargs), gym.Env), num_rows, seeds
-        )
+        made = [factory(**kwargs)]  # tells its kind, and is the first row
+
+        def make() -> Any:
+            return made.pop() if made else factory(**kwargs)
+
+        if is_multi_agent(made[0]):
+            return ParallelRows(config, make, num_rows, seeds).seats[0]
+        return sync_vector(config, lambda: _checked(config, make(), gym.Env), num_rows, seeds)
     if config.env_backend == "single" or config.max_episode_steps is not None:
         raise ConfigError(
             f"{config.env} makes rows of its own (it takes num_envs): --env-backend single and "
@@ -336,7 +349,8 @@ def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
         return env
     raise ConfigError(
         f"{config.env} returned a {type(env).__name__}, but must return a gymnasium "
-        f"{kind.__name__}: a factory that takes num_envs returns a VectorEnv, any other an Env"
+        f"{kind.__name__}: a factory that takes num_envs returns a VectorEnv, any other an Env, of "
+        "gymnasium or of PettingZoo"
     )
 
 

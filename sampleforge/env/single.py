@@ -30,6 +30,9 @@ GOOD_STEPS = 100
 
 log = logging.getLogger(__name__)
 
+TRUE_OBJECTIVE = "true_objective"
+"""Key of ``info``: the result of the episode so far, which is reported as its return in the place
+of the sum of its rewards. An environment that offers reward-shaping numbers should give it."""
 EPISODE_STATS = "episode_extra_stats"
 """The key in ``info`` of an episode's last step under which an environment reports statistics of
 the episode, {name: number}. Their means over 100 episodes are reported as ``env_<name>``."""
@@ -90,6 +93,7 @@ class SyncVector(EnvVector):
             frame_skip=frame_skip,
             max_episode_steps=limit,
             protocol=protocol,
+            reward_shaping=offered_shaping(env, config.env),
         )
         super().__init__(spec, num_rows)
         self._observations = ObservationAdapter(spec)
@@ -100,6 +104,7 @@ class SyncVector(EnvVector):
         self._terminated: list[Any] = [False] * num_rows
         self._truncated: list[Any] = [False] * num_rows
         self._faults: dict[int, _Faults] = {}
+        self._shaping: dict[str, float] = {}
         self._steps = 0
 
     def _decorrelate(self, limits: Array) -> None:
@@ -155,8 +160,8 @@ class SyncVector(EnvVector):
                         value, rewards[row], terminated[row], truncated[row], info = result
                     except (TypeError, ValueError):
                         refuse_step(result, self.spec.env_id, f"row {row}")
-                    if info and EPISODE_STATS in info:
-                        send_episode_stats(info[EPISODE_STATS])
+                    if info:
+                        self._take_info(row, info)
             except ConfigError:
                 raise  # another env would give the same
             except Exception as error:
@@ -166,6 +171,19 @@ class SyncVector(EnvVector):
                 plain_obs[row] = value
             else:
                 adapter.write(row, value, info, obs)
+
+    def _take_info(self, row: int, info: Mapping[str, Any]) -> None:
+        if EPISODE_STATS in info:
+            send_episode_stats(info[EPISODE_STATS])
+        if TRUE_OBJECTIVE in info:
+            self._objectives[row] = float(info[TRUE_OBJECTIVE])
+
+    def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
+        if not self.spec.reward_shaping:
+            super().set_reward_shaping(numbers)
+        self._shaping = dict(numbers)
+        for env in self._envs:
+            env.unwrapped.reward_shaping.update(numbers)  # type: ignore[attr-defined]
 
     def _plain(self, obs: Mapping[str, Array]) -> tuple[Any, Any, Any]:
         """Return array, shape and dtype of a plain Box observation; otherwise Nones, which equal no
@@ -212,6 +230,10 @@ class SyncVector(EnvVector):
                 self._envs[row].close()
             try:
                 self._envs[row] = self._make()
+                if self._shaping:
+                    self._envs[row].unwrapped.reward_shaping.update(  # type: ignore[attr-defined]
+                        self._shaping
+                    )
                 first = self._envs[row].reset(seed=next_seed(self._seeds[row], self.rebuilt))
             except Exception as again:
                 error = again
@@ -243,6 +265,21 @@ class SyncVector(EnvVector):
         with ExitStack() as stack:
             for env in reversed(envs):
                 stack.callback(env.close)
+
+
+def offered_shaping(env: gym.Env[Any, Any], env_id: str) -> dict[str, float]:
+    """Return the reward-shaping numbers that an environment offers: the dict in its attribute
+    ``reward_shaping``, which it reads whenever it computes a reward. Raises ConfigError for
+    something else there."""
+    offered = getattr(env.unwrapped, "reward_shaping", None)
+    if offered is None:
+        return {}
+    try:
+        return {str(name): float(number) for name, number in offered.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{env_id}: its reward_shaping is {offered!r}, but must be a dict of numbers by name"
+        ) from error
 
 
 def send_episode_stats(stats: Mapping[str, float]) -> None:

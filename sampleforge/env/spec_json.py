@@ -36,7 +36,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
     declared = spec.spaces
     if declared is None:
         raise ConfigError(f"{spec.env_id}: its spec has no spaces; make it with env_spec")
-    plain = {
+    plain: Plain = {
         "format": FORMAT,
         "env_id": spec.env_id,
         "observation_space": _space_to_plain(declared.observation),
@@ -49,19 +49,24 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         "max_episode_steps": spec.max_episode_steps,
         "protocol": spec.protocol,
         "asynchronous": spec.asynchronous,
+        **({"reward_shaping": dict(spec.reward_shaping)} if spec.reward_shaping else {}),
     }
-    if replace(spec_from_plain(plain), spaces=declared) != spec:
+    if spec.agents:
+        plain["agents"] = list(spec.agents)
+    if replace(spec_from_plain(plain), spaces=declared) != replace(spec, other_groups=()):
         raise ConfigError(
             f"{spec.env_id}: its spec does not follow from its spaces, so that it cannot be "
             "stored; make it with sampleforge.env.adapter.env_spec"
         )
+    if spec.other_groups:
+        plain["other_groups"] = [spec_to_plain(group) for group in spec.other_groups]
     return plain
 
 
-def spec_from_plain(plain: Any) -> EnvSpec:
+def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
     """Return the spec that `spec_to_plain` has converted. Raises ConfigError for a wrong value,
-    with its place and what it must be."""
-    reader = _Reader(plain, "")
+    with its place and what it must be. ``where``: the place of ``plain`` itself."""
+    reader = _Reader(plain, where)
     version = reader.value("format", int)
     if version != FORMAT:
         raise ConfigError(
@@ -70,11 +75,12 @@ def spec_from_plain(plain: Any) -> EnvSpec:
         )
     stacks = reader.value("frame_stack", dict)
     declared = EnvSpaces(
-        _space_from_plain(reader.value("observation_space", dict), "observation_space"),
-        _space_from_plain(reader.value("action_space", dict), "action_space"),
+        reader.space("observation_space"),
+        reader.space("action_space"),
         reader.value("mask_in_info", bool),
     )
     rescales = reader.value("rescale_actions", bool)
+    shaping = reader.value("reward_shaping", dict) if "reward_shaping" in plain else {}
     spec = env_spec(
         reader.value("env_id", str),
         declared,
@@ -84,9 +90,16 @@ def spec_from_plain(plain: Any) -> EnvSpec:
         max_episode_steps=reader.count("max_episode_steps", optional=True),
         protocol=reader.value("protocol", str),
         asynchronous=reader.value("asynchronous", bool),
+        agents=reader.names("agents"),
+        reward_shaping={str(name): float(number) for name, number in shaping.items()},
     )
+    spec = with_action_units(spec, rescale=rescales)
+    others = [
+        spec_from_plain(group, f"other_groups[{i}]")
+        for i, group in enumerate(reader.value("other_groups", list, optional=True) or ())
+    ]
     reader.finish()
-    return with_action_units(spec, rescale=rescales)
+    return replace(spec, other_groups=tuple(others))
 
 
 def _space_to_plain(space: gym.Space[Any]) -> Plain:
@@ -222,8 +235,12 @@ class _Reader:
         self._plain = dict(plain)
         self._known: list[str] = []
 
-    def value(self, name: str, kind: type) -> Any:
-        """Return the value, which must have exactly the type ``kind``."""
+    def value(self, name: str, kind: type, *, optional: bool = False) -> Any:
+        """Return the value, which must have exactly the type ``kind``; None if it is missing and
+        ``optional``."""
+        if optional and name not in self._plain:
+            self._known.append(name)
+            return None
         value = self._take(name)
         if type(value) is not kind:
             self.refuse(name, value, _WORDS[kind])
@@ -235,6 +252,17 @@ class _Reader:
         if value not in known:
             self.refuse(name, value, f"one of {', '.join(known)}")
         return str(value)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings; empty if it is missing."""
+        values = self.value(name, list, optional=True) or []
+        if not all(isinstance(value, str) for value in values):
+            self.refuse(name, values, "a list of strings")
+        return tuple(values)
+
+    def space(self, name: str) -> gym.Space[Any]:
+        """Return a space."""
+        return _space_from_plain(self.value(name, dict), self._place(name))
 
     def count(self, name: str, *, optional: bool = False) -> Any:
         """Return a positive integer of at most 63 bits; also None if ``optional``."""

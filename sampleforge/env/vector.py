@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ConvertedActions
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.finite import SMALL, all_finite, rows_not_finite
@@ -89,6 +90,9 @@ class EnvVector(ABC):
     """Whether the backend's arithmetic rules out values that are not finite, so that no check is
     needed."""
 
+    agent = ""
+    """The name of the agent, in a multi-agent environment."""
+
     def __init__(self, spec: EnvSpec, num_rows: int) -> None:
         assert spec.spaces is not None
         self.spec = spec
@@ -107,6 +111,9 @@ class EnvVector(ABC):
         self._returns = np.zeros(num_rows, np.float64)
         self._lengths = np.zeros(num_rows, np.int64)
         self._finished = np.zeros(num_rows, np.int64)
+        self._objectives: dict[int, float] = {}
+        """Results of the rows' episodes so far, of environments that have another than the sum of
+        rewards; set by the backend."""
         self._leave_out_first = False
         """Whether each row's first episode is not counted, because decorrelation shortens it."""
         self.not_finite = NotFiniteEvents(spec.env_id, num_rows)
@@ -137,6 +144,17 @@ class EnvVector(ABC):
         """Take actions in the environment's own form from now on: scaled, clipped and with offsets,
         leaf -> [rows, ...] in the dtype of its space. Call it before the first step."""
         self._adapter = ConvertedActions(self.action_space, self.spec.actions)
+
+    def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
+        """Set the numbers by which the environments shape their rewards (``spec.reward_shaping``),
+        from the next step on. Raises ConfigError if they have none."""
+        raise ConfigError(f"{self.spec.env_id} offers no reward-shaping numbers")
+
+    @property
+    def seats(self) -> tuple[EnvVector, ...]:
+        """The env vectors of all agents of the environment: only this one in a single-agent
+        environment; see `sampleforge.env.multi_agent`."""
+        return (self,)
 
     @property
     def frames(self) -> int:
@@ -248,6 +266,7 @@ class EnvVector(ABC):
             out.valid[row], out.truncated[row], out.first[row] = False, True, True
             self._ended[row] = False
             self._returns[row], self._lengths[row] = 0.0, 0
+            self._objectives.pop(row, None)
             self._uncounted[row] = False
         self._lost.clear()
 
@@ -259,8 +278,10 @@ class EnvVector(ABC):
                 self.not_finite.episode_counts(row)
                 if self._finished[row] or not self._leave_out_first:
                     ret, length = float(self._returns[row]), int(self._lengths[row])
+                    ret = self._objectives.get(row, ret)
                     episodes.append(Episode(row, ret, length))
             self._finished[row] += 1
+            self._objectives.pop(row, None)
             self._returns[row], self._lengths[row] = 0.0, 0
             self._uncounted[row] = False
         return episodes

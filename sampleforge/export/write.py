@@ -7,6 +7,7 @@ file the property `METADATA_KEY`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import io
@@ -106,7 +107,7 @@ def export_policy(
         "checked_with": checked_with,
         "observations": OBSERVATIONS,
         "max_error": error,
-        "spec": spec_to_plain(policy.spec),
+        "spec": spec_to_plain(dataclasses.replace(policy.spec, other_groups=())),
     }
     with _quiet():
         contents = encode(to_json(metadata))

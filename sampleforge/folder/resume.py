@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
+from sampleforge.folder.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +58,17 @@ class ResumeCheckpoint:
         loaded = self._store.load(log=lambda text: None)
         assert loaded is not None, "the driver has loaded it before"
         return loaded[0]
+
+
+def frozen_weights(weights: str) -> ResumeCheckpoint:
+    """Return the latest checkpoint of a run folder, or, with ``weights`` as folder:id, that of its
+    policy with this id. Raises ConfigError if there is none."""
+    run_dir, _, policy = weights.partition(":")
+    folder = RunFolder.existing(run_dir)
+    store = CheckpointStore(folder.policy_checkpoints(policy or None), 1)
+    if store.load(log=lambda text: None) is None:
+        raise ConfigError(f"--policy-weights {weights}: there is no checkpoint yet; train it first")
+    return ResumeCheckpoint(store)
 
 
 def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
 from sampleforge.folder.atomic_file import to_json, write_atomically, writing
-from sampleforge.folder.trust import IMPORTABLE, Trust, check_places, check_trust
+from sampleforge.folder.lock import lock_folder
+from sampleforge.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
 
 if TYPE_CHECKING:
     from sampleforge.spec import EnvSpec
@@ -27,7 +27,7 @@ C = TypeVar("C")
 
 _FILES = (
     *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
-    *("tb", "checkpoints", ".lock"),
+    *("tb", "checkpoints", "snapshots", "self_play.json", ".lock"),
 )
 """The files and folders that a run keeps in its folder."""
 
@@ -84,6 +84,8 @@ class RunFolder:
         self.tensorboard = self.path / "tb"
         self.scratch = self.path / "scratch"
         self.checkpoints = self.path / "checkpoints"
+        self.snapshots = self.path / "snapshots"
+        self.self_play_file = self.path / "self_play.json"
         self._lock: int | None = None
 
     @classmethod
@@ -109,7 +111,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             check_places(self.path, _FILES)
-            self._lock = self._locked()
+            self._lock = lock_folder(self.path, "--run-dir")
             self.checkpoints.mkdir(exist_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)  # a killed run leaves it
             self.scratch.mkdir()
@@ -132,15 +134,20 @@ class RunFolder:
                 f"The run folder {self.path} was removed or moved while the run wrote to it"
             )
 
-    def policy_checkpoints(self, policy: str | None) -> Path:
-        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
-        with this id in a run with several. Raises ConfigError if it does not say which of several,
-        or names another."""
+    def policy_ids(self) -> list[str]:
+        """Return the ids of the policies of which there are checkpoints, in a run with several;
+        none in a run with one."""
         files = self.checkpoints.glob("*/*")
         of_checkpoints = (
             file for file in files if file.suffix == ".safetensors" or file.name == "manifest.json"
         )
-        several = sorted({file.parent.name for file in of_checkpoints})
+        return sorted({file.parent.name for file in of_checkpoints})
+
+    def policy_checkpoints(self, policy: str | None) -> Path:
+        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
+        with this id in a run with several. Raises ConfigError if it does not say which of several,
+        or names another."""
+        several = self.policy_ids()
         if policy in several:
             return self.checkpoints / policy
         if policy is None and not several:
@@ -151,22 +158,6 @@ class RunFolder:
             f"{self.path} has the policies {', '.join(several)}; say which of them: --policy "
             f"{several[0]}, or policy={several[0]!r} in Python"
         )
-
-    def _locked(self) -> int:
-        """Lock the folder; return the file descriptor that holds the lock."""
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            raise ConfigError(
-                f"--run-dir {self.path} is in use by process {owner}; stop that run first, or give "
-                "another folder"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        return handle
 
     def close(self) -> None:
         """Remove the files that simulators have written, and release the lock."""
@@ -184,7 +175,7 @@ class RunFolder:
         with writing(self.config_file):
             stored_config.write_config(self.config_file, resolved, asked)
 
-    def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = IMPORTABLE) -> C:
+    def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = CODE_TO_ACT) -> C:
         """Return the config of this run as ``cls``. Raises ConfigError if it does not fit, or if
         one of the fields ``used`` names code that ``trust`` does not cover."""
         config = stored_config.read_config(self.config_file, cls)[0]

@@ -99,7 +99,7 @@ def write_config(path: Path, resolved: Any, asked: Any) -> None:
     for name in NOT_STORED:
         del fields[name]
     left_open = {name: given[name] for name in fields if given[name] != fields[name]}
-    stored = {"algo": resolved.algo, "versions": versions(), **_nested(fields)}
+    stored = {"algo": resolved.algo, "versions": versions(), **nested(fields)}
     text = yaml.safe_dump(
         {**stored, "left_open": _plain(left_open)}, sort_keys=False, allow_unicode=True
     )
@@ -287,7 +287,7 @@ def adopt(stored: C, config: C) -> C:
     Fields that name code are equal in both, and taken from ``config``."""
     own = {*MAY_CHANGE, *IMPORTABLE}
     kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
-    merged = _nested({**flat_fields(config), **kept})
+    merged = nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
 
 
@@ -295,7 +295,7 @@ def with_own_code(config: C, own: C) -> C:
     """Return ``config``, which came from another process, with the values of ``own`` for the fields
     that can name code."""
     kept = {name: value for name, value in flat_fields(own).items() if name in IMPORTABLE}
-    return from_plain(type(config), _nested({**flat_fields(config), **kept}), "config")
+    return from_plain(type(config), nested({**flat_fields(config), **kept}), "config")
 
 
 def flat_fields(config: Any) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def flat_fields(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested fields, in plain values of YAML: the inverse of `flat_fields`."""
     nested: dict[str, Any] = {}
     for name, value in fields.items():

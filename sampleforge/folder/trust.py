@@ -16,8 +16,11 @@ from typing import Any
 
 from sampleforge.config import ConfigError, typed
 
-IMPORTABLE = ("env", "env_kwargs", "model.encoder")
-"""Fields of a config, by dotted name, whose values can name code to import."""
+CODE_TO_ACT = ("env", "env_kwargs", "model.encoder")
+"""Fields of a config, by dotted name, whose values can name code that a policy or its environment
+consists of."""
+IMPORTABLE = (*CODE_TO_ACT, "policy_mapping")
+"""Fields of a config whose values can name code to import."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Trust:
 
 
 def check_trust(
-    config_file: Path, config: Any, trust: Trust, used: Sequence[str] = IMPORTABLE
+    config_file: Path, config: Any, trust: Trust, used: Sequence[str] = CODE_TO_ACT
 ) -> None:
     """Raise ConfigError if a value of ``config``, read from ``config_file``, names code and
     ``trust`` does not cover it, or if a repeated value differs from the stored one. Only the fields
@@ -61,7 +64,7 @@ def check_trust(
     )
 
 
-def naming_code(config: Any, used: Sequence[str] = IMPORTABLE) -> dict[str, Any]:
+def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any]:
     """Return the values of the fields ``used``, by dotted name, that make Python import code; the
     value is empty if it names no code."""
     from sampleforge.env.importable import importable_kwargs, names_code
@@ -73,10 +76,12 @@ def naming_code(config: Any, used: Sequence[str] = IMPORTABLE) -> dict[str, Any]
         values["env_kwargs"] = importable_kwargs(config)
     if "model.encoder" in used:
         values["model.encoder"] = encoder if ":" in encoder else ""
+    if "policy_mapping" in used:
+        values["policy_mapping"] = getattr(config, "policy_mapping", None) or ""
     return values
 
 
-def imports_code(config: Any, used: Sequence[str] = IMPORTABLE) -> bool:
+def imports_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> bool:
     """Return whether a value of a config, in the fields ``used``, names code."""
     return any(naming_code(config, used).values())
 
@@ -84,7 +89,7 @@ def imports_code(config: Any, used: Sequence[str] = IMPORTABLE) -> bool:
 def _value(config: Any, name: str) -> Any:
     """Return the value of a config's field by its dotted name."""
     for part in name.split("."):
-        config = getattr(config, part)
+        config = getattr(config, part, None)  # ranks have no policy mapping
     return config
 
 

@@ -57,12 +57,14 @@ class Panel:
             Text(f"\n{self._title}", "bold", no_wrap=True, overflow="ellipsis"),
             *_progress(values, self._goal, width),
             _figures(_system(values), _learning(values), wide=width >= WIDE),
-            *([_table(self._policies)] if self._policies else []),
+            *([_table_of(self._policies, width)] if self._policies else []),
         ]
         if self._bottleneck is not None:
             lines.append(_line("bottleneck", self._bottleneck))
         if "eval_return_mean" in values:
             lines.append(_line("evaluated", evaluation(values), wraps=True))
+        if "self_play_elo" in values:
+            lines.append(_line("self-play", _self_play(values)))
         if values.get("env_restarts"):
             lines.append(Text(env_restarts(values), "yellow"))
         if dropped := values.get("nonfinite_steps"):
@@ -75,6 +77,17 @@ def _line(name: str, text: str, *, wraps: bool = False) -> Text:
     line = Text.assemble((f"{name:<11}", "dim"), text)
     line.no_wrap, line.overflow = not wraps, "ellipsis"
     return line
+
+
+def _self_play(values: Values) -> str:
+    """Return the rating of a policy that plays its snapshots, and the win rates against them."""
+    get = values.get
+    snapshots, elo, sd = (number(get(f"self_play_{n}")) for n in ("snapshots", "elo", "elo_sd"))
+    wins, least = (get(f"self_play_win_rate_{name}") for name in ("mean", "min"))
+    return (
+        f"Elo {elo} ± {sd}, wins {number(wins, '.0%')} against {snapshots} snapshots "
+        f"(the hardest {number(least, '.0%')})"
+    )
 
 
 def _figures(left: list[Figure], right: list[Figure], *, wide: bool) -> Table:
@@ -156,6 +169,55 @@ def _learning(values: Values) -> list[Figure]:
         *(_q_losses(values) if has_replay(values) else _policy_losses(values)),
         ("grad norm", number(get("grad_norm"), ".3g")),
     ]
+
+
+def _table_of(policies: Mapping[str, Values], width: int) -> Table:
+    """Return the table of the policies, or of the members of a population."""
+    is_population = any("member_env_steps" in own for own in policies.values())
+    return _population(policies, width) if is_population else _table(policies)
+
+
+POPULATION_NAMES = {
+    "pbt_learning_rate": "lr",
+    "pbt_exploration_coeff": "exploration",
+    "pbt_gamma": "gamma",
+    "pbt_clip_ratio": "clip",
+    "pbt_max_grad_norm": "grad norm",
+    "pbt_value_coeff": "value",
+}
+"""Hyperparameters with a column of their own in the table of a population, as far as there is room,
+and their headings."""
+
+
+def _population(policies: Mapping[str, Values], width: int) -> Table:
+    """Return a table with a row for each member of a population: its return, the hyperparameters
+    that differ most often, and the member that it has copied last."""
+    names = list(policies)
+    shown = [n for n in POPULATION_NAMES if any(n in own for own in policies.values())]
+    longest = max([6, *map(len, names)])
+    room = width - 2 * longest - 26  # for policy, copied from, return and episodes
+    taken = 0
+    columns = []
+    for name in shown:
+        taken += max(7, len(POPULATION_NAMES[name])) + 2
+        if taken <= room:
+            columns.append(name)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    headings = ["policy", "return", "episodes", *(POPULATION_NAMES[n] for n in columns), "from"]
+    for heading in headings:
+        left = heading in ("policy", "from")
+        table.add_column(justify="left" if left else "right", no_wrap=True)
+    table.add_row(*headings, style="dim")
+    for policy, own in policies.items():
+        donor = own.get("copied_from")
+        table.add_row(
+            policy,
+            number(own.get("pbt_objective", own.get("return_mean")), ",.2f"),
+            short(own.get("episodes")),
+            *(number(own.get(name), ".2g") for name in columns),
+            "-" if donor is None else names[int(donor)],
+        )
+    return table
 
 
 def _table(policies: Mapping[str, Values]) -> Table:

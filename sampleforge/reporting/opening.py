@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sampleforge import __version__
-from sampleforge.reporting.line_file import LineFile
+from sampleforge.folder.line_file import LineFile
 from sampleforge.reporting.progress import number
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.runtime.machine import resolve_device
-    from sampleforge.topologies.builders import PolicyStart, ResumePoint
-    from sampleforge.topologies.config import policy_ids
+    from sampleforge.topologies.agent_groups import other_agent_groups
+    from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts
+    from sampleforge.topologies.config import roles_of_policies
     from sampleforge.topologies.registry import topology
 
     make_cwd_importable()
@@ -129,10 +130,19 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     config = chosen.resolve_defaults(config, spec)
     plan = chosen.plan(config, spec, resolve_device(config.device))
     model = resolve_encoder(config.model, spec.observations)
-    config = dataclasses.replace(config, batch_size=plan.batch_size, model=model)
+    config = dataclasses.replace(config, batch_size=plan.batch_size)
+    others = other_agent_groups(chosen.plan, config, plan, spec)
+    config = dataclasses.replace(config, model=model)
     start = ResumePoint(config.seed or 0)
-    policies = [PolicyStart(each, start, _do_not_save) for each in policy_ids(config)]
-    return chosen.wire(config, plan, spec, start, policies), config, plan, spec
+    roles = roles_of_policies(config)
+    policies = [
+        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
+        for each in roles.trained
+    ]
+    more: dict[str, Any] = {"others": others} if others else {}
+    if roles.frozen:
+        more["frozen"] = frozen_starts(roles, spec, lambda index, weights: start)
+    return chosen.wire(config, plan, spec, start, policies, **more), config, plan, spec
 
 
 def _do_not_save(tensors: Any, state: Any) -> None:

@@ -89,14 +89,8 @@ def draw(paths: Sequence[Path], out: Path) -> None:
 
     Raises ConfigError if a run has no report yet, or if matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
-        ) from error
     runs = [curves for path in paths for curves in read_curves(path)]
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    figure = import_figure()(figsize=(11, 7.5), layout="constrained")
     axes = figure.subplots(2, 2)
     unit = _time_unit(runs)
     stale = POLICY_LAG if any(run.has(*POLICY_LAG.names) for run in runs) else SAMPLE_AGE
@@ -113,6 +107,17 @@ def draw(paths: Sequence[Path], out: Path) -> None:
         names = [r.name if len(subjects) == 1 else f"{r.name} ({r.subject})" for r in runs]
         figure.legend(lines, names, loc="outside lower center", ncols=min(4, len(runs)))
     figure.savefig(out, dpi=130)
+
+
+def import_figure() -> Any:
+    """Return the class of matplotlib's figures. Raises ConfigError if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
+        ) from error
+    return Figure
 
 
 def _time_unit(runs: Sequence[Curves]) -> float:

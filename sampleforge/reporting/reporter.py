@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from sampleforge.folder.atomic_file import to_json
+from sampleforge.folder.line_file import LineFile
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.reporting.evaluated import evaluations
-from sampleforge.reporting.line_file import LineFile
 
 if TYPE_CHECKING:
     from sampleforge.replay.histograms import Histogram

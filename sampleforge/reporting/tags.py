@@ -33,14 +33,17 @@ GROUPS = {
         *("samples_per_insert", "sample_age_mean", "stale_priority_updates", "late_samples"),
         "priority",
     ),
+    "population": ("copies", "mutations", "copied_from", "member_env_steps"),
 }
 """Group -> names of its metrics. Names with a variable part are in `PATTERNS`."""
 PATTERNS = {
     "eval": r"eval_\w+",
     "perf": r"restarts_\w+",
+    "population": r"pbt_.+",
     "ranks": r"rank\d+_\w+",
     "replay": r"replay_priority_sum_\d+",
     "rollout": r"return_mean_epsilon_.+|env_.+",
+    "self_play": r"self_play_\w+",
 }
 """Group -> regular expression of names with a variable part."""
 OTHERS = "custom"
@@ -50,7 +53,8 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def group_of(name: str) -> str:
-    """Return the group of a metric: rollout, losses, perf, eval, replay, ranks, or `OTHERS`."""
+    """Return the group of a metric: rollout, losses, perf, eval, replay, ranks, population,
+    self_play, or `OTHERS`."""
     if name in _GROUP_OF:
         return _GROUP_OF[name]
     fits = (group for group, pattern in PATTERNS.items() if re.fullmatch(pattern, name))

@@ -28,6 +28,11 @@ class Callback:
     iterates over its reports. What one raises ends the session.
     """
 
+    def on_wire(self, session: Session) -> None:
+        """The run folder is open and ``session.resolved`` is the config with all defaults; the
+        workers are about to be made. May set ``session.hyperparameters``,
+        ``session.env_steps_of`` and ``session.schedule``."""
+
     def on_start(self, session: Session) -> None:
         """The workers have been started."""
 
@@ -37,11 +42,19 @@ class Callback:
     def on_episode(self, session: Session, episode: EpisodeRecord) -> None:
         """An episode of the training has ended: its actor, split, row, return and length."""
 
+    def extend_report(self, session: Session, report: dict[str, float]) -> None:
+        """A report is being made: add scalars to it."""
+
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         """A report is due: its scalars, as metrics.jsonl has them."""
 
     def on_evaluation(self, session: Session, evaluation: Mapping[str, float]) -> None:
         """The evaluator has finished: the ``eval_*`` scalars of its result."""
+
+    def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
+        """Return plain values that each policy's checkpoint is to hold beside the learner's state;
+        a resumed session finds them in ``session.opened.policies``."""
+        return {}
 
     def on_checkpoint(self, session: Session, env_steps: int) -> None:
         """A checkpoint of so many env steps has been written."""
@@ -54,6 +67,9 @@ class Callback:
 
     def on_stop(self, session: Session) -> None:
         """The training has ended without an error; the workers still answer."""
+
+    def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
+        """The summary is being made: add values to it."""
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         """Everything has ended, with an error or without: the fields of summary.json."""

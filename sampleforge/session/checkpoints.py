@@ -179,6 +179,7 @@ class PolicyCheckpoints:
             "resumes": session.resume_point.resumes,
             "statistics": session.statistics.state(self._statistics),
             **self._statistics.rating(),
+            **session.callback_state(),
         }
 
 

@@ -18,7 +18,7 @@ from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.session.callback import Callback, Level, Message
 from sampleforge.session.deployment import Deployment, OneMachine
-from sampleforge.topologies.config import AnyConfig, policy_ids
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import OpenRun
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sampleforge.topologies.builders import ResumePoint
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.sampler_plan import Plan
+    from sampleforge.workers.change_follower import ScheduledChange
     from sampleforge.workers.worker import WorkerContext
 
 ANSWER_TIMEOUT = 300.0
@@ -81,7 +82,8 @@ class Session:
         deployment: Deployment | None = None,
         policies: Sequence[str] | None = None,
     ) -> None:
-        policies = policy_ids(config) if policies is None else policies
+        roles = roles_of_policies(config, policies)
+        policies = roles.trained
         if not config.env:
             raise ConfigError("no environment; give one, such as --env CartPole-v1")
         if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
@@ -93,12 +95,20 @@ class Session:
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
         with all defaults."""
         self._policies = policies
+        self._roles = roles
         self._deployment = deployment or OneMachine(serial=config.serial)
         self._callbacks = list(callbacks)
         self._resources = ExitStack()
         self._runner: Runner | None = None
         self._is_open = False
         self._warnings_told: set[str] = set()
+        self.hyperparameters: Mapping[str, Mapping[str, Any]] = {}
+        """Hyperparameters in which a policy that begins differs from the config, by its id."""
+        self.env_steps_of: Mapping[str, int] = {}
+        """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
+        them."""
+        self.schedule: tuple[ScheduledChange, ...] | None = None
+        """Changes of the policy's hyperparameters during the run, if there is one policy."""
         self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
 
     # ---- beginning ----
@@ -160,7 +170,7 @@ class Session:
 
     def _wire(self) -> None:
         from sampleforge.folder.resolved import with_plan
-        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint
+        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint, frozen_weights
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.opening import opening
@@ -168,7 +178,13 @@ class Session:
         from sampleforge.session.checkpoints import Checkpoints
         from sampleforge.session.reporting import StaleExperience, Starting
         from sampleforge.shared.rings import check_store_order
-        from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
+        from sampleforge.topologies.agent_groups import other_agent_groups
+        from sampleforge.topologies.builders import (
+            PolicyStart,
+            ResumePoint,
+            frozen_starts,
+            seed_of_policy,
+        )
         from sampleforge.workers.worker import WorkerContext
 
         opened, chosen = self.opened, self._deployment.topology(self)
@@ -179,9 +195,11 @@ class Session:
         self.resolved: AnyConfig = config
         self.folder.write_config(with_plan(config, self.plan), self.asked)
         self.folder.write_spec(self.spec)
+        others = other_agent_groups(chosen.plan, config, self.plan, self.spec)
         config = dataclasses.replace(config, model=model)
         assert config.seed is not None
-        self.new_model = chosen.model_maker(config, self.spec, config.seed)
+        seed = config.seed
+        self.new_model = chosen.model_maker(config, self.spec, seed)
         earlier = opened.earlier
         self.resume_point: ResumePoint = ResumePoint(
             seed=config.seed,
@@ -189,6 +207,9 @@ class Session:
             env_steps=earlier.get("env_steps", 0),
             wall_s=earlier.get("wall_s", 0.0),
         )
+        for callback in self._callbacks:
+            callback.on_wire(self)
+        alone = self.resume_point.env_steps if len(opened.policies) == 1 else 0
         policies = [
             PolicyStart(
                 stored.id,
@@ -199,10 +220,29 @@ class Session:
                     replays=stored.stored_replay,
                 ),
                 SaveCheckpoint(stored.store),
+                self.hyperparameters.get(stored.id, {}),
+                self.schedule,
+                self.env_steps_of.get(stored.id, alone),
+                group=self._roles.agent_group(stored.id, self.spec),
             )
             for index, stored in enumerate(opened.policies)
         ]
-        self.graph: Graph = chosen.wire(config, self.plan, self.spec, self.resume_point, policies)
+
+        def frozen_start(index: int, weights: str) -> ResumePoint:
+            return dataclasses.replace(
+                self.resume_point,
+                seed=seed_of_policy(seed, index),
+                resume=frozen_weights(weights) if weights else None,
+            )
+
+        more: dict[str, Any] = {}
+        if self._roles.frozen:
+            more["frozen"] = frozen_starts(self._roles, self.spec, frozen_start)
+        if others:
+            more["others"] = others
+        self.graph: Graph = chosen.wire(
+            config, self.plan, self.spec, self.resume_point, policies, **more
+        )
         self.ticker: ClockTicker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
         stored_statistics = {
@@ -311,6 +351,8 @@ class Session:
             for group in self.graph.groups
         }
         scalars = self.statistics.scalars(metrics)
+        for callback in self._callbacks:
+            callback.extend_report(self, scalars)
         finished = list(evaluations(scalars).values())
         for callback in self._callbacks:
             callback.on_report(self, scalars)
@@ -326,6 +368,13 @@ class Session:
             if group.histograms is not None
             for name, histogram in group.histograms.read().items()
         }
+
+    def callback_state(self) -> dict[str, Any]:
+        """Return the plain values that the callbacks keep in checkpoints."""
+        state: dict[str, Any] = {}
+        for callback in self._callbacks:
+            state |= callback.checkpoint_state(self)
+        return state
 
     def save(self) -> None:
         """Write a checkpoint now. Raises OSError if it cannot be written."""
@@ -466,6 +515,8 @@ class Session:
     def _sum_up(self, error: BaseException | None) -> None:
         """Write the summary, and tell the callbacks of the end."""
         summary = self._summary(error)
+        for callback in self._callbacks:
+            callback.extend_summary(self, summary)
         try:
             self.folder.write_summary(summary)
         finally:

@@ -14,10 +14,17 @@ def _nothing() -> None:
     pass
 
 
+NO_SNAPSHOT = -1
+"""In the place of a snapshot: no frozen opponent has played, or not the whole episode."""
+
+
 class EpisodeRecord(NamedTuple):
-    """One finished episode: the actor, split and row that played it, ``ret`` the sum of its raw
-    rewards, ``length`` in env steps, ``policy`` the index of the policy group that acted when it
-    ended."""
+    """One finished episode of an agent: the actor, split and row that played it, ``ret`` the sum of
+    its raw rewards, ``length`` in env steps, ``policy`` the index of the policy group that acted
+    when it ended, ``seat`` that of the agent.
+
+    ``opponent`` is the snapshot that a frozen opponent in the same row played with (`NO_SNAPSHOT`:
+    none), and ``opponent_ret`` the opponent's return of the same episode."""
 
     actor: int
     split: int
@@ -25,27 +32,16 @@ class EpisodeRecord(NamedTuple):
     ret: float
     length: int
     policy: int = 0
-
-
-class _Episode(Protocol):
-    @property
-    def row(self) -> int: ...
-    @property
-    def ret(self) -> float: ...
-    @property
-    def length(self) -> int: ...
+    seat: int = 0
+    opponent: int = NO_SNAPSHOT
+    opponent_ret: float = 0.0
 
 
 class Episodes(Protocol):
     """A queue of finished episodes from the actors to the driver."""
 
     def put(
-        self,
-        actor: int,
-        split: int,
-        episodes: Iterable[_Episode],
-        policy: int = 0,
-        waiting: Callable[[], None] = _nothing,
+        self, records: Iterable[EpisodeRecord], waiting: Callable[[], None] = _nothing
     ) -> None: ...
 
     def take(self) -> list[EpisodeRecord]: ...
@@ -57,15 +53,8 @@ class EpisodeList:
     def __init__(self) -> None:
         self._records: list[EpisodeRecord] = []
 
-    def put(
-        self,
-        actor: int,
-        split: int,
-        episodes: Iterable[_Episode],
-        policy: int = 0,
-        waiting: Callable[[], None] = _nothing,
-    ) -> None:
-        self.extend(EpisodeRecord(actor, split, e.row, e.ret, e.length, policy) for e in episodes)
+    def put(self, records: Iterable[EpisodeRecord], waiting: Callable[[], None] = _nothing) -> None:
+        self.extend(records)
 
     def extend(self, records: Iterable[EpisodeRecord]) -> None:
         self._records += records
@@ -89,34 +78,26 @@ class EpisodeQueue:
         self.__setstate__(
             SharedArrays(
                 {
-                    "who": ((*each, 3), "int64"),  # split, row, policy
-                    "ret": (each, "float64"),
-                    "length": (each, "int64"),
+                    "who": ((*each, 6), "int64"),  # split, row, length, policy, seat, opponent
+                    "ret": ((*each, 2), "float64"),  # the agent's, the opponent's
                     "head": ((actors, 8), "int64"),  # a cache line each
                     "tail": ((actors, 8), "int64"),
                 }
             )
         )
 
-    def put(
-        self,
-        actor: int,
-        split: int,
-        episodes: Iterable[_Episode],
-        policy: int = 0,
-        waiting: Callable[[], None] = _nothing,
-    ) -> None:
+    def put(self, records: Iterable[EpisodeRecord], waiting: Callable[[], None] = _nothing) -> None:
         """Send finished episodes. Waits for room as long as the driver takes none, and calls
         ``waiting`` again and again meanwhile: a driver that is held goes on, and one that has died
         takes its workers with it."""
         arrays, tails = self._arrays, self._arrays["tail"]
         capacity = arrays["ret"].shape[1]
-        for episode in episodes:
+        for record in records:
+            actor, split, row, ret, length, policy, seat, opponent, opponent_ret = record
             self._wait_for_room(actor, capacity, waiting)
             at = tails[actor, 0] % capacity
-            arrays["who"][actor, at] = split, episode.row, policy
-            arrays["ret"][actor, at] = episode.ret
-            arrays["length"][actor, at] = episode.length
+            arrays["who"][actor, at] = split, row, length, policy, seat, opponent
+            arrays["ret"][actor, at] = ret, opponent_ret
             tails[actor, 0] += 1  # last: an incomplete record is never read
 
     def _wait_for_room(self, actor: int, capacity: int, waiting: Callable[[], None]) -> None:
@@ -133,9 +114,10 @@ class EpisodeQueue:
             zip(arrays["head"][:, 0].tolist(), arrays["tail"][:, 0].tolist(), strict=True)
         ):
             for at in (n % capacity for n in range(head, tail)):
-                split, row, policy = arrays["who"][actor, at].tolist()
-                ret, length = float(arrays["ret"][actor, at]), int(arrays["length"][actor, at])
-                records.append(EpisodeRecord(actor, split, row, ret, length, policy))
+                split, row, length, policy, seat, opponent = arrays["who"][actor, at].tolist()
+                ret, opponent_ret = arrays["ret"][actor, at].tolist()
+                who = policy, seat, opponent, opponent_ret
+                records.append(EpisodeRecord(actor, split, row, ret, length, *who))
             arrays["head"][actor, 0] = tail
         return records
 

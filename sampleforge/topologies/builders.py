@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learner import Learner
-from sampleforge.algos.policy import Policy, SampledPolicy
+from sampleforge.algos.policy import NewSeed, Policy, SampledPolicy, keep_seed
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector
@@ -24,10 +24,12 @@ from sampleforge.models.compiled import compile_passes
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.replay.snapshot import ReplayFolder
+from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, PpoConfig
+from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles, PpoConfig
 from sampleforge.topologies.sampler_plan import Plan, SamplerPlan
+from sampleforge.workers.change_follower import ScheduledChange
 from sampleforge.workers.learner import Save
 
 NewModel = Callable[[], ActorCritic]
@@ -80,11 +82,48 @@ class ResumePoint:
 @dataclass(frozen=True)
 class PolicyStart:
     """The point at which one policy of a run begins. ``id``: of its group; ``start``: with the
-    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process."""
+    policy's own seed and checkpoint; ``save`` writes a checkpoint, in the learner's process.
+    ``hyperparameters``: those in which a new policy differs from the config. ``schedule``: their
+    changes during the run (None: there is no schedule). ``env_steps``: the policy's own in earlier
+    runs of the folder. ``group``: the index of the agent group that it plays."""
 
     id: str
     start: ResumePoint
     save: Save
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    schedule: tuple[ScheduledChange, ...] | None = None
+    env_steps: int = 0
+    group: int = 0
+
+
+@dataclass(frozen=True)
+class FrozenStart:
+    """A policy that acts in a run but is not trained. ``start``: with its seed and the checkpoint
+    that it acts from, if there is one; ``snapshots``: the capacity of its pool. ``follows``: the id
+    of the trained policy whose newest weights the pool offers, too (None: only snapshots).
+    ``group``: the index of the agent group that it plays."""
+
+    id: str
+    start: ResumePoint
+    snapshots: int = 1
+    follows: str | None = None
+    group: int = 0
+
+
+def frozen_starts(
+    roles: PolicyRoles, spec: EnvSpec, start: Callable[[int, str], ResumePoint]
+) -> list[FrozenStart]:
+    """Return the starts of the frozen policies of a run. ``start(index, weights)`` returns where
+    one begins; ``index``: its place among all policies of the run; ``weights``: the run folder of
+    its weights."""
+    starts = []
+    for index, (name, weights) in enumerate(roles.frozen.items(), len(roles.trained)):
+        group, own = roles.agent_group(name, spec), start(index, weights)
+        if name == OPPONENT:
+            starts.append(FrozenStart(name, own, roles.pool, roles.trained[0], group))
+        else:
+            starts.append(FrozenStart(name, own, group=group))
+    return starts
 
 
 def seed_of_policy(seed: int, index: int) -> int:
@@ -166,6 +205,7 @@ def make_policy(
     seed: int,
     noise_correlation: float = 0.0,
     num_rows: int = 0,
+    new_seed: NewSeed = keep_seed,
 ) -> SampledPolicy:
     """Return a policy that reads its weights from ``weights``."""
     return SampledPolicy(
@@ -176,6 +216,7 @@ def make_policy(
         seed=seed,
         noise_correlation=noise_correlation,
         num_rows=num_rows,
+        new_seed=new_seed,
     )
 
 
@@ -198,10 +239,12 @@ def policy_maker(
     compiled_for: EnvSpec | None = None,
     noise_correlation: float = 0.0,
     lives: RestartCounts | None = None,
+    board: MemberBoard | None = None,
 ) -> NewPolicy:
     """Return the function that makes the policy of the ``index``-th actor (inline) or policy
     worker, with another seed in each of its ``lives``. ``compiled_for``: the spec for whose
-    observations the policy is compiled (None: it is not compiled)."""
+    observations the policy is compiled (None: it is not compiled). ``board``: of a member of a
+    population, in each of whose segments the policy has another seed."""
     device, precision = acting_device(plan), plan.precision
     unseeded = partial(
         make_policy,
@@ -210,12 +253,12 @@ def policy_maker(
         device,
         precision,
         noise_correlation=noise_correlation,
-        num_rows=plan.envs,
+        num_rows=plan.agent_rows,
     )
-    make = partial(_seeded_policy, unseeded, index, start, lives)
+    make = partial(_seeded_policy, unseeded, PolicySeeds(index, start, lives, board))
     if compiled_for is None:
         return make
-    many = plan.inference == "worker" and plan.num_workers * plan.num_splits > 1
+    many = plan.inference == "worker" and plan.num_workers * plan.num_streams > 1
     sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
     return partial(compiled_policy, make, compiled_for, sizes)
 
@@ -225,10 +268,39 @@ def acting_device(plan: SamplerPlan) -> str:
     return plan.device if plan.inference == "worker" else "cpu"
 
 
-def _seeded_policy(
-    make: Callable[..., SampledPolicy], index: int, start: ResumePoint, lives: RestartCounts | None
-) -> SampledPolicy:
-    return make(seed=policy_seed(index, start, lives))
+def _seeded_policy(make: Callable[..., SampledPolicy], seeds: PolicySeeds) -> SampledPolicy:
+    return make(seed=seeds.first(), new_seed=seeds)
+
+
+class PolicySeeds:
+    """The seeds of the ``index``-th actor's (inline) or policy worker's policy; see `policy_seed`.
+    ``board``: of a member of a population, in each of whose segments the seed is another one."""
+
+    def __init__(
+        self,
+        index: int,
+        start: ResumePoint,
+        lives: RestartCounts | None,
+        board: MemberBoard | None = None,
+    ) -> None:
+        self._index = index
+        self._start = start
+        self._lives = lives
+        self._board = board
+        self._segment = 0
+
+    def first(self) -> int:
+        """Return the seed that the policy begins with."""
+        seed = self()
+        return policy_seed(self._index, self._start, self._lives) if seed is None else seed
+
+    def __call__(self) -> int | None:
+        """Return a seed where another segment has begun since the last call, else None."""
+        if self._board is None or (segment := self._board.segment).number == self._segment:
+            return None
+        self._segment = segment.number
+        start = dataclasses.replace(self._start, seed=segment.seed)
+        return policy_seed(self._index, start, self._lives)
 
 
 def policy_seed(index: int, start: ResumePoint, lives: RestartCounts | None = None) -> int:
@@ -247,11 +319,11 @@ def env_makers(
 ) -> list[Callable[[], EnvVector]]:
     """Return the functions that make the env vectors of an actor's splits. Every env row has its
     own seed, and another one after a restart of the actor."""
-    make = partial(_make_env, actor, config, plan, start, lives)
+    make = partial(make_env, actor, config, plan, start, lives)
     return [partial(make, split) for split in range(plan.num_splits)]
 
 
-def _make_env(
+def make_env(
     actor: int,
     config: AnyConfig,
     plan: SamplerPlan,
@@ -259,6 +331,7 @@ def _make_env(
     lives: RestartCounts | None,
     split: int,
 ) -> EnvVector:
+    """Return the env vector of one split of an actor, in the actor's current life."""
     life = 0 if lives is None else lives.life(actor)
     seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
     return make_vector(config, plan.rows, seeds)

@@ -6,8 +6,9 @@ the config of its own part.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
 from sampleforge.config import ConfigError, typed
@@ -16,6 +17,7 @@ from sampleforge.models.config import CompilerConfig, ModelConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
+from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.workers.config import (
     EvaluatorConfig,
     LearnersConfig,
@@ -24,6 +26,9 @@ from sampleforge.workers.config import (
     SamplerConfig,
 )
 
+if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec  # imports gymnasium, which flags need not wait for
+
 
 @dataclass(frozen=True)
 class AppoConfig(
@@ -31,6 +36,7 @@ class AppoConfig(
     AppoLossConfig,
     LearnerConfig,
     LearnersConfig,
+    PbtConfig,
     PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
@@ -52,6 +58,7 @@ class AppoConfig(
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
         _check_evaluator(self, self.evaluate_interval)
         _check_learners(self, self.num_learners)
+        _check_population(self)
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class ApexConfig(
     ReplayConfig,
     DqnConfig,
     LearnersConfig,
+    PbtConfig,
     PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
@@ -81,6 +89,7 @@ class ApexConfig(
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
         _check_evaluator(self, self.evaluate_interval)
         _check_learners(self, self.num_learners)
+        _check_population(self)
         if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
                 f"--value-distribution {self.value_distribution} --model.core {self.model.core}: "
@@ -213,6 +222,33 @@ def _check_learners(config: RunConfig, learners: int) -> None:
         )
 
 
+def _check_population(config: AppoConfig | ApexConfig) -> None:
+    """Raise ConfigError for a population, or a schedule, that the config leaves no room for."""
+    policies, reference = config.num_policies, config.pbt_reference
+    if config.pbt and policies == 1:
+        raise ConfigError(
+            "--pbt --num-policies 1: the members of a population copy each other; give "
+            "--num-policies 2 or more"
+        )
+    if config.pbt and config.sampler_only:
+        raise ConfigError("--pbt --sampler-only: nothing is learned; leave out one of the two")
+    if config.pbt and reference is not None and reference >= policies:
+        raise ConfigError(
+            f"--pbt-reference {reference}: the policies are numbered from 0 to {policies - 1} "
+            f"(--num-policies {policies})"
+        )
+    if config.pbt and (config.policies_to_train or config.policy_mapping):
+        raise ConfigError(
+            "--pbt trains every policy on env rows of its own; leave out --policies-to-train and "
+            "--policy-mapping"
+        )
+    if config.schedule is not None and policies > 1:
+        raise ConfigError(
+            f"{typed('schedule', config.schedule)} --num-policies {policies}: a schedule is that "
+            "of one policy; leave out one of the two"
+        )
+
+
 def _check_evaluator(config: RunConfig, interval: int | None) -> None:
     """Raise ConfigError for an evaluator in a run without a learner."""
     if interval is not None and config.sampler_only:
@@ -230,11 +266,49 @@ ONLY_POLICY = "policy"
 """The id of the policy group of a run with one policy."""
 
 
+OPPONENT = "opponent"
+"""The id of the frozen policy that plays the opponents of self-play."""
+
+
+@dataclass(frozen=True)
+class PolicyRoles:
+    """The policies of a run. ``ids``: of all of them, but for `OPPONENT`; ``trained``: the ids of
+    those that it trains; ``frozen``: those that act but are not trained, each with the run folder
+    of its weights (empty: initial weights); ``pool``: capacity of the pool of `OPPONENT`."""
+
+    ids: tuple[str, ...]
+    trained: tuple[str, ...]
+    frozen: Mapping[str, str]
+    pool: int = 0
+
+    def agent_group(self, policy: str, spec: EnvSpec) -> int:
+        """Return the index of the agent group that a policy plays."""
+        groups = len(spec.agent_groups)
+        if groups == 1 or policy == OPPONENT:
+            return 0
+        return self.ids.index(policy) % groups
+
+
+def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -> PolicyRoles:
+    """Return the policies of the run that ``config`` describes. ``trained``: ids that replace the
+    usual ones, of policies that are all trained."""
+    if isinstance(config, DdppoConfig):
+        own = (ONLY_POLICY,) if trained is None else tuple(trained)
+        return PolicyRoles(own, own, {})
+    count = config.num_policies
+    ids = (ONLY_POLICY,) if count == 1 else tuple(f"policy_{i}" for i in range(count))
+    ids = ids if trained is None else tuple(trained)
+    own = ids if trained is not None else config.to_train or ids
+    frozen = {name: config.policy_weights.get(name, "") for name in ids if name not in own}
+    if config.opponent_pool:
+        frozen[OPPONENT] = ""
+    return PolicyRoles(ids, own, frozen, config.opponent_pool)
+
+
 def policy_ids(config: AnyConfig) -> tuple[str, ...]:
     """Return the ids of the policies that the run trains: "policy_0" and so on, if there are
     several."""
-    count = 1 if isinstance(config, DdppoConfig) else config.num_policies
-    return (ONLY_POLICY,) if count == 1 else tuple(f"policy_{i}" for i in range(count))
+    return roles_of_policies(config).trained
 
 
 ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +32,19 @@ class Evaluation:
     edges: tuple[Edge, ...] = ()
 
 
+Playing = Mapping[int, tuple[NewModel, SharedWeights]]
+"""The policy that plays each agent group in the evaluations of other groups' policies."""
+
+
+def first_of_each_group(*policies: Iterable[tuple[int, NewModel, SharedWeights]]) -> Playing:
+    """Return the first policy of each agent group, of (agent group, function that makes the model,
+    weights)."""
+    first: dict[int, tuple[NewModel, SharedWeights]] = {}
+    for group, new_model, weights in itertools.chain(*policies):
+        first.setdefault(group, (new_model, weights))
+    return first
+
+
 def num_evaluators(config: AnyConfig) -> int:
     """Return the number of evaluators of a policy, 0 or 1."""
     return int(config.evaluate_interval is not None)
@@ -43,10 +58,13 @@ def add_evaluator(
     start: ResumePoint,
     learner: str = "learner",
     row: int | None = None,
+    group: int = 0,
+    playing: Playing | None = None,
 ) -> Evaluation:
     """Add the evaluator of a policy, if the config has one. ``start``: that of the run, so that all
     policies are evaluated with the same seed. ``learner``: name of the worker that publishes the
-    weights. ``row``: the evaluator's counter row (default: the next free one)."""
+    weights. ``group``: the agent group that the policy plays; ``playing``: the policies of the
+    other ones. ``row``: the evaluator's counter row (default: the next free one)."""
     interval, episodes = config.evaluate_interval, config.evaluate_episodes
     if interval is None:
         return Evaluation()
@@ -64,6 +82,8 @@ def add_evaluator(
         episodes=episodes,
         stochastic=config.evaluate_stochastic,
         seed=seed,
+        group=group,
+        others={of: each for of, each in (playing or {}).items() if of != group},
     )
     node = graph.add(
         "evaluator",

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sampleforge.env.vector import EnvVector
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
+from sampleforge.shared.member_board import MemberMemory
 from sampleforge.shared.records import Episodes, Evaluations
+from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.training_clock import ClockTicker, TrainingClock
 from sampleforge.shared.wakeup import Wakeup
@@ -85,7 +89,8 @@ class PolicyGroup:
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
     shared memory. ``exploration`` is set if env rows explore differently; ``archive`` and
     ``histograms`` belong to a replay; ``evaluations`` is the queue of the evaluator's results.
-    ``resources``: objects that must exist for as long as the group does.
+    ``resources``: objects that must exist for as long as the group does. ``member`` is set for a
+    member of a population, and for a policy with a schedule.
     """
 
     id: str
@@ -100,6 +105,7 @@ class PolicyGroup:
     histograms: ReplayHistograms | None = None
     evaluations: Evaluations | None = None
     resources: tuple[object, ...] = ()
+    member: MemberMemory | None = None
 
     @property
     def learner(self) -> Node:
@@ -108,9 +114,22 @@ class PolicyGroup:
 
 
 @dataclass(frozen=True)
+class FrozenGroup:
+    """A policy that acts but is not trained. Self-play fills its ``pool`` of snapshots, and sets
+    how likely each is; see `sampleforge.shared.snapshots`. ``new_model`` makes a model with their
+    names and shapes; ``seed``: of its draws and actions."""
+
+    id: str
+    pool: SnapshotPool
+    new_model: Callable[[], ActorCritic | QNetwork]
+    seed: int
+
+
+@dataclass(frozen=True)
 class Graph:
     """The result of a topology function: the workers of a run (``nodes``), their channels
-    (``edges``), and what the runner and the session need of them."""
+    (``edges``), and what the runner and the session need of them. ``groups`` are the policies that
+    are trained, ``frozen`` the others."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -121,6 +140,7 @@ class Graph:
     counters: Counters
     episodes: Episodes
     stop: StopFlag
+    frozen: tuple[FrozenGroup, ...] = ()
 
     def prefix(self, group: PolicyGroup) -> str:
         """Return what the names of a group's metrics begin with, see `group_prefix`."""
@@ -237,6 +257,7 @@ class GraphBuilder:
         add_group: Callable[[GraphBuilder, str, str], AddedGroup],
         notes: Sequence[str],
         episodes: Episodes,
+        frozen: Sequence[FrozenGroup] = (),
     ) -> Graph:
         """Add a policy group for each of ``ids`` to the actors, which must have been added, and
         return the graph. ``add_group(builder, id, prefix)`` adds the workers of one group;
@@ -246,7 +267,7 @@ class GraphBuilder:
         for group_id in ids:
             prefix = group_prefix(group_id, len(ids))
             added[prefix] = add_group(self.of_group(prefix), group_id, prefix)
-        return self.build(
+        graph = self.build(
             groups=[each.group for each in added.values()],
             edges=[
                 *(edge for each in added.values() for edge in each.edges),
@@ -256,6 +277,7 @@ class GraphBuilder:
             notes=[*notes, *(p + note for p, each in added.items() for note in each.notes)],
             episodes=episodes,
         )
+        return replace(graph, frozen=tuple(frozen))
 
     def build(
         self,

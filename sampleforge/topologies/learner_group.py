@@ -15,6 +15,7 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import GraphBuilder, Node
+from sampleforge.topologies.members import MemberChannels
 from sampleforge.topologies.rendezvous import GroupRendezvous
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampling import GroupChannels
@@ -63,9 +64,11 @@ def add_learners(
     maker: LearnerMaker,
     snapshot: StateSnapshot,
     rendezvous: GroupRendezvous | None,
+    in_population: MemberChannels | None = None,
 ) -> Learners:
     """Add a worker for each of the ``channels.learner_wakeups``. ``snapshot``: room for the
-    learner's state; ``rendezvous``: of several learners."""
+    learner's state; ``rendezvous``: of several learners; ``in_population``: the channels of a
+    member of a population, or of a policy with a schedule."""
     wakeups = channels.learner_wakeups
     count = len(wakeups)
     epoch = GroupEpoch(config.max_worker_restarts, count)
@@ -83,6 +86,7 @@ def add_learners(
             epoch,
             debug=config.debug,
             snapshot=snapshot,
+            changes=None if in_population is None else in_population.follower(index),
         )
         return GroupLearnerWorker(
             f"learner {index}" if count > 1 else "learner",
@@ -93,10 +97,15 @@ def add_learners(
         )
 
     nodes = tuple(
-        graph.add("learner", partial(make_worker, index), wakeup, restart=restart)
+        graph.add(
+            *("learner", partial(make_worker, index), wakeup),
+            restart=restart,
+            in_checkpoint=config.serial,
+        )
         for index, wakeup in enumerate(wakeups)
     )
     note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
+    notes = (note, *(() if in_population is None else in_population.notes))
     if rendezvous is None:
-        return Learners(nodes, snapshot, (note,))
-    return Learners(nodes, snapshot, (rendezvous.note, note), rendezvous.resources)
+        return Learners(nodes, snapshot, notes)
+    return Learners(nodes, snapshot, (rendezvous.note, *notes), rendezvous.resources)

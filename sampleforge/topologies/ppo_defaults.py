@@ -87,9 +87,11 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
         chosen["rollout"] = _part(config.batch_size, chosen["rollout"])
     config = dataclasses.replace(config, **chosen)
     if not config.async_rl:
-        config = dataclasses.replace(config, **_shape(config, settings))
+        config = dataclasses.replace(config, **_shape(config, settings, spec.num_agents))
     if config.minibatch_size is None and not config.async_rl:
-        config = dataclasses.replace(config, minibatch_size=_minibatch(config, settings))
+        config = dataclasses.replace(
+            config, minibatch_size=_minibatch(config, settings, spec.num_agents)
+        )
     if config.model.separate_critic is None:
         separate = not is_convolutional(spec.observations) and config.model.core == "none"
         model = dataclasses.replace(config.model, separate_critic=separate)
@@ -136,12 +138,14 @@ def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     return settings
 
 
-def _shape(config: PpoConfig, settings: dict[str, Any]) -> dict[str, Any]:
+def _shape(config: PpoConfig, settings: dict[str, Any], agents: int) -> dict[str, Any]:
     """Return the workers, env rows and rollout of a run that samples and learns in turn, so that
-    whole rollouts of all rows make a batch: --batch-size if it is given, else `BATCH` or more."""
+    whole rollouts of all rows, with ``agents`` of one policy in each, make a batch: --batch-size if
+    it is given, else `BATCH` or more."""
     if isinstance(config, DdppoConfig):
         return _rank_shape(config, settings)
-    batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
+    batch = None if config.batch_size is None else config.batch_size // agents
+    rollout, splits = config.rollout, config.num_splits or 1
     possible = [config.num_workers] if config.num_workers else _possible_workers(config)
     rows = config.num_envs_per_worker
     if rows is None:
@@ -155,7 +159,7 @@ def _shape(config: PpoConfig, settings: dict[str, Any]) -> dict[str, Any]:
         filling = (w for w in possible if batch is None or batch % (w * unit) == 0)
         workers = next(filling, possible[0])
     if rollout is None:
-        rollout = _rollout(batch, rows * workers)
+        rollout = _rollout(batch, rows * workers * (1 if batch else agents))
     return {"num_workers": workers, "num_envs_per_worker": rows, "rollout": rollout}
 
 
@@ -225,7 +229,7 @@ def _ranks(config: DdppoConfig) -> int:
     return config.num_ranks or (1 if config.serial else len(available_cores()))
 
 
-def _minibatch(config: PpoConfig, settings: dict[str, Any]) -> int | None:
+def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int | None:
     """Return the minibatch size that divides the batch (of one rank) into equal parts and is
     nearest to the default, as a ratio. It is a multiple of the rollout if the loss or the core
     looks along time. None for a batch that the plan refuses."""
@@ -238,8 +242,15 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any]) -> int | None:
         if settings is RANKS_WITH_IMAGES:
             about = max(1, batch // 2)  # two minibatches, as in the paper's code
     else:
-        each = rollout * rows * (config.num_workers or 1)
+        each = rollout * rows * (config.num_workers or 1) * agents
         batch, about = config.batch_size or _multiple(MIN_BATCH, each), MINIBATCH
+    return nearest_minibatch(config, batch, about)
+
+
+def nearest_minibatch(config: PpoConfig, batch: int, about: int) -> int | None:
+    """Return the size of equal minibatches of a ``batch`` that is nearest to ``about``, as a ratio:
+    a multiple of the rollout if the loss or the core looks along time. None if there is none."""
+    rollout = config.rollout or 1
     unit = rollout if config.advantage == "vtrace" or config.model.core != "none" else 1
     sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
     return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)

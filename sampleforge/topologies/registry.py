@@ -29,7 +29,9 @@ class Topology:
 
     ``resolve_defaults(config, spec)`` resolves the unset fields of the config;
     ``plan(config, spec, device)`` chooses the sizes; ``wire(config, plan, spec, start, policies)``
-    builds the graph, with a policy group for each `PolicyStart` of ``policies``;
+    builds the graph, with a policy group for each `PolicyStart` of ``policies`` (where there can be
+    several, it also takes ``frozen``, `FrozenStart` of the policies that are not trained, and
+    ``others``, the agent groups beside the first one);
     ``model_maker(config, spec, seed)`` returns the function that makes the model;
     ``reason(config, plan, spec)`` says in a line which settings were chosen, and why. ``sampler``:
     the kind of worker that steps environments.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ class SamplerPlan:
     num_workers: int
     num_splits: int  # per worker
     rows: int  # per split
+    num_seats: int  # of the environment: its agents, or 1
     rollout: int
     inference: Literal["inline", "worker"]
     num_policy_workers: int
@@ -55,10 +57,21 @@ class SamplerPlan:
         """Number of env rows of the run."""
         return self.num_workers * self.num_splits * self.rows
 
+    @property
+    def num_streams(self) -> int:
+        """Number of streams of an actor: a split has one for each seat."""
+        return self.num_splits * self.num_seats
+
+    @property
+    def agent_rows(self) -> int:
+        """Number of the agents of all env rows of the run."""
+        return self.envs * self.num_seats
+
     def describe_envs(self, workers: str = "workers") -> str:
         """Return the number of env rows and its factors as text."""
         splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
-        return f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"
+        envs = f"{self.envs} envs = {self.num_workers} {workers} x {splits} x {self.rows} rows"
+        return envs if self.num_seats == 1 else f"{envs}, with {self.num_seats} agents each"
 
 
 @dataclass(frozen=True)
@@ -118,6 +131,7 @@ def plan_sampler(
         num_workers=workers,
         num_splits=splits,
         rows=envs // splits,
+        num_seats=spec.num_seats,
         rollout=config.rollout,
         inference=inference,
         num_policy_workers=config.num_policy_workers if inference == "worker" else 0,
@@ -177,13 +191,19 @@ def check_memory(plan: Plan, shape: SlotShape, flags: str) -> None:
         )
 
 
-def check_memory_of_groups(nbytes: int, groups: int) -> None:
-    """Raise ConfigError if the slots of several policy groups, each of ``nbytes``, do not fit into
+def describe_memory(nbytes: Sequence[int]) -> str:
+    """Return the bytes of several policies as text, such as "2 x 1.5 MiB = 3.0 MiB"."""
+    each = " + ".join(f"{nbytes.count(n)} x {human_bytes(n)}" for n in dict.fromkeys(nbytes))
+    return f"{each} = {human_bytes(sum(nbytes))}"
+
+
+def check_memory_of_groups(nbytes: Sequence[int]) -> None:
+    """Raise ConfigError if the slots of several policy groups, of ``nbytes`` each, do not fit into
     shared memory; for one group the plan has checked it."""
-    free = shared_memory_free()
-    if groups > 1 and free is not None and groups * nbytes > 0.9 * free:
+    free, groups = shared_memory_free(), len(nbytes)
+    if groups > 1 and free is not None and sum(nbytes) > 0.9 * free:
         raise ConfigError(
-            f"{groups} policies need {groups} x {human_bytes(nbytes)} of shared memory for their "
+            f"{groups} policies need {describe_memory(nbytes)} of shared memory for their "
             f"slots, because all actors may have slots of any of them, but only "
             f"{human_bytes(free)} are free; train fewer policies in one run, lower "
             "--num-envs-per-worker or --rollout, or give the machine or container more"

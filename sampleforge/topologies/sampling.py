@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from sampleforge.config import ConfigError
+from sampleforge.env.seeding import row_seeds
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.builders import NewPolicy, ResumePoint, env_makers
-from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.graph import Edge, GraphBuilder
+from sampleforge.topologies.builders import FrozenStart, NewPolicy, ResumePoint, env_makers
+from sampleforge.topologies.config import AnyConfig, DdppoConfig
+from sampleforge.topologies.graph import Edge, FrozenGroup, GraphBuilder
+from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.topologies.sampler_plan import SamplerPlan
+from sampleforge.topologies.sampler_plan import SamplerPlan, describe_memory
 from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.batched_inference import BatchedInference
+from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
-from sampleforge.workers.policy_mapping import (
-    FixedPerStream,
-    PolicyMapping,
-    RandomPerRollout,
-    RoundRobin,
-    only_policy,
-)
+from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
+
+FROZEN_STREAM = 2_000_000
+"""Replaces the number of a split in the seeds of frozen policies, so that they differ from those of
+the env rows."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +70,25 @@ class GroupChannels:
 @dataclass(frozen=True)
 class ActingGroup:
     """The parts of one policy group that actors and policy workers use. ``new_policy(i)`` returns
-    the function that makes the policy of the i-th actor (inline) or policy worker."""
+    the function that makes the policy of the i-th actor (inline) or policy worker. ``member``: its
+    channels as one of the ``members`` of a population."""
 
     channels: GroupChannels
     exchange: RolloutExchange
     new_policy: Callable[[int], NewPolicy]
+    member: MemberChannels | None = None
+    members: int = 1
 
-    def port(self, policy: int, actor: int, splits: int) -> PolicyPort:
-        """Return the port of an actor with ``splits`` splits to this group, the ``policy``-th of
+    def port(self, policy: int, actor: int, streams: int) -> PolicyPort:
+        """Return the port of an actor with ``streams`` streams to this group, the ``policy``-th of
         the graph."""
         inference: Inference
         if self.channels.requests is None:
-            slots = self.exchange.slots
-            inference = InlineInference(self.new_policy(actor), slots, splits, actor)
+            slots, members = self.exchange.slots, self.members
+            make = InlineInference
+            if slots.shape.spec.num_agents > 1 and not slots.stacks:
+                make = BatchedInference  # agents with the same policy share a forward pass
+            inference = make(self.new_policy(actor), slots, streams, actor, members)
         else:
             inference = RemoteInference(self.channels.requests, actor)
         return PolicyPort(policy, self.exchange, inference)
@@ -106,7 +116,7 @@ def group_channels(
     policy_wakeups = wakeups(plan.num_policy_workers)
     requests = None
     if policy_wakeups:
-        requests = InferenceRequests(shape, plan.num_splits, actors.wakeups, policy_wakeups)
+        requests = InferenceRequests(shape, plan.num_streams, actors.wakeups, policy_wakeups)
     return GroupChannels(
         weights,
         requests,
@@ -118,26 +128,6 @@ def group_channels(
     )
 
 
-def choose_mapping(
-    policies: int, plan: SamplerPlan, seed: int, *, synchronous: bool, overlapping: bool
-) -> PolicyMapping:
-    """Return the policy mapping for ``policies`` groups, which draws a policy for each rollout.
-    Instead, ``synchronous`` groups act in turn, and with ``overlapping`` sequences each stream
-    keeps its policy. Raises ConfigError if a policy would have no stream."""
-    if policies == 1:
-        return only_policy
-    if overlapping:
-        streams = plan.num_workers * plan.num_splits
-        if streams < policies:
-            raise ConfigError(
-                f"{policies} policies with overlapping sequences need {policies} streams, because "
-                f"a stream keeps its policy, but there are {plan.num_workers} workers x "
-                f"{plan.num_splits} splits = {streams}; raise --num-workers or --num-splits"
-            )
-        return FixedPerStream(policies, plan.num_splits)
-    return RoundRobin(policies) if synchronous else RandomPerRollout(policies, seed)
-
-
 def add_actors(
     graph: GraphBuilder,
     channels: ActorChannels,
@@ -146,22 +136,32 @@ def add_actors(
     config: AnyConfig,
     plan: SamplerPlan,
     start: ResumePoint,
+    frozen: Sequence[FrozenGroup] = (),
 ) -> None:
-    """Add all actors, each with a port to every one of ``groups``, in the graph's order.
+    """Add all actors, each with a port to every one of ``groups``, in the graph's order, and to the
+    ``frozen`` policies.
 
     No actor can wait for a slot that only it could free: every group's exchange has a slot for each
-    split of each actor, which is enough if all streams pick the same policy.
+    stream of each actor that the group may act in, which is enough if all of them pick it.
     """
     cores = available_cores()
+    members = [group.member for group in groups if group.member is not None]
     for index in range(plan.num_workers):
-        envs = env_makers(index, config, plan, start, channels.restart_budget)
+        if members:
+            assert not isinstance(config, DdppoConfig)
+            envs = member_env_makers(index, config, plan, members, channels.restart_budget)
+        else:
+            envs = env_makers(index, config, plan, start, channels.restart_budget)
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         wakeup = channels.wakeups[index]
         make_actor = partial(
             ActorWorker,
             index,
             envs,
-            [group.port(i, index, plan.num_splits) for i, group in enumerate(groups)],
+            [
+                *(group.port(i, index, plan.num_streams) for i, group in enumerate(groups)),
+                *(frozen_port(each, len(groups) + i, index) for i, each in enumerate(frozen)),
+            ],
             channels.episodes,
             wakeup,
             graph.progress,
@@ -177,6 +177,29 @@ def add_actors(
         )
 
 
+def frozen_port(group: FrozenGroup, policy: int, actor: int) -> FrozenPort:
+    """Return the port of an actor to a frozen policy."""
+    (seed,) = row_seeds(group.seed, actor, FROZEN_STREAM, 1)
+    return FrozenPort(policy, FrozenInference(group.pool, group.new_model, seed))
+
+
+def frozen_group(
+    start: FrozenStart,
+    new_model: Callable[[], ActorCritic | QNetwork],
+    latest: Mapping[str, SharedWeights],
+) -> FrozenGroup:
+    """Return a frozen policy with the weights that it begins with. ``latest``: the weights of each
+    trained policy, by its id."""
+    model = new_model()
+    follows = None if start.follows is None else latest[start.follows]
+    pool = SnapshotPool(model.state_dict(), start.snapshots, follows)
+    if follows is None:
+        if start.start.resume is not None:
+            start.start.resume.weights(model)
+        pool.put(0, model.state_dict(), 0)
+    return FrozenGroup(start.id, pool, new_model, start.start.seed)
+
+
 def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPlan) -> None:
     """Add the policy workers of one policy group, if it has any."""
     for index, wakeup in enumerate(group.channels.policy_wakeups):
@@ -190,6 +213,7 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
             wakeup,
             graph.counters,
             device=torch.device(plan.device),
+            members=group.members,
         )
         restart = RestartAlone(group.channels.policy_restarts, index)
         graph.add("policy", make_policy_worker, wakeup, restart=restart)
@@ -209,8 +233,15 @@ def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ..
     )
 
 
-def policy_notes(policies: int) -> tuple[str, ...]:
-    """Return a note about several policy groups; none for one group."""
+def policy_notes(nbytes: Sequence[int], *, population: bool = False) -> tuple[str, ...]:
+    """Return a note about several policy groups, with ``nbytes`` of shared memory each for slots or
+    replay; none for one group."""
+    policies = len(nbytes)
     if policies == 1:
         return ()
-    return (f"{policies} policies, each with its own batches, slots, policy workers and learners",)
+    if population:
+        return (f"a population of {policies}: each actor has the envs below for each member",)
+    return (
+        f"{policies} policies, each with its own batches, slots, policy workers and learners",
+        f"slots of all policies: {describe_memory(nbytes)} of shared memory",
+    )

@@ -15,29 +15,12 @@ from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.policy_mapping import PolicyMapping, StreamId, only_policy
+from sampleforge.workers.frozen import FrozenPort, FrozenStream
+from sampleforge.workers.policy_mapping import PolicyMapping, only_policy
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW
+from sampleforge.workers.split import Split
 from sampleforge.workers.stream import PolicyPort, Stream, lease
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
-
-
-class Split:
-    """One part of an actor's env vector, whose environments step together.
-
-    It has a stream per seat. A single-agent environment has one seat; for several, ``_act`` and
-    ``_collect`` are where the seats' actions and steps would be joined. ``stepping``: whether its
-    environments are taking a step. ``dropped_steps`` and ``rebuilt``: the numbers of dropped env
-    steps and of rebuilt environments that the counters already include.
-    """
-
-    def __init__(self, actor: int, index: int, env: EnvVector, rollouts: int) -> None:
-        self.index = index
-        self.env = env
-        self.stream = Stream(StreamId(actor, index, seat=0), index, env, rollouts)
-        self.streams = (self.stream,)
-        self.stepping = False
-        self.rebuilt = 0
-        self.dropped_steps = 0
 
 
 def never(t: int) -> bool:
@@ -53,16 +36,17 @@ class ActorWorker(EventDriven):
     policy worker; if it steps in threads of its own (``spec.asynchronous``), the other splits'
     inference runs meanwhile in this process.
 
-    ``ports``: one per policy group, in the groups' order. ``mapping`` picks the group of each
-    stream where a rollout begins. If the picked group has no free slot, the stream waits. So the
-    amount of experience of a group does not depend on the speed of the other groups' learners.
+    ``ports``: one per policy group, in the groups' order, and then one per frozen policy.
+    ``mapping`` picks the policy of each seat where a rollout begins. If a picked group has no free
+    slot, the split waits. So the amount of experience of a group does not depend on the speed of
+    the other groups' learners.
     """
 
     def __init__(
         self,
         index: int,
         make_envs: Sequence[Callable[[], EnvVector]],
-        ports: Sequence[PolicyPort],
+        ports: Sequence[PolicyPort | FrozenPort],
         episodes: Episodes,
         wakeup: Wakeup,
         progress: Progress,
@@ -86,7 +70,8 @@ class ActorWorker(EventDriven):
         """Take over the slots of the previous life, in the exchange of every policy group: hand
         over the complete ones, and write the incomplete ones again."""
         for port in self._ports:
-            port.exchange.take_over(self._index)
+            if isinstance(port, PolicyPort):
+                port.exchange.take_over(self._index)
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
@@ -105,7 +90,8 @@ class ActorWorker(EventDriven):
         self._count["heartbeat"][0] = monotonic()
         for split in self._splits:
             try:
-                split.env.reset(split.stream.carry)
+                for seat in split.seats:
+                    seat.env.reset(seat.carry)
             except NotFiniteError as error:
                 raise self._named(split, error) from None
         self._count["started_rows"][0] = sum(split.env.num_rows for split in self._splits)
@@ -149,17 +135,18 @@ class ActorWorker(EventDriven):
         return bool(steps) and self._ends_early(min(steps))
 
     def _advance(self, split: Split) -> bool:
-        stream, moved = split.stream, False
+        moved = False
         if split.stepping and split.env.spec.asynchronous:
             moved = self._collect(split)
-        if stream.valuing and stream.is_answered():
+        if split.valuing and split.is_answered():
             moved = self._next(split)
-        if stream.slot is None:
+        if split.stream.slot is None:
             moved = self._begin(split)
-        waits = stream.slot is not None and not (split.stepping or stream.valuing)
-        if waits and stream.is_answered():
-            if self._ending and stream.t:
-                stream.end_early()
+        waits = split.stream.slot is not None and not (split.stepping or split.valuing)
+        if waits and split.is_answered():
+            if self._ending and split.stream.t:
+                for stream in split.learning:
+                    stream.end_early()
                 return self._next_rollout(split)
             moved = self._act(split)
             if not split.env.spec.asynchronous:
@@ -167,18 +154,19 @@ class ActorWorker(EventDriven):
         return moved
 
     def _begin(self, split: Split) -> bool:
-        """Begin a rollout of each stream, if the run goes on and the policy group that is picked
-        for each stream has a free slot: all streams begin, or none."""
+        """Begin a rollout, if the run goes on and the policy group that is picked for each seat has
+        a free slot: all seats begin, or none."""
         if self._progress.done or not self._is_next(split):
             return False
-        streams = split.streams
-        ports = [self._ports[self._mapping(each.id, each.rollouts)] for each in streams]
-        slots = lease(ports, self._index)
+        picked = [self._ports[self._mapping(seat.id, seat.rollouts)] for seat in split.seats]
+        trained = [port for port in picked if isinstance(port, PolicyPort)]
+        if not trained:
+            raise ValueError(f"{self.name}: the policy mapping gives all seats frozen policies")
+        slots = lease(trained, self._index)
         if slots is None:
             return False
-        for stream, port, slot in zip(streams, ports, slots, strict=True):
-            stream.begin(port, slot)
-            self._ask(stream)
+        split.begin(picked, slots)
+        self._ask(split)
         return True
 
     def _is_next(self, split: Split) -> bool:
@@ -188,37 +176,44 @@ class ActorWorker(EventDriven):
         streams = (other.stream for other in self._splits)
         return all(other.slot is not None or other.rollouts >= begun for other in streams)
 
-    def _ask(self, stream: Stream) -> None:
+    def _ask(self, split: Split) -> None:
         started = perf_counter()
-        stream.ask()
+        for stream in split.streams:
+            stream.ask()
+        if len(split.streams) > 1:
+            for port in self._ports:
+                port.inference.answer()
         self._count["infer_s"] += perf_counter() - started
 
     def _act(self, split: Split) -> bool:
         """Send the actions at (slot, t) to the environments."""
         started = perf_counter()
-        split.env.send(split.stream.actions())
+        for stream in split.streams:
+            stream.env.send(stream.actions())
         split.stepping = True
         self._count["env_s"] += perf_counter() - started
         return True
 
     def _collect(self, split: Split) -> bool:
-        """Receive the environments' step directly into the slot."""
+        """Receive the environments' step directly into the slots."""
         started = perf_counter()
-        stream = split.stream
-        out = stream.step_out()
-        ended = self._recv(split, out)
+        steps = [(stream, stream.step_out()) for stream in split.streams]
+        ended = [self._recv(split, stream, out) for stream, out in steps]
         split.stepping = False
         self._count["env_s"] += perf_counter() - started
-        stream.keep(out)
-        self._account(split, out, len(ended))
-        if ended:
-            self._episodes.put(self._index, split.index, ended, stream.policy, self._beat)
-        stream.ask_final(out)
-        return True if stream.valuing else self._next(split)
+        self._count["split_steps"] += 1
+        self._count_rebuilt(split)
+        for (stream, out), episodes in zip(steps, ended, strict=True):
+            stream.keep(out, episodes)
+        for (stream, out), episodes in zip(steps, ended, strict=True):
+            if isinstance(stream, Stream):
+                self._account(split, stream, out, episodes)
+                stream.ask_final(out)
+        return True if split.valuing else self._next(split)
 
-    def _recv(self, split: Split, out: StepOut) -> list[Episode]:
+    def _recv(self, split: Split, stream: Stream | FrozenStream, out: StepOut) -> list[Episode]:
         try:
-            return split.env.recv(out)
+            return stream.env.recv(out)
         except NotFiniteError as error:
             raise self._named(split, error) from None
 
@@ -226,21 +221,25 @@ class ActorWorker(EventDriven):
         """Return the same error with the name of this actor and the split."""
         return NotFiniteError(f"{self.name}, split {split.index}, {error}")
 
-    def _account(self, split: Split, out: StepOut, episodes: int) -> None:
+    def _account(self, split: Split, stream: Stream, out: StepOut, episodes: list[Episode]) -> None:
+        """Count a step of one seat, and send the episodes that ended with it."""
         steps = np.count_nonzero(out.valid)
         self._count["env_steps"] += steps
         self._count["env_frames"] += steps * split.env.spec.frame_skip
-        self._count["episodes"] += episodes
-        self._count["split_steps"] += 1
+        events = stream.env.not_finite
+        if events.dropped_steps != stream.dropped_steps:
+            self._count_dropped(split, events.dropped_steps - stream.dropped_steps, events.first)
+            stream.dropped_steps = events.dropped_steps
+        if episodes:
+            self._count["episodes"] += len(episodes)
+            self._episodes.put(split.records(stream, episodes), self._beat)
+
+    def _count_rebuilt(self, split: Split) -> None:
         if split.env.rebuilt != split.rebuilt:
             faults = self._progress.counters.first_fault
             faults.put(self._counter_row, f"{split.env.fault}", monotonic())
             self._count["env_restarts"] += split.env.rebuilt - split.rebuilt
             split.rebuilt = split.env.rebuilt
-        events = split.env.not_finite
-        if events.dropped_steps != split.dropped_steps:
-            self._count_dropped(split, events.dropped_steps - split.dropped_steps, events.first)
-            split.dropped_steps = events.dropped_steps
 
     def _count_dropped(self, split: Split, steps: int, why: str) -> None:
         """Count env steps that were dropped because a value was not finite. The driver shows
@@ -250,34 +249,35 @@ class ActorWorker(EventDriven):
 
     def _next(self, split: Split) -> bool:
         """Go on to t + 1, or, at the end of the rollout, to the next rollout."""
-        stream = split.stream
-        stream.valuing = False
-        stream.t += 1
-        if stream.t < stream.slots.shape.rollout:
-            self._ask(stream)
+        for stream in split.learning:
+            stream.valuing = False
+            stream.t += 1
+        if split.stream.t < split.stream.slots.shape.rollout:
+            self._ask(split)
             return True
         return self._next_rollout(split)
 
     def _next_rollout(self, split: Split) -> bool:
-        """Hand the complete rollout over, and begin another."""
+        """Hand the complete rollouts over, and begin others."""
         self._hand_over(split)
         self._begin(split)
         return True
 
     def _hand_over(self, split: Split) -> None:
-        stream = split.stream
-        stream.keep_end()
-        dropped, why = stream.drop_bad_outputs()
-        if why:
-            self._count_bad_outputs(split, dropped, f"{split.env.spec.env_id}, {why}")
-        stream.hand_over()
+        for stream in split.learning:
+            stream.keep_end()
+            dropped, why = stream.drop_bad_outputs()
+            if why:
+                why = f"{split.env.spec.env_id}, {why}"
+                self._count_bad_outputs(split, stream, dropped, why)
+            stream.hand_over()
         self._count["rollouts"] += 1
 
-    def _count_bad_outputs(self, split: Split, steps: int, why: str) -> None:
+    def _count_bad_outputs(self, split: Split, stream: Stream, steps: int, why: str) -> None:
         """Count the dropped steps of rows with policy outputs that are not finite. Raises
         NotFiniteError if that happens in too many successive rollouts."""
         self._count_dropped(split, steps, why)
-        if split.stream.bad_rollouts == MAX_IN_A_ROW:
+        if stream.bad_rollouts == MAX_IN_A_ROW:
             raise NotFiniteError(
                 f"{self.name}, split {split.index}, {why}, in {MAX_IN_A_ROW} rollouts in a row; "
                 "are observations far too large, or has the training diverged? Scale them in the "

@@ -1,4 +1,5 @@
-"""Inline inference that answers the requests of several splits with one forward pass."""
+"""Inline inference that answers the requests of several splits, or agents, with one forward
+pass."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ policies (PoliciesConfig), ranks (RanksConfig) and evaluation (EvaluatorConfig).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
@@ -74,12 +74,86 @@ class LearnersConfig(Checked):
 @dataclass(frozen=True)
 class PoliciesConfig(Checked):
     num_policies: int = 1
-    """Policies that the run trains, each with its own learner, weights and checkpoints. All actors
-    serve all policies: which one acts is drawn anew for each rollout of an environment."""
+    """Policies of the run, each with its own learner, weights and checkpoints. All actors serve all
+    policies: which one acts is drawn anew for each rollout of an environment, or, in a multi-agent
+    environment, of an agent. Agents with other spaces need a policy of their own: policy i plays
+    the agents of group i, modulo the number of groups."""
+    policy_mapping: str | None = None
+    """Your own choice of the policy that acts, package.module:function: it is called as
+    function(seat, rollout) where a rollout begins, and returns the id of a policy (default: drawn,
+    see --num-policies). seat has actor, split, seat, agent (the name) and group."""
+    policies_to_train: tuple[str, ...] = ()
+    """Ids of the policies that are trained, such as policy_0,policy_1 (default: all). The others
+    are frozen: they act with the weights that they begin with."""
+    policy_weights: dict[str, str] = field(default_factory=dict)
+    """Weights that frozen policies act with: the id of a policy, and a run folder, or folder:id of
+    a policy in it, whose latest checkpoint is taken (default: initial weights)."""
+    opponent_pool: int = 0
+    """Snapshots of the policy from which opponents are drawn, for self-play in a multi-agent
+    environment: one agent of each environment learns, the others act with a snapshot or the newest
+    weights, drawn anew for each episode (0: no self-play)."""
+    opponent_interval: int = 50_000
+    """Env steps between two snapshots of the policy. When the pool is full, one leaves for each new
+    one, so that those that stay cover the whole training evenly."""
+    opponent_latest: float = 0.5
+    """Probability that the opponent acts with the newest weights instead of a snapshot."""
+    opponent_draw: Literal["uniform", "hard", "even"] = "uniform"
+    """How a snapshot is drawn, w being the policy's win rate against it: all alike; hard: by (1 -
+    w)^p, those that are hard to beat; even: by w (1 - w), those of the same strength."""
+    opponent_power: float = 2.0
+    """The exponent p of --opponent-draw hard."""
+    opponent_window: int | None = None
+    """Draw from the newest N snapshots of the pool only (default: from all)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_policies", low=1)
+        check_range(self, "opponent_pool opponent_power", low=0)
+        check_range(self, "opponent_interval opponent_window", low=1)
+        check_range(self, "opponent_latest", low=0, high=1)
+        self._check_mapping()
+        self._check_frozen()
+
+    @property
+    def to_train(self) -> tuple[str, ...]:
+        """The ids in ``policies_to_train``, which may be separated by commas or spaces."""
+        return tuple(name for part in self.policies_to_train for name in part.split(",") if name)
+
+    def _check_mapping(self) -> None:
+        mapping = self.policy_mapping
+        if mapping is not None and not all(mapping.partition(":")):
+            raise ConfigError(
+                f"--policy-mapping {mapping} must be package.module:function, such as "
+                "my_mapping:choose"
+            )
+
+    def _check_frozen(self) -> None:
+        ids = [f"policy_{i}" for i in range(self.num_policies)]
+        for name in ("interval", "latest", "draw", "power", "window"):
+            value = getattr(self, f"opponent_{name}")
+            if not self.opponent_pool and value != getattr(PoliciesConfig, f"opponent_{name}"):
+                raise ConfigError(
+                    f"{typed(f'opponent_{name}', value)}: there is no self-play; add "
+                    "--opponent-pool N, the number of snapshots that opponents are drawn from"
+                )
+        if self.opponent_pool and self.num_policies > 1:
+            raise ConfigError(
+                f"--opponent-pool {self.opponent_pool} --num-policies {self.num_policies}: "
+                "self-play trains one policy; leave out one of the two"
+            )
+        unknown = [name for name in self.to_train if name not in ids]
+        if unknown or (self.to_train and self.num_policies == 1):
+            raise ConfigError(
+                f"--policies-to-train {','.join(self.to_train)}: the policies are "
+                f"{', '.join(ids)}; --num-policies sets their number"
+            )
+        frozen = [name for name in ids if self.to_train and name not in self.to_train]
+        for name in self.policy_weights:
+            if name not in frozen:
+                raise ConfigError(
+                    f"--policy-weights {name}=...: {name} is not frozen; the frozen policies are "
+                    f"{', '.join(frozen) or 'none'} (--policies-to-train names the others)"
+                )
 
 
 @dataclass(frozen=True)

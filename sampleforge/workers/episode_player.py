@@ -58,9 +58,27 @@ def evaluation_seed(seed: int) -> int:
     return seed + 1
 
 
+class _Seat:
+    """One agent of every row: its env vector, the policy that plays it, and where it is. ``first``:
+    the number of its first row among those whose episodes count; None if they do not."""
+
+    def __init__(self, env: EnvVector, policy: EpisodePolicy, first: int | None) -> None:
+        self.env = env
+        self.policy = policy
+        self.first = first
+        self.out = own_outputs(env.spec, env.num_rows)
+        self.out.first.fill(True)
+        self.state = policy.initial_state(env.num_rows)
+        env.reset(self.out.obs)
+
+
 class EpisodePlayer:
     """Plays ``episodes`` episodes on ``envs``, which must not have been reset, one vector step at a
     time.
+
+    In a multi-agent environment ``policy`` plays all agents of the agent group ``group``, whose
+    episodes are counted, and ``others`` has the policies of the other groups, by their index; a row
+    is then an agent of an env row.
 
     Every row plays the same number of episodes (the first rows one more), so that short episodes
     are not over-represented. Afterwards the row continues, but its episodes are not counted.
@@ -80,8 +98,10 @@ class EpisodePlayer:
         stochastic: bool,
         seed: int,
         limit: int | None = None,
+        group: int = 0,
+        others: Mapping[int, EpisodePolicy] | None = None,
     ) -> None:
-        rows = self.num_rows = envs.num_rows
+        rows = self.num_rows = envs.num_rows * envs.spec.agent_groups[group].num_agents
         self._envs = envs
         self._played: list[list[PlayedEpisode]] = [[] for _ in range(rows)]
         self._quota: list[int]
@@ -92,13 +112,17 @@ class EpisodePlayer:
         self.can_cut = limit is None or envs.limit_episodes(limit)
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
         self.steps = 0
-        self._policy = policy
+        policies = {**(others or {}), group: policy}
         self._stochastic = stochastic
         self._generator = torch.Generator().manual_seed(seed)
-        self._out = own_outputs(envs.spec, rows)
-        self._out.first.fill(True)
-        self._state = self._policy.initial_state(rows)
-        envs.reset(self._out.obs)
+        self._seats: list[_Seat] = []
+        counted = 0
+        for seat in envs.seats:
+            own = envs.spec.group_of(seat.agent)
+            first = counted * envs.num_rows if own == group else None
+            counted += own == group
+            self._seats.append(_Seat(seat, policies[own], first))
+        self._out = self._seats[0].out
 
     @property
     def done(self) -> bool:
@@ -139,22 +163,27 @@ class EpisodePlayer:
 
     def step(self) -> None:
         """Take one step of every row."""
-        out = self._out
-        actions, self._state = self._policy.act(
-            out.obs,
-            self._state,
-            out.first,
-            stochastic=self._stochastic,
-            generator=self._generator,
-        )
-        self._envs.send(actions)
+        for seat in self._seats:
+            out = seat.out
+            actions, seat.state = seat.policy.act(
+                out.obs,
+                seat.state,
+                out.first,
+                stochastic=self._stochastic,
+                generator=self._generator,
+            )
+            seat.env.send(actions)
         self.steps += 1
-        ended = self._envs.recv(self._out)
-        for episode in ended:
-            cut = self.limit is not None and episode.length >= self.limit
-            self._count(episode.row, PlayedEpisode(episode.ret, episode.length, cut))
-        if not self.can_cut:
-            self._end_at_limit([episode.row for episode in ended])
+        for seat in self._seats:
+            ended = seat.env.recv(seat.out)
+            if seat.first is None:
+                continue
+            for episode in ended:
+                cut = self.limit is not None and episode.length >= self.limit
+                played = PlayedEpisode(episode.ret, episode.length, cut)
+                self._count(seat.first + episode.row, played)
+            if not self.can_cut:
+                self._end_at_limit([episode.row for episode in ended])
 
     def _count(self, row: int, episode: PlayedEpisode) -> None:
         if len(self._played[row]) < self._quota[row]:

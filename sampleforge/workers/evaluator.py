@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from sampleforge.algos.policy import FrozenPolicy
@@ -33,6 +33,9 @@ class EvaluatorWorker(EventDriven):
     It copies the newest weights at the beginning of an evaluation, so that one policy takes all
     steps. All evaluations use the same seed and make new env rows. Their env steps are not
     experience, and are not counted as env steps of the run.
+
+    In a multi-agent environment the policy plays all agents of the agent group ``group``, and
+    ``others`` has the models and weights that play the other groups.
     """
 
     name = "evaluator"
@@ -51,6 +54,8 @@ class EvaluatorWorker(EventDriven):
         episodes: int,
         stochastic: bool,
         seed: int,
+        group: int = 0,
+        others: Mapping[int, tuple[NewModel, SharedWeights]] | None = None,
     ) -> None:
         self._make_envs = make_envs
         self._new_model = new_model
@@ -63,6 +68,8 @@ class EvaluatorWorker(EventDriven):
         self._episodes = episodes
         self._stochastic = stochastic
         self._seed = seed
+        self._group = group
+        self._others = others or {}
         self._due = self._multiple_after(progress.base_env_steps)
         self._envs: EnvVector | None = None
         self._player: EpisodePlayer | None = None
@@ -74,6 +81,7 @@ class EvaluatorWorker(EventDriven):
         self._count["heartbeat"][0] = monotonic()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
+        self._other_models = {of: make().eval() for of, (make, _) in self._others.items()}
 
     def step(self) -> bool:
         """Begin an evaluation if it is due, or take one step of the current one."""
@@ -118,6 +126,8 @@ class EvaluatorWorker(EventDriven):
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
         _, self._version = self._weights.read(self._tensors)
+        for of, (_, weights) in self._others.items():
+            weights.read(self._other_models[of].state_dict())
         with told_of_rows(self._beat):
             self._envs, self._rebuilt = self._make_envs(), 0
         self._player = EpisodePlayer(
@@ -126,6 +136,8 @@ class EvaluatorWorker(EventDriven):
             self._episodes,
             stochastic=self._stochastic,
             seed=self._seed,
+            group=self._group,
+            others={of: FrozenPolicy(model) for of, model in self._other_models.items()},
         )
         return True
 

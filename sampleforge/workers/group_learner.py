@@ -100,8 +100,11 @@ class GroupLearnerWorker:
         self._member.close()
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """Return the answer to a request of the driver; see `LearnerWorker.handle`."""
+        """Return the answer to a request of the driver; see `LearnerWorker.handle`. "publish" makes
+        the state in shared memory the newest one, and returns None."""
         assert self._worker is not None
-        if kind == "save":
+        if kind in ("save", "publish"):
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
+        if kind == "publish":
+            return None
         return self._worker.handle(kind, payload)

@@ -15,6 +15,7 @@ from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.change_follower import ChangeFollower
 from sampleforge.workers.rank_sync import MetricsSync, Stateful, check_same_state, share_state
 from sampleforge.workers.worker import StopFlag
 
@@ -40,7 +41,8 @@ class GroupMember:
     the new members resume from it. ``metrics_sync`` is needed if the members share no memory.
     ``iteration`` counts the updates of the group from 1; ``ended``: whether all members have agreed
     that the run is done, which they do after the same update. ``plain_state()``: what the snapshot
-    holds beside the learner's state.
+    holds beside the learner's state. ``changes`` are applied to the learner between two updates, by
+    all members after the same one.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class GroupMember:
         debug: bool,
         snapshot: StateSnapshot | None = None,
         metrics_sync: MetricsSync | None = None,
+        changes: ChangeFollower | None = None,
         replacement_timeout: float = REPLACEMENT_TIMEOUT,
     ) -> None:
         self.index = index
@@ -73,6 +76,7 @@ class GroupMember:
         self._debug = debug
         self._snapshot = snapshot
         self._metrics_sync = metrics_sync
+        self._changes = changes
         self._replacement_timeout = replacement_timeout
         self._published_at = self._publishing_took = 0.0  # seconds of processor time
         self._group: RankGroup | None = None
@@ -142,12 +146,31 @@ class GroupMember:
         self.iteration += 1
         if self._metrics_sync is not None:
             self._metrics_sync.exchange(self._group)
-        done = torch.tensor([float(self._progress.done)])
-        self._end(bool(self._group.all_gather(done).any()))
+        changes, due, count = self._changes, 0, 0
+        if changes is not None:
+            due, count = changes.due(self._learner), changes.count(self._learner)
+        own = torch.tensor([self._progress.done, due, count], dtype=torch.float64)
+        done, dues, counts = self._group.all_gather(own).T
+        self._end(bool(done.any()))
+        if changes is not None:
+            self._learner.env_steps = int(counts[0])
+            self._apply_changes(changes, int(dues.min()))
         if self._debug:
             if self._group.size > 1:
                 check_same_state(self._learner, self._group)
             self._count["checksums_compared"] += self.index == 0  # one member counts for all
+
+    def _apply_changes(self, changes: ChangeFollower, number: int) -> None:
+        """Apply the changes up to ``number``, which all members have seen. The state in shared
+        memory comes first: with it the change is made, wherever a member is killed from then on."""
+        if not changes.has_applied(self._learner, number):
+            changes.apply(self._learner, number)
+            if self.index == 0:
+                self.publish_state()
+            self._epoch.set_agreed_version(self.index, self._learner.version)
+            if self._weights is not None:
+                self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+        changes.confirm(self._learner)
 
     def take_waited(self) -> float:
         """Return the seconds that this member has waited for other members since the last call."""
@@ -242,6 +265,8 @@ class GroupMember:
             self.publish_state()
             if self._generation:
                 self._epoch.report_resumed(newest, max(0, agreed - newest))
+        if self._changes is not None:
+            self._changes.confirm(self._learner)
 
     def _check_against_snapshot(self, newest: int) -> None:
         stored = -1 if self._snapshot is None else self._snapshot.version

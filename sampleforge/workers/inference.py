@@ -35,6 +35,9 @@ class Inference(Protocol):
         """Request that ``final_value`` at (slot, t) is written, for the split's final
         observations."""
 
+    def answer(self) -> None:
+        """Answer the requests of all agents of a split, if they are answered together."""
+
     def is_answered(self, split: int) -> bool: ...
 
 
@@ -42,12 +45,20 @@ class InlineInference:
     """Inference in the actor itself, which computes the actions when they are requested."""
 
     def __init__(
-        self, make_policy: Callable[[], Policy], slots: TrajectorySlots, splits: int, actor: int
+        self,
+        make_policy: Callable[[], Policy],
+        slots: TrajectorySlots,
+        splits: int,
+        actor: int,
+        members: int = 1,
     ) -> None:
+        """``members``: of the population whose splits the actor has in turn. The policy is that of
+        one of them, and the numbers of its env rows are those of a run with that one alone."""
         self._make_policy = make_policy
         self._slots = slots
         rows = slots.shape.rows
-        self._rows = [torch.arange(rows) + (actor * splits + i) * rows for i in range(splits)]
+        streams = [(actor * splits + split) // members for split in range(splits)]
+        self._rows = [torch.arange(rows) + stream * rows for stream in streams]
         self.state = np.zeros((splits, rows, slots.shape.state_size), np.float32)
         final = slots.shape.spec.observations if slots.final_value is not None else {}
         self.final_obs = {
@@ -78,6 +89,9 @@ class InlineInference:
         obs = {name: torch.from_numpy(leaf[split]) for name, leaf in self.final_obs.items()}
         values = self._policy.values(obs, torch.from_numpy(self.state[split]))
         self._slots.final_value[slot, t] = values.numpy()
+
+    def answer(self) -> None:
+        """Do nothing: `ask` answers at once."""
 
     def is_answered(self, split: int) -> bool:
         return True
@@ -110,6 +124,9 @@ class RemoteInference:
     def ask_final(self, split: int, slot: int, t: int) -> None:
         self._send_state(split)
         self._requests.ask(self._actor, split, slot, t, VALUE)
+
+    def answer(self) -> None:
+        """Do nothing: the policy worker answers."""
 
     def _send_state(self, split: int) -> None:
         if self.state.shape[-1]:

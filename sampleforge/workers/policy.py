@@ -35,6 +35,7 @@ class PolicyWorker(EventDriven):
         counters: Counters,
         counter_row: int,
         device: torch.device,
+        members: int = 1,
     ) -> None:
         self.name = f"policy {index}"
         self._make_policy = make_policy
@@ -45,6 +46,7 @@ class PolicyWorker(EventDriven):
         self._counter_row = counter_row
         self._actors = requests.served_by(index)
         self._device = device
+        self._members = members
 
     def start(self) -> None:
         self._count = self._counters.row(self._counter_row)
@@ -108,7 +110,8 @@ class PolicyWorker(EventDriven):
         slots.final_value[at] = on_host.reshape(len(actors), slots.shape.rows)
 
     def _row_numbers(self, actors: Index, splits: Index) -> torch.Tensor:
-        """Return the numbers of the env rows in the run, int64 [requests * rows]."""
+        """Return the numbers of the env rows in the run, int64 [requests * rows]; see
+        `InlineInference` for those of a population."""
         rows = self._slots.shape.rows
-        first = (actors * self._requests.splits + splits) * rows
+        first = (actors * self._requests.splits + splits) // self._members * rows
         return self._staging.put(first[:, None] + np.arange(rows))

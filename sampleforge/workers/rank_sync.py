@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,7 +54,7 @@ class MetricsSync:
         if self._known is None:
             return
         for rank, count in enumerate(counts):
-            for _, split, row, ret, length, policy in gathered[rank, :count].tolist():
+            for _, split, row, ret, length, policy, *_ in gathered[rank, :count].tolist():
                 record = EpisodeRecord(rank, int(split), int(row), ret, int(length), int(policy))
                 self._known.extend([record])
 
@@ -62,11 +63,16 @@ class Stateful(Protocol):
     """A learner: `Learner` or `DqnLearner`."""
 
     version: int
+    env_steps: int
+    tag: dict[str, Any]
 
     @property
     def model(self) -> torch.nn.Module: ...
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
     def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
+    def hyperparameters(self) -> dict[str, Any]: ...
+    def change(self, new: Mapping[str, Any]) -> None: ...
+    def reseed(self, seed: int) -> None: ...
 
 
 class RanksDiverged(RuntimeError):

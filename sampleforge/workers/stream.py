@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.env.vector import EnvVector, StepOut
+from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
 from sampleforge.rollouts.slots import TrajectorySlots, end_rollout
@@ -53,9 +53,10 @@ class Stream:
     step. ``overlap``: the steps that the next rollout begins with, if sequences are drawn.
     ``before``: the recurrent state of the last request. ``rollouts``: number of rollouts begun.
     ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
+    ``dropped_steps``: the number of dropped env steps that the counters already include.
 
-    ``index`` is the stream's index in the arrays of each port's `Inference`.
-    """
+    ``env``: the env vector of the seat. ``index`` is the stream's index in the arrays of each
+    port's `Inference`."""
 
     policy: int
     inference: Inference
@@ -65,12 +66,14 @@ class Stream:
     def __init__(self, stream_id: StreamId, index: int, env: EnvVector, rollouts: int = 0) -> None:
         self.id = stream_id
         self.index = index
+        self.env = env
         self.rollouts = rollouts
         self.port: PolicyPort | None = None
         self.slot: int | None = None
         self.t = 0
         self.valuing = False
         self.bad_rollouts = 0
+        self.dropped_steps = 0
         self.carry = {
             name: np.zeros((env.num_rows, *leaf.shape), leaf.dtype)
             for name, leaf in env.spec.observations.items()
@@ -94,6 +97,18 @@ class Stream:
         self.overlap = Overlap(self.slots) if shape.sequences else None
         self.before = np.zeros((shape.rows, shape.state_size), np.float32)
         self.inference.state[self.index] = 0.0
+
+    def leave(self) -> None:
+        """Leave the seat to a frozen policy: the next rollout begins with a recurrent state of
+        zero."""
+        if self.overlap is not None:
+            raise ValueError(
+                f"a frozen policy takes over {self.id}, but its sequences overlap: a rollout "
+                "begins with the last steps of the one before, which the same policy must have "
+                "taken. Use a policy mapping that gives each stream one policy"
+            )
+        self.port = None
+        self.rollouts += 1
 
     def begin(self, port: PolicyPort, slot: int) -> None:
         """Begin a rollout in ``slot``, which was leased from ``port``, with the last observation of
@@ -143,7 +158,7 @@ class Stream:
             final_obs={n: leaf[self.index] for n, leaf in self.inference.final_obs.items()},
         )
 
-    def keep(self, out: StepOut) -> None:
+    def keep(self, out: StepOut, episodes: list[Episode]) -> None:
         """Write into the slot the newest frames of stacks, and final observations, which the
         environments do not write there themselves."""
         if self.slots.stacks:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.workers.actor import ActorWorker, Split, never
+from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.batched_inference import BatchedInference
+from sampleforge.workers.split import Split
+from sampleforge.workers.stream import PolicyPort
 
 
 class VariableActor(ActorWorker):
@@ -36,7 +38,7 @@ class VariableActor(ActorWorker):
     ) -> None:
         super().__init__(*args)
         (port,) = self._ports  # a rank has one policy
-        assert isinstance(port.inference, BatchedInference)
+        assert isinstance(port, PolicyPort) and isinstance(port.inference, BatchedInference)
         self._exchange, self._inference = port.exchange, port.inference
         self._round_steps = round_steps
         self._round_ends = round_ends
@@ -114,7 +116,7 @@ class VariableActor(ActorWorker):
         stream.valuing = False
         stream.t += 1
         if stream.t < stream.slots.shape.rollout:
-            self._ask(stream)
+            self._ask(split)
         self._end_round()
         return True
 

@@ -22,7 +22,7 @@ FLOORS = {
     4: "workers",
     5: "topologies runners",
     6: "__init__ api cli session evaluation loaded_policy benchmark presets folder reporting "
-    "torchrun export",
+    "torchrun populations export",
 }
 """Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

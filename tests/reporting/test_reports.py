@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from sampleforge.reporting.line_file import LineFile
+from sampleforge.folder.line_file import LineFile
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short

@@ -136,14 +136,15 @@ class Queue:
 
 
 def episode(number: int) -> EpisodeRecord:
-    return EpisodeRecord(1, number, number, float(number), number, number)
+    n = number
+    return EpisodeRecord(1, n, n, float(n), n, n, n, n, float(n))
 
 
 def episodes() -> Queue:
     shared = EpisodeQueue(2, capacity=4)
 
     def put(number: int) -> None:
-        shared.put(1, number, [episode(number)], policy=number)
+        shared.put([episode(number)])
 
     def take() -> list[int]:
         records = shared.take()

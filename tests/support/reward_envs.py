@@ -60,3 +60,28 @@ class ScaledCartPole(gym.Wrapper[Any, Any, Any, Any]):
         self.taken += 1
         paid = self.scale * float(reward) if self.taken > self.silent else 0.0
         return observation, paid, terminated, truncated, info
+
+
+class ShapedEnv(gym.Env[Any, Any]):
+    """Episodes of 10 steps, whose true result is the number of steps with action 1. The reward of
+    each is ``reward_shaping["bonus"]``, and that of a step with action 0 ``["cost"]``."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.reward_shaping = {"bonus": 0.5, "cost": 0.25}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = self.done = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.done += int(action)
+        reward = self.reward_shaping["bonus" if action else "cost"]
+        seen = np.array([self.steps / 10, reward / 10], np.float32)
+        return seen, reward, self.steps == 10, False, {"true_objective": float(self.done)}

@@ -36,8 +36,8 @@ from sampleforge.topologies.appo.wire import appo
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker, seed_of_policy
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.mapping import choose_mapping
 from sampleforge.topologies.registry import topology
-from sampleforge.topologies.sampling import choose_mapping
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.policy_mapping import (
     FixedPerStream,

@@ -137,12 +137,12 @@ def test_complete_rollouts_arrive_once_and_incomplete_ones_never_after_a_kill(ma
 
 def test_an_incomplete_episode_record_is_not_read_and_does_not_block_the_queue() -> None:
     episodes = EpisodeQueue(2, capacity=2)
-    episodes.put(1, 0, [EpisodeRecord(1, 0, 3, 7.5, 9)])
+    episodes.put([EpisodeRecord(1, 0, 3, 7.5, 9)])
     arrays = episodes.__getstate__()
-    arrays["who"][1, 1] = 5, 5, 0  # written, and killed before the ring's end moved
+    arrays["who"][1, 1] = 5  # written, and killed before the ring's end moved
     assert episodes.take() == [EpisodeRecord(1, 0, 3, 7.5, 9)]
     assert episodes.take() == []
-    episodes.put(1, 1, [EpisodeRecord(1, 1, 2, -1.0, 4)], policy=2)
+    episodes.put([EpisodeRecord(1, 1, 2, -1.0, 4, policy=2)])
     assert episodes.take() == [EpisodeRecord(1, 1, 2, -1.0, 4, policy=2)]
 
 

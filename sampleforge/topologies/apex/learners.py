@@ -25,6 +25,7 @@ from sampleforge.topologies.apex.channels import ReplayChannels
 from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, policy_seed
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.members import begin_with
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.replay_follower import ReplayFollowerWorker
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
@@ -49,7 +50,7 @@ class ApexLearners:
     make_reader: Callable[[], TransitionReader | SequenceReader]
 
     def new_learner(self, index: int, averaging: Averaging) -> DqnLearner:
-        return make_learner(
+        learner = make_learner(
             self.new_network,
             self.config,
             self.plan,
@@ -57,6 +58,8 @@ class ApexLearners:
             self.devices[index],
             averaging,
         )
+        begin_with(learner, self.policy)
+        return learner
 
     def new_worker(
         self,

@@ -38,6 +38,11 @@ class ApexPlan(SamplerPlan):
     frame_bytes: int  # of all rings, with the positions of blocks in them
 
     @property
+    def nbytes(self) -> int:
+        """Shared memory of the replay: slots, compressed frames and priorities."""
+        return self.slot_bytes + self.frame_bytes + self.tree_bytes
+
+    @property
     def shard_slots(self) -> tuple[int, ...]:
         """Number of slots of each shard: those that store experience, and those that actors
         have."""
@@ -216,7 +221,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
             "it, or lower --rollout, --num-envs-per-worker or --num-replay-shards"
         )
     per_shard = tuple(stored // shards + (i < stored % shards) for i in range(shards))
-    leases = math.ceil(sampler.num_splits / shards) + 1
+    leases = math.ceil(sampler.num_splits * spec.num_agents / shards) + 1
     slots = stored + shards * sampler.num_workers * leases
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * sampler.num_workers * leases if rings else None)

@@ -32,21 +32,27 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.apex.channels import ReplayChannels
 from sampleforge.topologies.apex.learners import ApexLearners, make_reader
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
+    FrozenStart,
     NewPolicy,
+    PolicySeeds,
     PolicyStart,
-    RestartCounts,
     ResumePoint,
     acting_device,
     initial_weights,
-    policy_seed,
 )
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
+from sampleforge.topologies.evaluator import (
+    Playing,
+    add_evaluator,
+    first_of_each_group,
+    num_evaluators,
+)
 from sampleforge.topologies.graph import (
     AddedGroup,
     Edge,
@@ -57,6 +63,8 @@ from sampleforge.topologies.graph import (
     Row,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.mapping import seat_mapping
+from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.rendezvous import (
     describe_learners,
     learner_devices,
@@ -71,7 +79,7 @@ from sampleforge.topologies.sampling import (
     actor_channels,
     add_actors,
     add_policy_workers,
-    choose_mapping,
+    frozen_group,
     group_channels,
     policy_notes,
     sampler_edges,
@@ -88,26 +96,59 @@ def apex(
     spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
+    frozen: Sequence[FrozenStart] = (),
+    others: Sequence[AgentGroup] = (),
 ) -> Graph:
     """Wire the actors, which all ``policies`` share, and for each policy a group with policy
-    workers, replay shards and a learner of its own. Nothing runs yet."""
+    workers, replay shards and a learner of its own. The actors also act with the
+    ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
+    one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
-    check_memory_of_groups(plan.slot_bytes + plan.frame_bytes + plan.tree_bytes, count)
+    agents = [AgentGroup(config, plan, spec), *others]
+    nbytes = [agents[policy.group].plan.nbytes for policy in policies]
+    check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
-    actors = actor_channels(config, plan)
-    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
-    overlapping = config.sequences is not None
-    mapping = choose_mapping(count, plan, start.seed, synchronous=False, overlapping=overlapping)
-    acting = [part.acting for part in parts]
-    add_actors(graph, actors, acting, mapping, config, plan, start)
+    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
+    parts = [
+        _group_parts(index, policy, actors, agents[policy.group], count)
+        for index, policy in enumerate(policies)
+    ]
+    mapping = seat_mapping(
+        spec,
+        policies,
+        frozen,
+        plan,
+        start.seed,
+        synchronous=False,
+        overlapping=config.sequences is not None,
+        population=config.pbt,
+        function=config.policy_mapping,
+    )
+    weights = {part.policy.id: part.channels.weights for part in parts}
+    frozen_groups = [
+        frozen_group(each, _maker(agents[each.group], each.start.seed), weights) for each in frozen
+    ]
+    groups = [part.acting for part in parts]
+    add_actors(graph, actors, groups, mapping, config, acting, start, frozen_groups)
     by_id = {part.policy.id: part for part in parts}
+    playing = first_of_each_group(
+        [(part.policy.group, part.new_network, part.channels.weights) for part in parts],
+        [
+            (each.group, made.new_model, made.pool.weights(0))
+            for each, made in zip(frozen, frozen_groups, strict=True)
+        ],
+    )
 
     def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
-        return _add_group(builder, by_id[group_id], prefix, config, plan, start)
+        return _add_group(builder, by_id[group_id], prefix, start, playing)
 
     return graph.build_groups(
-        list(by_id), add_group, [*policy_notes(count), *_notes(config, plan, spec)], actors.episodes
+        list(by_id),
+        add_group,
+        [*policy_notes(nbytes, population=config.pbt), *_notes(config, plan, spec)],
+        actors.episodes,
+        frozen_groups,
     )
 
 
@@ -116,63 +157,87 @@ class GroupParts:
     """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
+    agents: AgentGroup
     new_network: NewNetwork
     replay: ReplayChannels
     acting: ActingGroup
+    exploration: Exploration
 
     @property
     def channels(self) -> GroupChannels:
         return self.acting.channels
 
 
+def _maker(agents: AgentGroup, seed: int) -> NewNetwork:
+    return network_maker(agents.config, agents.spec, seed)
+
+
 def _group_parts(
-    policy: PolicyStart, actors: ActorChannels, config: ApexConfig, plan: ApexPlan, spec: EnvSpec
+    index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
 ) -> GroupParts:
-    """Make the replay, the weights and the channels of one policy group."""
+    """Make the replay, the weights and the channels of the ``index``-th policy group. ``members``:
+    of the population, if there is one."""
     start = policy.start
+    config, plan, spec = agents.config, agents.plan, agents.spec
+    acting = acting_plan(config, plan, members)
     new_network = network_maker(config, spec, start.seed)
     weights = initial_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    member = member_channels(config, policy, plan, new_network, None)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
     replay = _replay_channels(config, plan, slots, frames, channels, start)
 
     def new_policy(index: int) -> NewPolicy:
-        lives = channels.inference_restarts
-        return partial(make_policy, index, new_network, weights, config, plan, start, lives)
+        board = None if member is None else member.board
+        seeds = PolicySeeds(index, start, channels.inference_restarts, board)
+        return partial(make_policy, new_network, weights, config, plan, seeds)
 
-    acting = ActingGroup(channels, replay.exchange, new_policy)
-    return GroupParts(policy, new_network, replay, acting)
+    count = acting.num_splits // plan.num_splits
+    group = ActingGroup(channels, replay.exchange, new_policy, member, count)
+    explored = exploration(config, plan, index, count)
+    return GroupParts(policy, agents, new_network, replay, group, explored)
 
 
 def _add_group(
     graph: GraphBuilder,
     parts: GroupParts,
     prefix: str,
-    config: ApexConfig,
-    plan: ApexPlan,
     start: ResumePoint,
+    playing: Playing,
 ) -> AddedGroup:
-    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names."""
+    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names;
+    ``playing``: the policies that play the other agent groups in evaluations."""
+    config, plan = parts.agents.config, parts.agents.plan
     policy, replay, weights = parts.policy, parts.replay, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     for index in range(len(plan.stored_slots)):
         _add_shard(graph, index, replay, config, plan, policy.start)
     learners = _add_learners(graph, parts, config, plan)
     first = learners.nodes[0].name
-    evaluation = add_evaluator(graph, config, weights, parts.new_network, start, first)
+    evaluation = add_evaluator(
+        graph,
+        config,
+        weights,
+        parts.new_network,
+        start,
+        first,
+        group=parts.policy.group,
+        playing=playing,
+    )
     group = PolicyGroup(
         policy.id,
         learners.nodes,
         replay.exchange,
         weights,
         snapshot=learners.snapshot,
-        exploration=exploration(config, plan),
+        exploration=parts.exploration,
         archive=replay.archive if saves(config) else None,
         histograms=replay.histograms,
         evaluations=evaluation.results,
         resources=learners.resources,
+        member=parts.acting.member,
     )
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
     edges = _edges(config, plan, prefix)
@@ -210,15 +275,30 @@ def ladder_index(plan: ApexPlan, actor: int, split: int, row: int) -> int:
 
 
 def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
-    """Return the epsilon of every env row of the run, in the order of actors, splits, rows."""
+    """Return the epsilon of every agent of every env row of the run, in the order of actors,
+    splits, seats, rows. All agents of an env row have the same."""
     ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
-    return ladder[[ladder_index(plan, *row) for row in _rows(plan)]]
+    actors, splits, rows = range(plan.num_workers), range(plan.num_splits), range(plan.rows)
+    order = [(a, s, r) for a in actors for s in splits for _ in range(plan.num_seats) for r in rows]
+    return ladder[[ladder_index(plan, *row) for row in order]]
 
 
-def exploration(config: ApexConfig, plan: ApexPlan) -> Exploration:
-    """Return the exploration of each env row."""
-    epsilons = dict(zip(_rows(plan), row_epsilons(config, plan).tolist(), strict=True))
-    return Exploration(exploration_thirds(plan), epsilons)
+def exploration(
+    config: ApexConfig, plan: ApexPlan, member: int = 0, members: int = 1
+) -> Exploration:
+    """Return the exploration of each env row of a policy: of all env rows, or of those in the
+    splits of one of several ``members`` of a population, see `acting_plan`."""
+
+    def acting(row: Row) -> Row:
+        return row[0], row[1] * members + member if members > 1 else row[1], row[2]
+
+    ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent).tolist()
+    epsilons = {row: ladder[ladder_index(plan, *row)] for row in _rows(plan)}
+    thirds = exploration_thirds(plan)
+    return Exploration(
+        {acting(row): third for row, third in thirds.items()},
+        {acting(row): epsilon for row, epsilon in epsilons.items()},
+    )
 
 
 def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
@@ -234,16 +314,13 @@ def _rows(plan: ApexPlan) -> list[Row]:
 
 
 def make_policy(
-    index: int,
     new_network: NewNetwork,
     weights: SharedWeights,
     config: ApexConfig,
     plan: ApexPlan,
-    start: ResumePoint,
-    lives: RestartCounts,
+    seeds: PolicySeeds,
 ) -> EpsilonGreedyPolicy:
-    """Return the policy of the ``index``-th actor (inline) or policy worker, with another seed in
-    each of its ``lives``."""
+    """Return the policy of an actor (inline) or policy worker. ``seeds``: of its actions."""
     return EpsilonGreedyPolicy(
         new_network(),
         weights,
@@ -251,7 +328,8 @@ def make_policy(
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.precision,
-        seed=policy_seed(index, start, lives),
+        seed=seeds.first(),
+        new_seed=seeds,
     )
 
 
@@ -387,7 +465,8 @@ def _add_learners(
         relay,
         partial(make_reader, config, parts.replay.exchange.slots, parts.replay.frames),
     )
-    if config.serial:
+    member = parts.acting.member
+    if config.serial and member is None:
         return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if followers:
@@ -396,7 +475,7 @@ def _add_learners(
             devices, config.learner_timeout, parts.new_network, "learner", errors
         )
     snapshot = StateSnapshot(parts.new_network(), networks=2)
-    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:

@@ -16,6 +16,7 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.members import begin_with
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.learner import LearnerWorker
@@ -39,7 +40,7 @@ class AppoLearners:
 
     def new_learner(self, index: int, averaging: Averaging) -> Learner:
         config = self.config
-        return make_learner(
+        learner = make_learner(
             self.new_model,
             config,
             self.plan,
@@ -49,6 +50,8 @@ class AppoLearners:
             share=Share(index, config.num_learners),
             device=self.devices[index],
         )
+        begin_with(learner, self.policy)
+        return learner
 
     def new_worker(
         self,

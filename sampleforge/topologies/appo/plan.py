@@ -32,9 +32,10 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     if config.compile:
         check_compilers(device, sampler)
     shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
-    slots_per_batch = _slots_per_batch(config, shape, sampler.num_workers * sampler.num_splits)
+    streams = sampler.num_workers * sampler.num_splits * spec.num_agents
+    slots_per_batch = _slots_per_batch(config, shape, streams)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    slots = _slots(config, slots_per_batch, sampler, synchronous)
+    slots = _slots(config, slots_per_batch, sampler.num_workers, streams, synchronous)
     # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
     all_cores = synchronous and has_image(spec) and not config.serial
     cores = max(1, len(available_cores()) // config.num_learners) if all_cores else 1
@@ -79,23 +80,26 @@ def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
     return device.startswith("cuda") and not synchronous and not serial
 
 
-def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
-    """Return the number of slots of a batch, which is divided equally among the splits (if
-    synchronous) and the learners."""
+def _slots_per_batch(config: AppoConfig, shape: SlotShape, streams: int) -> int:
+    """Return the number of slots of a batch, which is divided equally among the ``streams`` (if
+    synchronous), which are those of all actors that one policy can have, and the learners."""
     learners = config.num_learners
     if config.batch_size is None:
-        unit = math.lcm(splits, learners)
+        unit = math.lcm(streams, learners)
         return unit * math.ceil(MIN_BATCH / (shape.env_steps * unit))
     count = config.batch_size // shape.env_steps
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    unit = shape.env_steps * math.lcm(splits if synchronous else 1, learners)
+    unit = shape.env_steps * math.lcm(streams if synchronous else 1, learners)
     if count == 0 or config.batch_size % unit:
         below = max(unit, config.batch_size // unit * unit)
         asked = config.batch_size
         nearest = sorted({below, below + unit}, key=lambda size: abs(size - asked))
         what = f"{shape.rows} rows x {shape.rollout} steps"
         if synchronous:
-            what += f" x {splits} splits (synchronous: each gives its share to every batch)"
+            splits = (
+                f"{streams} splits" if shape.spec.num_agents == 1 else f"{streams} agents of splits"
+            )
+            what += f" x {splits} (synchronous: each gives its share to every batch)"
         if learners > 1:
             what += f", in equal shares for {learners} learners"
         raise ConfigError(
@@ -107,18 +111,17 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, splits: int) -> int:
 
 
 def _slots(
-    config: AppoConfig, slots_per_batch: int, sampler: SamplerPlan, synchronous: bool
+    config: AppoConfig, slots_per_batch: int, workers: int, streams: int, synchronous: bool
 ) -> int:
     """Return the number of slots in circulation, which limits how far the actors run ahead.
 
     Synchronous: exactly one batch, whose slots return after its update. Asynchronous: one slot that
     is being written per split, and as many complete ones as may wait. Each actor has an equal
-    share, with at least one slot per split, so that no actor waits for a slot that only it could
+    share, with at least one slot per stream, so that no actor waits for a slot that only it could
     free. Each learner has an equal share, too.
     """
     if synchronous:
         return slots_per_batch
-    writing = sampler.num_workers * sampler.num_splits
-    total = writing + config.num_batches_to_accumulate * slots_per_batch
-    unit = sampler.num_workers * config.num_learners
+    total = streams + config.num_batches_to_accumulate * slots_per_batch
+    unit = workers * config.num_learners
     return math.ceil(total / unit) * unit

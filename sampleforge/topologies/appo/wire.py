@@ -12,9 +12,11 @@ from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
+from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.appo.learners import AppoLearners
 from sampleforge.topologies.appo.plan import gathers_ahead
 from sampleforge.topologies.builders import (
+    FrozenStart,
     NewModel,
     NewPolicy,
     PolicyStart,
@@ -24,7 +26,12 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
+from sampleforge.topologies.evaluator import (
+    Playing,
+    add_evaluator,
+    first_of_each_group,
+    num_evaluators,
+)
 from sampleforge.topologies.graph import (
     AddedGroup,
     Edge,
@@ -33,6 +40,8 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
+from sampleforge.topologies.mapping import seat_mapping
+from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
@@ -43,7 +52,7 @@ from sampleforge.topologies.sampling import (
     actor_channels,
     add_actors,
     add_policy_workers,
-    choose_mapping,
+    frozen_group,
     group_channels,
     policy_notes,
     sampler_edges,
@@ -59,27 +68,52 @@ def appo(
     spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
+    frozen: Sequence[FrozenStart] = (),
+    others: Sequence[AgentGroup] = (),
 ) -> Graph:
     """Wire the actors, which all ``policies`` share, and for each policy a group with policy
-    workers and a learner of its own. Nothing runs yet."""
+    workers and a learner of its own. The actors also act with the
+    ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
+    one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
     count = len(policies)
-    check_memory_of_groups(plan.slot_bytes, count)
+    agents = [AgentGroup(config, plan, spec), *others]
+    nbytes = [agents[policy.group].plan.slot_bytes for policy in policies]
+    check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
-    actors = actor_channels(config, plan)
-    parts = [_group_parts(policy, actors, config, plan, spec) for policy in policies]
-    mapping = choose_mapping(
-        count, plan, start.seed, synchronous=plan.synchronous, overlapping=False
+    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
+    parts = [_group_parts(policy, actors, agents[policy.group], count) for policy in policies]
+    mapping = seat_mapping(
+        spec,
+        policies,
+        frozen,
+        plan,
+        start.seed,
+        synchronous=plan.synchronous,
+        overlapping=False,
+        population=config.pbt,
+        function=config.policy_mapping,
     )
-    acting = [part.acting for part in parts]
-    add_actors(graph, actors, acting, mapping, config, plan, start)
+    weights = {part.policy.id: part.channels.weights for part in parts}
+    frozen_groups = [
+        frozen_group(each, _maker(agents[each.group], each.start.seed), weights) for each in frozen
+    ]
+    groups = [part.acting for part in parts]
+    add_actors(graph, actors, groups, mapping, config, acting, start, frozen_groups)
     by_id = {part.policy.id: part for part in parts}
+    playing = first_of_each_group(
+        [(part.policy.group, part.new_model, part.channels.weights) for part in parts],
+        [
+            (each.group, made.new_model, made.pool.weights(0))
+            for each, made in zip(frozen, frozen_groups, strict=True)
+        ],
+    )
 
     def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
-        return _add_group(builder, by_id[group_id], prefix, config, plan, start)
+        return _add_group(builder, by_id[group_id], prefix, start, playing)
 
     return graph.build_groups(
-        list(by_id), add_group, _notes(config, plan, spec, count), actors.episodes
+        list(by_id), add_group, _notes(config, plan, spec, nbytes), actors.episodes, frozen_groups
     )
 
 
@@ -88,6 +122,7 @@ class GroupParts:
     """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
+    agents: AgentGroup
     new_model: NewModel
     exchange: SlotExchange
     acting: ActingGroup
@@ -97,40 +132,62 @@ class GroupParts:
         return self.acting.channels
 
 
+def _maker(agents: AgentGroup, seed: int) -> NewModel:
+    return model_maker(agents.config, agents.spec, seed)
+
+
 def _group_parts(
-    policy: PolicyStart, actors: ActorChannels, config: AppoConfig, plan: Plan, spec: EnvSpec
+    policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
 ) -> GroupParts:
-    """Make the slots, the exchange, the weights and the channels of one policy group."""
+    """Make the slots, the exchange, the weights and the channels of one policy group. ``members``:
+    of the population, if there is one."""
     start = policy.start
+    config, plan, spec = agents.config, agents.plan, agents.spec
+    acting = acting_plan(config, plan, members)
     new_model = model_maker(config, spec, start.seed)
     shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
     weights = initial_weights(new_model, start)
-    channels = group_channels(config, plan, shape, weights, actors, config.num_learners)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    member = member_channels(config, policy, plan, new_model, plan.lag.limit)
     slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
         compiled_for = spec if config.compile else None
         noise, lives = config.noise_correlation, channels.inference_restarts
-        return policy_maker(index, new_model, weights, plan, start, compiled_for, noise, lives)
+        board = None if member is None else member.board
+        return policy_maker(
+            index, new_model, weights, plan, start, compiled_for, noise, lives, board
+        )
 
-    acting = ActingGroup(channels, exchange, new_policy)
-    return GroupParts(policy, new_model, exchange, acting)
+    count = acting.num_splits // plan.num_splits
+    group = ActingGroup(channels, exchange, new_policy, member, count)
+    return GroupParts(policy, agents, new_model, exchange, group)
 
 
 def _add_group(
     graph: GraphBuilder,
     parts: GroupParts,
     prefix: str,
-    config: AppoConfig,
-    plan: Plan,
     start: ResumePoint,
+    playing: Playing,
 ) -> AddedGroup:
-    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names."""
+    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names;
+    ``playing``: the policies that play the other agent groups in evaluations."""
+    config, plan = parts.agents.config, parts.agents.plan
     new_model, weights = parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     learners = _add_learners(graph, parts, config, plan)
-    evaluation = add_evaluator(graph, config, weights, new_model, start, learners.nodes[0].name)
+    evaluation = add_evaluator(
+        graph,
+        config,
+        weights,
+        new_model,
+        start,
+        learners.nodes[0].name,
+        group=parts.policy.group,
+        playing=playing,
+    )
     group = PolicyGroup(
         parts.policy.id,
         learners.nodes,
@@ -141,6 +198,7 @@ def _add_group(
         learners.snapshot,
         evaluations=evaluation.results,
         resources=learners.resources,
+        member=parts.acting.member,
     )
     return AddedGroup(group, _edges(config, plan, prefix), evaluation.edges, learners.notes)
 
@@ -166,13 +224,14 @@ def _add_learners(
         graph.progress,
         gathers_ahead(plan, serial=config.serial),
     )
-    if config.serial:
+    member = parts.acting.member
+    if config.serial and member is None:
         return add_only_learner(graph, wakeup, maker)
     rendezvous = None
     if config.num_learners > 1:
         rendezvous = local_rendezvous(devices, config.learner_timeout, parts.new_model, "learner")
     snapshot = StateSnapshot(parts.new_model())
-    return add_learners(graph, config, channels, maker, snapshot, rendezvous)
+    return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
 def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> ExperienceSink:
@@ -194,16 +253,17 @@ def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
     )
 
 
-def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, policies: int) -> tuple[str, ...]:
-    ahead = gathers_ahead(plan, serial=config.serial)
+def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, nbytes: Sequence[int]) -> tuple[str, ...]:
+    """Return notes about the run. ``nbytes``: of the slots of each policy."""
+    ahead, one = gathers_ahead(plan, serial=config.serial), len(nbytes) == 1
     return (
         reason(config, plan, spec),
-        *policy_notes(policies),
+        *policy_notes(nbytes, population=config.pbt),
         plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "
         f"{'synchronous' if plan.synchronous else 'asynchronous'}",
         *plan.lag.notes,
-        f"slots {human_bytes(plan.slot_bytes)} of shared memory",
+        *([f"slots {human_bytes(plan.slot_bytes)} of shared memory"] if one or config.pbt else []),
         f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)"
         f"{', beside one that gathers the next batch' if ahead else ''}",
         *(["the model's passes are compiled: the start takes longer"] if config.compile else []),

@@ -31,6 +31,12 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
             "as one of its ranks, and each would train by itself; under torchrun use the command "
             "line (train.py ddppo), or start it without torchrun"
         )
+    if spec.num_seats > 1:
+        raise ConfigError(
+            f"{spec.env_id} has {spec.num_seats} agents, and ddppo takes single-agent environments "
+            "only: a rank learns from its own rollouts before it samples the next ones, with one "
+            "policy; use appo or apex"
+        )
     cores = len(available_cores())
     image = any(leaf.is_image for leaf in spec.observations.values())
     ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
@@ -49,6 +55,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         num_workers=ranks,
         num_splits=splits,
         rows=shape.rows,
+        num_seats=1,
         rollout=config.rollout,
         inference="inline",
         num_policy_workers=0,

@@ -1,0 +1,212 @@
+"""The command `sampleforge pbt ALGO`: train a population of runs that copy and mutate."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+
+from sampleforge.cli.flags import parse
+from sampleforge.cli.jobs import JobsFlags, JobsScreen, run_jobs
+from sampleforge.cli.key_values import KEY_VALUES, Scalar
+from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError, check_range, typed
+from sampleforge.folder.atomic_file import to_json
+from sampleforge.populations.explore import PERTURBED
+from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sampleforge.populations.across_runs import MemberStatus, Population, PopulationSettings
+
+SHOWN = 5
+"""Hyperparameters in the table of the members."""
+EXAMPLE = (
+    "sampleforge pbt --population 4 --folder populations/cartpole "
+    "--pbt-period 20000 --pbt-start 20000 appo --env CartPole-v1 --train-for-env-steps 200000"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PbtFlags(JobsFlags, PbtRulesConfig):
+    population: int
+    """Number of members."""
+    folder: str
+    """Folder of the population. The same command resumes the population in it; with a larger
+    --population more members join."""
+    pbt_bounds: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
+    """Limits of perturbed hyperparameters, as in learning-rate=1e-5..1e-2."""
+    pbt_initial: Annotated[dict[str, Scalar], KEY_VALUES] = dataclasses.field(default_factory=dict)
+    """Ranges from which the members draw their first hyperparameters, as in learning-rate=1e-6..1:
+    log-uniformly, one member from each of as many equal parts as there are members."""
+    max_member_restarts: int = 5
+    """Times in a row that a member may die without progress before it is given up."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "population", low=1)
+        check_range(self, "max_member_restarts", low=0)
+        if self.pbt_reference is not None and self.pbt_reference >= self.population:
+            raise ConfigError(
+                f"--pbt-reference {self.pbt_reference}: the members are numbered from 0 to "
+                f"{self.population - 1} (--population {self.population})"
+            )
+
+
+def run(args: Sequence[str]) -> int:
+    """Train, print the members, and the result as one JSON object in the last line. Raises
+    ConfigError."""
+    own, algo, rest = split(args)
+    text = (
+        "Train a population of runs, which copy the best and mutate their hyperparameters. The "
+        f"algorithm and its flags, as for train, come last: {EXAMPLE}"
+    )
+    flags = parse(PbtFlags, own, "sampleforge pbt", text)
+    if algo is None:
+        raise ConfigError(f"There is no algorithm ({', '.join(ALGOS)}) after the flags: {EXAMPLE}")
+    config = parse_config(algo, rest, "pbt ...")
+    from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.populations.across_runs import Population, PopulationFailed
+    from sampleforge.populations.folder import PopulationFolder
+    from sampleforge.populations.jobs import open_jobs
+
+    make_cwd_importable()
+    settings = population_settings(flags, config)
+    with PopulationFolder(Path(flags.folder)) as locked:
+        jobs = open_jobs(locked.path, flags, most=flags.population)
+        try:
+            population = Population(settings, locked.path, jobs)
+        except BaseException:
+            jobs.close()
+            raise
+        told: dict[str, str] = {}
+        screen = JobsScreen(lambda: table(population.members()), lambda: news(population, told))
+        at_a_time = min(jobs.limit, flags.population)
+        screen.say(
+            f"Population of {flags.population} members, {at_a_time} at a time, in {flags.folder}"
+        )
+        try:
+            code = run_jobs(population, jobs, screen, leave=flags.leave_jobs)
+        except PopulationFailed as error:
+            print(f"sampleforge: error: {error}", file=sys.stderr)
+            return 1
+        return report(population, screen, code)
+
+
+def split(args: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """Return the flags of the population, the algorithm, and the flags of the algorithm."""
+    for index, word in enumerate(args):
+        if word in ALGOS and args[index - 1 : index] != ["--folder"]:
+            return list(args[:index]), word, list(args[index + 1 :])
+    return list(args), None, []
+
+
+def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSettings:
+    """Return the settings of the population. Raises ConfigError for flags that do not fit."""
+    from sampleforge.populations.across_runs import PopulationSettings
+    from sampleforge.populations.member import MemberRules
+    from sampleforge.populations.pbt import rules_of
+
+    check_own(config)
+    ids = [str(index) for index in range(flags.population)]
+    rules = rules_of(config, flags, ids, {}, np.random.default_rng(0))
+    return PopulationSettings(
+        flags.population,
+        config,
+        MemberRules(
+            period=flags.pbt_period,
+            start=flags.pbt_start,
+            exploit=rules.exploit,
+            explore=rules.explore,
+            turns=False,
+            seed=secrets.randbelow(2**31) if config.seed is None else config.seed,
+        ),
+        ranges("pbt_initial", flags.pbt_initial),
+        flags.max_member_restarts,
+    )
+
+
+def check_own(config: AnyConfig) -> None:
+    """Raise ConfigError for flags of a population in one run among those of the algorithm."""
+    if not isinstance(config, PbtConfig):
+        return
+    for field in dataclasses.fields(PbtConfig):
+        value = getattr(config, field.name)
+        if value != getattr(PbtConfig(), field.name):
+            flag = typed(field.name, value)
+            if field.name in ("pbt", "schedule"):
+                raise ConfigError(f"{flag}: is for a single run; leave it out")
+            raise ConfigError(
+                f"{flag}: give it before the algorithm, as in sampleforge pbt {flag} ... "
+                f"{config.algo} ..."
+            )
+
+
+def report(population: Population, screen: JobsScreen, code: int) -> int:
+    """Print the members and the result; return the exit code: 1 if no member has finished."""
+    summary = population.summary()
+    screen.console.print(table(population.members()))
+    for text in population.take_problems():
+        screen.say(text)
+    if code:
+        screen.say("Interrupted; the same command resumes the population")
+    print(to_json(summary), flush=True)
+    return code or (0 if summary["finished"] else 1)
+
+
+def news(population: Population, told: dict[str, str]) -> list[str]:
+    """Return the problems since the last call, and a line for each member whose state or round has
+    changed since it was ``told``."""
+    lines = population.take_problems()
+    for member in population.members():
+        state = member.published
+        line = f"member {member.id} {member.state}"
+        if state is not None:
+            objective = "-" if state.objective is None else f"{state.objective:,.2f}"
+            line += f"  round {state.round}  {state.env_steps:,} env steps  return {objective}"
+        if told.get(member.id) != line:
+            told[member.id] = line
+            lines.append(line)
+    return lines
+
+
+def table(members: Sequence[MemberStatus]) -> Table:
+    """Return the members as a table."""
+    from rich import box
+    from rich.table import Table
+
+    result = Table(box=box.SIMPLE_HEAD)
+    names = sorted(_varied(members), key=_importance)[:SHOWN]
+    for name in ("member", "state", "round", "env steps", "return", *names):
+        result.add_column(name, justify="left" if name == "state" else "right")
+    for member in members:
+        state = member.published
+        if state is None:
+            result.add_row(member.id, member.state)
+            continue
+        objective = "-" if state.objective is None else f"{state.objective:,.2f}"
+        values = (state.hyperparameters.get(name) for name in names)
+        result.add_row(
+            *(member.id, member.state, str(state.round), f"{state.env_steps:,}", objective),
+            *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values),
+        )
+    return result
+
+
+def _importance(name: str) -> tuple[int, str]:
+    """Return a sort key by which the hyperparameters that most depends on are first."""
+    return (PERTURBED.index(name) if name in PERTURBED else len(PERTURBED)), name
+
+
+def _varied(members: Sequence[MemberStatus]) -> set[str]:
+    """Return the hyperparameters that differ between the members."""
+    known = [member.published.hyperparameters for member in members if member.published]
+    return {name for values in known for name in values if values[name] != known[0].get(name)}

@@ -1,0 +1,146 @@
+"""The command `sampleforge tournament RUN_DIR ...`: policies play each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from sampleforge.cli.flags import parse
+from sampleforge.cli.key_values import KEY_VALUES
+from sampleforge.cli.plot import check_out
+from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.folder.atomic_file import to_json
+from sampleforge.folder.trust import Trust
+
+Scalars = dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class TournamentFlags(Checked):
+    run_dirs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR ...")
+    ] = ()
+    """Folders of runs on the same multi-agent environment. All policies of each take part."""
+    episodes: int = 100
+    """Episodes that each pair of players plays; they change sides after each."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """Which checkpoint of each policy plays."""
+    snapshots: bool = False
+    """The snapshots in the pool of self-play runs take part, too."""
+    stochastic: bool = True
+    """Sample the actions, as in training; off: take the most likely actions."""
+    out: str | None = None
+    """Draw win rates and ratings into this file: .png, .pdf or .svg."""
+    seed: int = 0
+    """Seed of the episodes."""
+    env_timeout: float = 60.0
+    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
+    which ends the command."""
+    quiet: bool = False
+    """Print nothing but errors and the last line."""
+    trust: bool = False
+    """Use code that the run folders name: an environment package.module:factory, its env_kwargs, an
+    encoder. Such a folder can run any code, so give this only for folders whose origin you know."""
+    env: str | None = None
+    """Repeat the runs' package.module:factory, instead of --trust."""
+    env_kwargs: Annotated[Scalars, KEY_VALUES] = dataclasses.field(default_factory=dict)
+    """Repeat the runs' env_kwargs, instead of --trust."""
+    encoder: Annotated[str | None, tyro.conf.arg(name="model.encoder")] = None
+    """Repeat the runs' package.module:EncoderClass, instead of --trust."""
+
+    @property
+    def trusted(self) -> Trust:
+        """The trust that the flags express in values of the run folders that name code."""
+        given = {
+            "env": self.env,
+            "env_kwargs": self.env_kwargs or None,
+            "model.encoder": self.encoder,
+        }
+        return Trust(self.trust, {name: v for name, v in given.items() if v is not None})
+
+
+def run(args: Sequence[str]) -> int:
+    """Play all games, and print the standings, as one JSON object in the last line. Raises
+    ConfigError."""
+    text = (
+        "Let every pair of policies play episodes on their multi-agent environment; print win "
+        "rates and ratings as a table, and as one line of JSON."
+    )
+    flags = parse(TournamentFlags, args, "sampleforge tournament", text)
+    check_range(flags, "episodes", low=1)
+    check_range(flags, "seed", low=0)
+    check_range(flags, "env_timeout", low=0, above=True)
+    if not flags.run_dirs:
+        raise ConfigError(
+            "Give the folders of the runs that play: sampleforge tournament runs/a runs/b"
+        )
+    out = None if flags.out is None else check_out(flags.out)
+    from sampleforge.folder.checkpoint import CheckpointError
+    from sampleforge.populations.tournament import play_tournament
+    from sampleforge.reporting.evaluating import EvaluationDisplay
+    from sampleforge.runtime.watch import HangWatch
+
+    try:
+        with (
+            EvaluationDisplay(quiet=flags.quiet) as display,
+            HangWatch("sampleforge tournament", flags.env_timeout) as watch,
+        ):
+            standings = play_tournament(
+                [Path(run_dir) for run_dir in flags.run_dirs],
+                flags.episodes,
+                which=flags.checkpoint,
+                snapshots=flags.snapshots,
+                stochastic=flags.stochastic,
+                seed=flags.seed,
+                trust=flags.trusted,
+                display=display,
+                alive=watch.alive,
+            )
+    except CheckpointError as error:
+        print(f"sampleforge: error: {error}", file=sys.stderr)
+        return 1
+    plain = {"env": standings.env, "episodes": flags.episodes, **standings.plain()}
+    if not flags.quiet:
+        show(plain)
+    if out is not None:
+        from sampleforge.reporting.win_rates_plot import draw_win_rates
+
+        draw_win_rates(standings.drawn(), out)
+    print(to_json(plain))
+    return 0
+
+
+def show(plain: Mapping[str, Any]) -> None:
+    """Print the standings as a table: ratings, and the win rates of each pair where the terminal is
+    wide enough."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    names = plain["players"]
+    table = Table(
+        title=f"{plain['env']}, {plain['episodes']:,} episodes a pair", title_justify="left"
+    )
+    for name in ("", "player", "Elo", "± 95%", "win rate"):
+        table.add_column(name, justify="left" if name == "player" else "right", no_wrap=True)
+    matrix = len(names) * 6 + max(map(len, names)) + 36 <= console.width
+    for number in range(len(names)) if matrix else ():
+        table.add_column(f"vs {number + 1}", justify="right", no_wrap=True)
+    for number, name in enumerate(names):
+        against = plain["win_rates"][name]
+        cells = [f"{against[o]:.0%}" if o in against else "" for o in names] if matrix else []
+        table.add_row(
+            f"{number + 1}",
+            name,
+            f"{plain['elo'][name]:,.0f}",
+            f"{1.96 * plain['elo_error'][name]:,.0f}",
+            f"{plain['win_rate'][name]:.1%}",
+            *cells,
+        )
+    console.print(table)

@@ -1,0 +1,212 @@
+"""Rows of PettingZoo environments (``ParallelEnv``), or of any environment with their interface.
+
+Environments in which the agents act one after the other (``AECEnv``) are converted by PettingZoo
+itself. Agents whose turn it is not have one allowed action, so that nothing is learned from it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from sampleforge.config import ConfigError
+from sampleforge.env.adapter import ObservationAdapter
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.multi_agent import MultiAgentRows
+from sampleforge.env.seeding import next_seed
+from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_stats
+from sampleforge.env.starting import tell_of_row
+from sampleforge.env.vector import Array
+from sampleforge.spec import ACTION_MASK, EnvSpaces
+
+Reset = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+def is_multi_agent(env: Any) -> bool:
+    """Return whether an object has the interface of PettingZoo's environments."""
+    return hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None))
+
+
+def as_parallel(env: Any, env_id: str) -> Any:
+    """Return ``env`` with the interface of a ``ParallelEnv``. An ``AECEnv``, in which agents act
+    one after the other, is converted. Raises ConfigError for anything else."""
+    if not is_multi_agent(env):
+        raise ConfigError(
+            f"{env_id} returned a {type(env).__name__}, but must return a PettingZoo environment: "
+            "a ParallelEnv or an AECEnv"
+        )
+    if not hasattr(env, "agent_iter"):
+        return env
+    from pettingzoo.utils import conversions
+
+    if env.metadata.get("is_parallelizable"):
+        return conversions.aec_to_parallel(env)
+    return conversions.turn_based_aec_to_parallel(env)
+
+
+class ParallelRows(MultiAgentRows):
+    """One environment per row, stepped one after the other in this process.
+
+    If an environment raises, it alone is rebuilt: the step of its agents is masked, and their
+    episodes are dropped. A row that is rebuilt more than `MAX_REBUILDS` times without finishing an
+    episode raises the first error.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        make: Callable[[], Any],
+        num_rows: int,
+        seeds: Sequence[int],
+        **options: Any,
+    ) -> None:
+        """``options``: ``limit`` of an episode's env steps, and fields of `EnvSpec`."""
+        self._make: Callable[[], Any] = lambda: as_parallel(make(), config.env)
+        self._seeds = list(seeds)
+        self._envs: list[Any] = []
+        for _ in range(num_rows):
+            self._envs.append(self._make())
+            tell_of_row()
+        self._first: list[Reset] = []
+        for env, seed in zip(self._envs, seeds, strict=True):
+            self._first.append(_checked_reset(env.reset(seed=seed), config.env))
+            tell_of_row()
+        env, infos = self._envs[0], self._first[0][1]
+        agents = {
+            agent: EnvSpaces(
+                env.observation_space(agent),
+                env.action_space(agent),
+                ACTION_MASK in infos.get(agent, {}),
+            )
+            for agent in env.possible_agents
+        }
+        super().__init__(
+            config, agents, num_rows, metadata=getattr(env, "metadata", None), **options
+        )
+        self._observations = [ObservationAdapter(seat.spec) for seat in self.seats]
+        for adapter, seat in zip(self._observations, self.seats, strict=True):
+            adapter.env_id += f", agent {seat.agent}"
+        self._faults: dict[int, tuple[int, Exception]] = {}
+
+    def reset_rows(self) -> None:
+        for row, (observations, infos) in enumerate(self._first):
+            self._begin_episode(row, observations, infos)
+        self._first = []
+        self._complete_masks()
+
+    def step_rows(self, actions: Sequence[Mapping[str, Array]], over: Array) -> None:
+        self.reward[:] = 0.0
+        self.terminated[:] = False
+        self.truncated[:] = False
+        chosen = [seat.per_row(own) for seat, own in zip(self.seats, actions, strict=True)]
+        is_over, present = over.tolist(), self.present.T.tolist()
+        for row, env in enumerate(self._envs):
+            try:
+                if is_over[row]:
+                    self._faults.pop(row, None)
+                    first = _checked_reset(env.reset(), self.seats[0].spec.env_id)
+                else:
+                    acting = [seat for seat in self.seats if present[row][seat.seat]]
+                    given = {seat.agent: chosen[seat.seat][row] for seat in acting}
+                    self._write_step(row, env, env.step(given), present[row])
+                    continue
+            except ConfigError:
+                raise  # another environment would give the same
+            except Exception as error:
+                first = self._rebuild(row, error)
+            self._begin_episode(row, *first)
+        self._complete_masks()
+
+    def _write_step(self, row: int, env: Any, result: Any, present: Sequence[bool]) -> None:
+        """Write the step of one row. ``present``: whether each seat's agent took part in it."""
+        observations, rewards, terminations, truncations, infos = result
+        agents = set(env.agents)
+        for seat in self.seats:
+            index, agent = seat.seat, seat.agent
+            stays = agent in agents
+            if present[index]:
+                self.reward[index, row] = rewards.get(agent, 0.0)
+                truncated = bool(truncations.get(agent, False))
+                # An agent that is gone without a flag has terminated, too.
+                terminated = bool(terminations.get(agent, False)) or not (stays or truncated)
+                self.terminated[index, row] = terminated
+                self.truncated[index, row] = truncated
+                stays = stays and not (terminated or truncated)
+                info = infos.get(agent)
+                if info and EPISODE_STATS in info:
+                    send_episode_stats(info[EPISODE_STATS])
+            self.present[index, row] = stays
+            if agent in observations and (stays or present[index]):
+                self._write(index, row, observations, infos)
+
+    def _begin_episode(
+        self, row: int, observations: Mapping[str, Any], infos: Mapping[str, Any]
+    ) -> None:
+        """Write the first observations of a row, and which agents take part."""
+        agents = set(self._envs[row].agents)
+        for seat in self.seats:
+            self.present[seat.seat, row] = seat.agent in agents
+            if seat.agent in observations:
+                self._write(seat.seat, row, observations, infos)
+
+    def _write(
+        self, seat: int, row: int, observations: Mapping[str, Any], infos: Mapping[str, Any]
+    ) -> None:
+        agent = self.seats[seat].agent
+        info = infos.get(agent, {})
+        self._observations[seat].write(row, observations[agent], info, self.obs[seat])
+
+    def _complete_masks(self) -> None:
+        """Allow one action to agents that may take none, because it is not their turn, and every
+        action to those that take no part."""
+        for adapter, obs, present in zip(self._observations, self.obs, self.present, strict=True):
+            if adapter.has_mask:
+                adapter.complete_masks(obs[ACTION_MASK], present)
+
+    def _rebuild(self, row: int, error: Exception) -> Reset:
+        """Create a new environment for ``row``; return its first observations and infos. Raises the
+        first error of a succession if there have been too many."""
+        count, first = self._faults.get(row, (0, error))
+        if self.fault is None:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            self.fault = f"{text}\n({self.seats[0].spec.env_id}, row {row})"
+        while count < MAX_REBUILDS:
+            count += 1
+            self._faults[row] = count, first
+            self.rebuilt += 1
+            with suppress(Exception):  # a broken environment may fail to close as well
+                self._envs[row].close()
+            try:
+                self._envs[row] = self._make()
+                seed = next_seed(self._seeds[row], self.rebuilt)
+                fresh: Reset = self._envs[row].reset(seed=seed)
+            except Exception as again:
+                error = again
+                continue
+            self.lost.append(row)
+            return fresh
+        first.add_note(
+            f"{self.seats[0].spec.env_id}, row {row}: the first of {count + 1} errors in a row, "
+            f"between which the environment was rebuilt {count} times"
+        )
+        raise first
+
+    def close(self) -> None:
+        """Close every environment, even where another one's ``close`` raises."""
+        envs, self._envs = self._envs, []
+        with ExitStack() as stack:
+            for env in reversed(envs):
+                stack.callback(env.close)
+
+
+def _checked_reset(result: Any, env_id: str) -> Reset:
+    """Return ``result``, what ``reset`` has returned. Raises ConfigError if it is not
+    (observations, infos)."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping):
+        return result
+    raise ConfigError(
+        f"{env_id}: reset() must return (observations, infos), dicts with an entry per agent, but "
+        f"returned a {type(result).__name__}"
+    )

@@ -1,0 +1,364 @@
+"""A population of training runs that exchange weights and hyperparameters through a folder.
+
+Each member is a run of its own (`member`), started as a job (`jobs`). There is no server: members
+read what the others have published (`published`). The launcher, here, only starts the members that
+are to run, again those that have died, and merges their parts of the lineage.
+
+    population.json    what the population was started with, for comparison when it is resumed
+    members/0/         the run folder of member 0
+    published/         what the members publish for each other
+    lineages/0.jsonl   what has happened to member 0; lineage.jsonl has all of them
+    jobs/              what the jobs printed
+    results.json       the result, at the end
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sampleforge.config import ConfigError, difference
+from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.folder.stored_config import MAY_CHANGE, flat_fields
+from sampleforge.populations import lineage
+from sampleforge.populations.explore import Bounds, first_values
+from sampleforge.populations.folder import POPULATION
+from sampleforge.populations.jobs import Jobs
+from sampleforge.populations.member import (
+    LINEAGES,
+    PUBLISHED,
+    MemberJob,
+    MemberRules,
+    lineage_file,
+    run_folder,
+    with_first_values,
+)
+from sampleforge.populations.published import Published, PublishedStates
+from sampleforge.populations.training_job import forget_outcome, read_outcome
+from sampleforge.topologies.builders import seed_of_policy
+from sampleforge.topologies.config import AnyConfig
+
+_RESULTS = "results.json"
+HOPELESS = 3
+"""Jobs that may fail before any member has a checkpoint."""
+
+State = Literal["waiting", "running", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class PopulationSettings:
+    """What a population is. ``config``: the members', without a run folder; ``first``: the ranges
+    from which their first hyperparameters are drawn; ``max_restarts``: times in a row that a member
+    may die without any progress."""
+
+    size: int
+    config: AnyConfig
+    rules: MemberRules
+    first: Mapping[str, Bounds] = field(default_factory=dict)
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if config.run_dir is not None:
+            raise ConfigError("--run-dir: the members have folders in --folder; leave it out")
+        if config.train_for_env_steps is None and config.train_for_seconds is None:
+            raise ConfigError("give --train-for-env-steps: the members would never end")
+        if config.benchmark or config.sampler_only:
+            raise ConfigError("--benchmark and --sampler-only learn nothing; leave them out")
+        if getattr(config, "num_policies", 1) > 1:
+            raise ConfigError(
+                "--num-policies: a member of a population of runs has one policy; leave it out, or "
+                "train a population in one run: sampleforge train ALGO --pbt"
+            )
+        if config.resume != "auto":
+            raise ConfigError("--resume: the same command resumes a population; leave it out")
+
+
+class PopulationFailed(RuntimeError):
+    """No member can be trained; the message ends with the error of the last."""
+
+
+@dataclass
+class _Place:
+    """The launcher's record of a member. ``deaths``: in a row without progress; ``env_steps``: of
+    its newest checkpoint when it last died."""
+
+    state: State = "waiting"
+    deaths: int = 0
+    env_steps: int = -1
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """A member as the screen shows it."""
+
+    id: str
+    state: State
+    published: Published | None
+    deaths: int
+
+
+class Population:
+    """The members in ``folder``, run by ``jobs``. The caller calls `step` until `done`.
+
+    Raises ConfigError if the folder has a population with other settings. More members than before
+    may be asked for: they join those that are there."""
+
+    def __init__(self, settings: PopulationSettings, folder: Path, jobs: Jobs) -> None:
+        self._folder, self._jobs = folder, jobs
+        self.problems: list[str] = []
+        """Messages that have not been shown yet."""
+        self.settings, self._first = self._opened(settings)
+        self._ids = [str(index) for index in range(settings.size)]
+        self._places = {member: _Place() for member in self._ids}
+        self._states = PublishedStates(folder / PUBLISHED, self.problems.append)
+        self._merged = MergedLineage(folder, self._ids)
+        self._failures = 0
+        for member, state in self._states.read().items():
+            if member in self._places and state.done and not self._goes_on(state):
+                self._places[member].state = "finished"
+
+    def _opened(
+        self, settings: PopulationSettings
+    ) -> tuple[PopulationSettings, list[dict[str, float]]]:
+        """Return the settings with the seed of the population, and the first hyperparameters of
+        each member; write both down, or compare them with those of the population there."""
+        path = self._folder / POPULATION
+        stored = _read(path) if path.is_file() else {}
+        seed = stored.get("seed", settings.rules.seed)
+        settings = dataclasses.replace(
+            settings, rules=dataclasses.replace(settings.rules, seed=int(seed))
+        )
+        now = _plain(settings)
+        if stored and (changes := difference(stored["settings"], now)):
+            lines = "\n  ".join(changes)
+            raise ConfigError(
+                f"the population in {self._folder} has other settings (old -> new):\n  {lines}\n"
+                "undo the changes to resume it, or give another --folder"
+            )
+        first = list(stored.get("first", []))
+        if any(set(values) != set(settings.first) for values in first):
+            raise ConfigError(f"{path} is damaged: first has other hyperparameters")
+        joining = settings.size - len(first)
+        if joining < 0:
+            raise ConfigError(
+                f"--population {settings.size}: the population in {self._folder} has {len(first)} "
+                "members; give as many, or more"
+            )
+        if joining:
+            rng = np.random.default_rng([settings.rules.seed, len(first)])
+            first += first_values(settings.first, joining, rng)
+        plain = {"seed": settings.rules.seed, "settings": now, "first": first}
+        write_atomically(path, (to_json(plain, indent=1) + "\n").encode())
+        return settings, first
+
+    def _goes_on(self, state: Published) -> bool:
+        """Return whether a member that was done has more to do: the stop condition was raised."""
+        config = self.settings.config
+        steps, seconds = config.train_for_env_steps, config.train_for_seconds
+        reached = steps is not None and state.env_steps >= steps
+        return not (reached or (seconds is not None and state.wall_s >= seconds))
+
+    # ---- running ----
+
+    @property
+    def done(self) -> bool:
+        """Whether all members are finished or given up."""
+        return all(place.state in ("finished", "failed") for place in self._places.values())
+
+    def step(self) -> None:
+        """Take what has happened to the members, and start those that are to run. Raises
+        PopulationFailed if none can be trained."""
+        for member in self._jobs.take_ended():
+            if member in self._places:
+                self._end(member)
+        self._start()
+        self._merged.update()
+
+    def _start(self) -> None:
+        """Start waiting members in the free places, those with the fewest env steps first."""
+        for member, place in self._places.items():
+            if member in self._jobs.running:  # of an earlier launcher, or just started
+                place.state = "running"
+        free = self._jobs.limit - len(self._jobs.running)
+        waiting = [member for member, place in self._places.items() if place.state == "waiting"]
+        waiting.sort(key=self._newest_env_steps)
+        works = {member: self._work(member) for member in waiting[: max(0, free)]}
+        for member in works:
+            forget_outcome(run_folder(self._folder, member))
+            self._places[member].state = "running"
+        self._jobs.start(works)
+
+    def _work(self, member: str) -> MemberJob:
+        index = int(member)
+        config = dataclasses.replace(
+            with_first_values(self.settings.config, self._first[index]),
+            run_dir=str(run_folder(self._folder, member)),
+            seed=seed_of_policy(self.settings.rules.seed, index),
+            quiet=True,
+        )
+        rules = dataclasses.replace(
+            self.settings.rules, turns=self._jobs.limit < self.settings.size
+        )
+        return MemberJob(self._folder, member, config, rules)
+
+    def _end(self, member: str) -> None:
+        """Take the outcome of a member's job."""
+        place = self._places[member]
+        outcome = read_outcome(run_folder(self._folder, member))
+        if outcome is not None and outcome.status == "finished":
+            place.state = "finished"
+            return
+        place.state = "waiting"
+        if outcome is not None and outcome.status in ("stopped", "interrupted"):
+            place.deaths = 0
+            return
+        place.error = "it was killed" if outcome is None else outcome.error
+        env_steps = self._newest_env_steps(member)
+        place.deaths = 1 if env_steps > place.env_steps else place.deaths + 1
+        place.env_steps = env_steps
+        self.problems.append(f"member {member} has died, and starts again: {_last(place.error)}")
+        self._failures += outcome is not None
+        if self._failures >= HOPELESS and not self._states.read() and not self._any_checkpoint():
+            raise PopulationFailed(f"{self._failures} jobs have failed; {place.error}")
+        if place.deaths > self.settings.max_restarts:
+            place.state = "failed"
+            self.problems.append(
+                f"member {member} is given up: it has died {place.deaths} times without progress"
+            )
+
+    def _any_checkpoint(self) -> bool:
+        return any(self._newest_env_steps(member) > 0 for member in self._ids)
+
+    def _newest_env_steps(self, member: str) -> int:
+        """Return the env steps of a member's newest checkpoint, which begin its file's name; -1
+        before the first."""
+        names = (run_folder(self._folder, member) / "checkpoints").glob("*.safetensors")
+        steps = [name.name.partition("-")[0] for name in names]
+        return max((int(step) for step in steps if step.isdecimal()), default=-1)
+
+    # ---- results ----
+
+    def members(self) -> list[MemberStatus]:
+        """Return all members, by their ids."""
+        states = self._states.read()
+        return [
+            MemberStatus(member, place.state, states.get(member), place.deaths)
+            for member, place in self._places.items()
+        ]
+
+    def take_problems(self) -> list[str]:
+        """Return the messages since the last call."""
+        taken, self.problems[:] = list(self.problems), []
+        return taken
+
+    def summary(self) -> dict[str, Any]:
+        """Return the result as plain values, and write it to results.json."""
+        self._merged.update()
+        members = self.members()
+        best = best_member(members)
+        events = [event["event"] for event in self._merged.read()]
+        summary = {
+            "best": None if best is None else best.member,
+            "return_mean": None if best is None else best.objective,
+            **{"copies": events.count("exploit"), "mutations": events.count("explore")},
+            "run_dir": None if best is None else f"members/{best.member}",
+            "hyperparameters": None if best is None else dict(best.hyperparameters),
+            "members": len(members),
+            "finished": sum(member.state == "finished" for member in members),
+            "failed": sum(member.state == "failed" for member in members),
+        }
+        path = self._folder / _RESULTS
+        write_atomically(path, (to_json(summary, indent=1) + "\n").encode())
+        return summary
+
+
+class MergedLineage:
+    """Appends to lineage.jsonl the events of all members as they appear in the members' own files.
+
+    Each file has one writer at a time. The number of a member's lines that have been merged is that
+    of its lines in lineage.jsonl, so that a launcher which is killed leaves nothing to repair.
+    """
+
+    def __init__(self, folder: Path, members: Sequence[str]) -> None:
+        (folder / LINEAGES).mkdir(exist_ok=True)
+        self._folder, self._members = folder, members
+        self._path = folder / lineage.FILE
+        self._merged = dict.fromkeys(members, 0)
+        if self._path.is_file():
+            for event in lineage.read(self._path):
+                self._merged[event["member"]] = self._merged.get(event["member"], 0) + 1
+        self._sizes = dict.fromkeys(members, 0)
+        lineage.Lineage(self._path).close()  # cuts off an incomplete line
+
+    def update(self) -> None:
+        """Append the new events of all members."""
+        for member in self._members:
+            path = lineage_file(self._folder, member)
+            size = path.stat().st_size if path.is_file() else 0
+            if size == self._sizes[member]:
+                continue
+            self._sizes[member] = size
+            self._append(member, lineage.read(path))
+
+    def _append(self, member: str, events: list[dict[str, Any]]) -> None:
+        merged = lineage.Lineage(self._path)
+        try:
+            for event in events[self._merged[member] :]:
+                merged.append(event)
+                self._merged[member] += 1
+        finally:
+            merged.close()
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all merged events."""
+        return lineage.read(self._path)
+
+
+def best_member(members: Sequence[MemberStatus]) -> Published | None:
+    """Return the state of the member with the highest objective, None if no member has one."""
+    rated = [
+        member.published
+        for member in members
+        if member.published is not None and member.published.objective is not None
+    ]
+    return max(rated, key=lambda state: state.objective or 0.0, default=None)
+
+
+def _plain(settings: PopulationSettings) -> dict[str, Any]:
+    """Return what must not change when a population is resumed, as JSON has it."""
+    fixed = {
+        name: value
+        for name, value in flat_fields(settings.config).items()
+        if name not in MAY_CHANGE and name != "seed"
+    }
+    rules = dataclasses.asdict(settings.rules)
+    del rules["turns"], rules["seed"]
+    plain = {"algo": settings.config.algo, "config": fixed, "rules": rules}
+    return dict(json.loads(to_json({**plain, "first": dict(settings.first)})))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the contents of population.json. Raises ConfigError if it is damaged."""
+    try:
+        stored = json.loads(path.read_bytes())
+        first = stored["first"]
+        numbers = [value for values in first for value in values.values()]
+        if not all(isinstance(value, int | float) for value in numbers):
+            raise ValueError("first hyperparameters must be numbers")
+        int(stored["seed"]), dict(stored["settings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return dict(stored)
+
+
+def _last(error: str | None) -> str:
+    """Return the last line of an error."""
+    return (error or "unknown error").strip().splitlines()[-1]

@@ -1,0 +1,372 @@
+"""A member of a population of runs: the function of its job.
+
+A member is an ordinary training run, of any topology. After every round, that is, so many env
+steps, it writes a checkpoint, publishes it with its objective, looks at what the others have
+published, and decides by the rules of `exploit` and `explore` whether it goes on unchanged. It
+waits for no other member: those that have published nothing yet, or have died since, count as they
+were.
+
+A change is one new checkpoint in the member's own run folder, from which the run resumes: weights
+and optimiser of the donor, the changed hyperparameters, and everything else of the member's own
+(env steps, seeds, schedules, replay, statistics). The checkpoint is written atomically, so a member
+that is killed is either the old or the new one. Its state also has the events of the change, and
+the member's next job writes those into the lineage that a killed one has not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sampleforge.algos.hyperparameters import changeable
+from sampleforge.config import ConfigError
+from sampleforge.folder.checkpoint import Checkpoint, CheckpointEntry, CheckpointStore
+from sampleforge.populations.exploit import ExploitRule, Member, Value, exploit, exploring
+from sampleforge.populations.explore import ExploreRule, explore
+from sampleforge.populations.lineage import Lineage, read
+from sampleforge.populations.pbt import MIN_EPISODES
+from sampleforge.populations.published import Published, PublishedStates
+from sampleforge.populations.training_job import Status, train, with_outcome
+from sampleforge.session.callback import Callback
+from sampleforge.session.session import Session
+from sampleforge.topologies.config import AnyConfig
+
+RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
+"""Folders of a population: the run folders of its members, what they publish, their lineages."""
+PREDECESSOR_S = 60.0
+"""Seconds that a job waits for an earlier job of the same member, which may still be ending."""
+
+
+@dataclass(frozen=True)
+class MemberRules:
+    """The rules of a population of runs.
+
+    ``period``: env steps of a member between two rounds; ``start``: env steps before the first
+    change; ``turns``: a job
+    ends after a round, because there are more members than jobs at a time; ``seed``: of all
+    decisions.
+    """
+
+    period: int
+    start: int
+    exploit: ExploitRule
+    explore: ExploreRule
+    turns: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a member does after a round: copy ``donor`` (None: keep its weights), perturb its
+    hyperparameters, or both."""
+
+    round: int
+    donor: str | None
+    explores: bool
+
+
+@dataclass(frozen=True)
+class MemberJob:
+    """The function of a job that trains one ``member`` of the population in ``folder``. ``config``:
+    of its run, with its first hyperparameters."""
+
+    folder: Path
+    member: str
+    config: AnyConfig
+    rules: MemberRules
+
+    def __call__(self) -> None:
+        with _only_job(self.folder / PUBLISHED, self.member):
+            with_outcome(run_folder(self.folder, self.member), lambda: MemberRun(self).run())
+
+
+def run_folder(folder: Path, member: str) -> Path:
+    """Return the run folder of a member of the population in ``folder``."""
+    return folder / RUNS / member
+
+
+def lineage_file(folder: Path, member: str) -> Path:
+    """Return the file with a member's own part of the lineage."""
+    return folder / LINEAGES / f"{member}.jsonl"
+
+
+@contextmanager
+def _only_job(folder: Path, member: str) -> Iterator[None]:
+    """Wait until no earlier job of the member runs any more. Raises ConfigError if one goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / f"{member}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        deadline = time.monotonic() + PREDECESSOR_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another job of member {member} has not ended within {PREDECESSOR_S:.0f} s"
+                    ) from None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
+
+
+class MemberRun:
+    """Trains a member in sessions, until it is done, its turn is over or its job ends."""
+
+    def __init__(self, job: MemberJob) -> None:
+        self.job, self.rules, self.id = job, job.rules, job.member
+        self.messages: list[str] = []
+        """What went wrong with published files, for the log of the run."""
+        run = run_folder(job.folder, job.member)
+        self.store = CheckpointStore(run / "checkpoints", job.config.keep_checkpoints)
+        self.states = PublishedStates(job.folder / PUBLISHED, self.messages.append)
+        path = lineage_file(job.folder, job.member)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lineage = Lineage(path)
+        events = read(path)
+        self._logged = {(event["event"], event["round"]) for event in events}
+        self.round = max((event["round"] for event in events), default=0)
+        """Number of rounds so far."""
+
+    def run(self) -> Status:
+        """Train; return "stopped" if the member's turn is over."""
+        try:
+            self._complete_lineage()
+            while True:
+                rounds = Rounds(self)
+                status = train(self.job.config, [rounds])
+                if status == "interrupted":
+                    return status
+                if rounds.change is not None:
+                    self._apply(rounds.change)
+                elif rounds.is_done:
+                    self.end_round(done=True)
+                    return "finished"
+                if self.rules.turns:
+                    return "stopped"
+        finally:
+            self._lineage.close()
+
+    def _complete_lineage(self) -> None:
+        """Write the events that a killed job could not write after its checkpoint."""
+        if (found := self._latest()) is not None:
+            for event in found[0].state.get("across_runs", {}).get("events", []):
+                self.log(event)
+
+    def log(self, event: Mapping[str, Any]) -> None:
+        """Append an event to the lineage, unless it is there: each happens once a round."""
+        key = event["event"], event["round"]
+        if key not in self._logged:
+            self._logged.add(key)
+            self._lineage.append(event)
+
+    def _latest(self) -> tuple[Checkpoint, CheckpointEntry] | None:
+        return self.store.load(log=self.messages.append)
+
+    # ---- a round ----
+
+    def _state(self, *, done: bool) -> Published:
+        """Return the state of the member in the newest checkpoint of its run."""
+        found = self._latest()
+        assert found is not None, "the session has just written one"
+        checkpoint, entry = found
+        returns = checkpoint.state["statistics"]["returns"]
+        rated = len(returns) >= MIN_EPISODES
+        return Published(
+            member=self.id,
+            round=self.round,
+            env_steps=entry.env_steps,
+            wall_s=checkpoint.state["wall_s"],
+            objective=float(np.mean(returns)) if rated else None,
+            episodes=len(returns),
+            checkpoint=entry.file,
+            done=done,
+            hyperparameters=checkpoint.state["learner"]["hyperparameters"],
+        )
+
+    def end_round(self, *, done: bool = False) -> Change | None:
+        """End a round, whose checkpoint has been written: publish it, and return the change that
+        the rules make; None if the member goes on unchanged. ``done``: it is the last round."""
+        self.round += 1
+        own = self._state(done=done)
+        score = {"event": "score", "objective": own.objective, "episodes": own.episodes}
+        self.log({**score, **about(own)})
+        self.states.publish(own, self.store.folder)
+        if done or own.env_steps < self.rules.start:
+            return None
+        return decide(self.id, self.round, self.states.read(), self.rules)
+
+    def log_start(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Log the beginning of the member."""
+        position = {"member": self.id, "round": 0, "env_steps": 0, "wall_s": 0.0}
+        self.log({"event": "start", **position, "hyperparameters": dict(hyperparameters)})
+
+    # ---- a change ----
+
+    def _apply(self, change: Change) -> None:
+        """Write the checkpoint of the changed member, and then its events."""
+        found = self._latest()
+        assert found is not None, "the round began with a checkpoint"
+        own, donor = found[0], None
+        if change.donor is not None:
+            donor = self.states.fetch(change.donor)
+            if donor is None:  # its files are damaged or gone: nothing to copy
+                return
+        rng = np.random.default_rng([self.rules.seed, int(self.id), change.round, 1])
+        changed, events = changed_checkpoint(self.id, own, donor, change, self.rules, rng)
+        if changed is None:
+            return
+        self.store.save(
+            changed,
+            env_steps=changed.state["env_steps"],
+            version=changed.state["learner"]["version"],
+            return_mean=None,
+        )
+        for event in events:
+            self.log(event)
+
+
+class Rounds(Callback):
+    """Ends the rounds of a member while its session runs, and stops the session where the member
+    changes or its turn is over. ``is_done``: the stop condition was reached."""
+
+    def __init__(self, member: MemberRun) -> None:
+        self.change: Change | None = None
+        self.is_done = False
+        self._member = member
+        self._ended = False
+
+    def on_start(self, session: Session) -> None:
+        if self._member.round == 0:
+            self._member.log_start(changeable(session.resolved))
+
+    def on_poll(self, session: Session) -> None:
+        env_steps = session.graph.progress.env_steps
+        due = (self._member.round + 1) * self._member.rules.period
+        if self._ended or env_steps < due or session.graph.progress.done:
+            return
+        session.save()
+        self.change = self._member.end_round()
+        for text in self._member.messages:
+            session.message(text, "warning")
+        self._member.messages.clear()
+        if self.change is not None or self._member.rules.turns:
+            self._ended = True
+            session.stop()
+
+    def on_stop(self, session: Session) -> None:
+        self.is_done = session.graph.progress.done
+
+
+def about(state: Published) -> dict[str, Any]:
+    """Return what every event of the lineage has, from a member's state."""
+    return {
+        **{"member": state.member, "round": state.round, "env_steps": state.env_steps},
+        **{"wall_s": state.wall_s, "hyperparameters": dict(state.hyperparameters)},
+    }
+
+
+def decide(
+    member: str, round_number: int, states: Mapping[str, Published], rules: MemberRules
+) -> Change | None:
+    """Return the change that the rules make of a member after a round, given the newest states of
+    all; None for no change. The same states give the same change."""
+    members = [
+        Member(state.member, state.objective, _values(state), state.env_steps)
+        for state in states.values()
+    ]
+    rng = np.random.default_rng([rules.seed, int(member), round_number, 0])
+    replaced = exploit(members, rules.exploit, rng)
+    change = Change(
+        round_number,
+        replaced.get(member),
+        member in exploring(members, replaced, rules.exploit),
+    )
+    return change if change.donor is not None or change.explores else None
+
+
+def _values(state: Published) -> dict[str, Value]:
+    return {name: v for name, v in state.hyperparameters.items() if v is not None}
+
+
+def changed_checkpoint(
+    member: str,
+    own: Checkpoint,
+    donor: tuple[Published, Checkpoint] | None,
+    change: Change,
+    rules: MemberRules,
+    rng: np.random.Generator,
+) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+    """Return the checkpoint of a member after a change, and the events of the lineage; None if
+    nothing changes. ``own``: its newest checkpoint; ``donor``: what it copies, if anything.
+
+    The version is one above both, so that no experience of before counts as current. The donor's
+    random generators and episodes are not copied: seeds stay different, and the objective counts
+    only the member's own episodes.
+    """
+    base = own if donor is None else donor[1]
+    before = base.state["learner"]["hyperparameters"]
+    after = explore(before, rules.explore, rng) if change.explores else dict(before)
+    if donor is None and after == before:
+        return None, []
+    learner = {**own.state["learner"], "hyperparameters": after}
+    learner["version"] = 1 + max(c.state["learner"]["version"] for c in (own, base))
+    if "learning_rate" in learner:  # the present one of a schedule, which follows the first one
+        rate = base.state["learner"]["learning_rate"]
+        learner["learning_rate"] = rate * after["learning_rate"] / before["learning_rate"]
+    statistics = dict(own.state["statistics"])
+    if donor is not None:
+        statistics |= {"returns": [], "lengths": [], "exploring": {}, "evaluation": {}}
+    events = list(_events(member, own, donor, change, before, after))
+    state = {
+        **own.state,
+        **{"learner": learner, "statistics": statistics, "milestone": False},
+        **{"return_mean": None, "eval_return_mean": None, "eval_env_steps": None},
+        "across_runs": {"round": change.round, "events": events},
+    }
+    tensors = {name: t for name, t in base.tensors.items() if not name.startswith("rng/")}
+    tensors |= {name: t for name, t in own.tensors.items() if name.startswith("rng/")}
+    return Checkpoint(tensors, state), events
+
+
+def _events(
+    member: str,
+    own: Checkpoint,
+    donor: tuple[Published, Checkpoint] | None,
+    change: Change,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    position = {
+        **{"member": member, "round": change.round},
+        **{"env_steps": own.state["env_steps"], "wall_s": own.state["wall_s"]},
+    }
+    if donor is not None:
+        state = donor[0]
+        returns = own.state["statistics"]["returns"]
+        yield {
+            **{"event": "exploit", **position, "donor": state.member},
+            **{"donor_env_steps": state.env_steps, "snapshot": state.checkpoint},
+            "objective": float(np.mean(returns)) if returns else None,
+            **{"donor_objective": state.objective, "hyperparameters": dict(before)},
+        }
+    changed = {name: [before[name], after[name]] for name in after if after[name] != before[name]}
+    if changed:
+        yield {"event": "explore", **position, "changed": changed, "hyperparameters": dict(after)}
+
+
+def with_first_values(config: AnyConfig, first: Mapping[str, Value]) -> AnyConfig:
+    """Return the config of a member that begins with these hyperparameters. Raises ConfigError for
+    values that are out of range."""
+    return dataclasses.replace(config, **first)  # type: ignore[arg-type]

@@ -1,0 +1,468 @@
+"""Population-based training in one run: the policies of ``--num-policies`` copy and perturb each
+other (Jaderberg et al. 2017, arXiv 1711.09846).
+
+In rounds, `Pbt` compares the members by the mean return of their own episodes, decides with the
+pure functions of `exploit.py` and `explore.py`, and sends each member that is to change a message
+through shared memory. The member's learners apply it between two updates
+(`sampleforge.workers.change_follower`). What has been applied is written into the lineage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sampleforge.algos.hyperparameters import changeable
+from sampleforge.config import ConfigError
+from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.populations.exploit import (
+    EXPLOIT_RULES,
+    ExploitRule,
+    Member,
+    Value,
+    exploit,
+    exploring,
+)
+from sampleforge.populations.explore import ExploreRule, explore, explore_rule, first_values
+from sampleforge.populations.lineage import FILE, Lineage, read
+from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
+from sampleforge.reporting.policy_statistics import PolicyStatistics
+from sampleforge.session.callback import Callback
+from sampleforge.session.session import Session
+from sampleforge.shared.member_board import ENV_PREFIX, ChangeInbox, MemberBoard, Segment
+from sampleforge.topologies.builders import seed_of_policy
+from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
+from sampleforge.topologies.graph import PolicyGroup
+from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
+
+MIN_EPISODES = 10
+"""Least number of a member's own episodes whose mean return is its objective."""
+ANSWER_TIMEOUT = 300.0
+"""Seconds that a donor may need to put its newest state into shared memory, which it does between
+two updates."""
+_STREAM = 7_000_000
+"""Distinguishes the seeds of decisions and of segments from other seeds of the run."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of a population, and the ``first`` hyperparameters of each member."""
+
+    exploit: ExploitRule
+    explore: ExploreRule
+    first: Sequence[Mapping[str, Value]]
+
+
+def rules_of(
+    config: AnyConfig,
+    flags: PbtRulesConfig,
+    ids: Sequence[str],
+    shaping: Mapping[str, float],
+    rng: np.random.Generator,
+) -> Rules:
+    """Return the rules that ``flags`` stand for. ``config``: the members', with resolved defaults;
+    ``ids``: theirs; ``shaping``: the reward-shaping numbers that the environment offers. Raises
+    ConfigError for a hyperparameter that cannot change, and for a bound that it cannot have."""
+    variant = flags.pbt_variant
+    defaults = changeable(config) | {f"{ENV_PREFIX}{name}": n for name, n in shaping.items()}
+    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(flags):
+        defaults.pop("lr_target_kl", None)  # nothing reads it
+    bounds = ranges("pbt_bounds", flags.pbt_bounds)
+    initial = ranges("pbt_initial", flags.pbt_initial)
+    for name, both in {**bounds, **initial}.items():
+        for bound in both if name in changeable(config) else ():
+            dataclasses.replace(config, **{name: bound})  # type: ignore[arg-type]
+    if unknown := sorted(set(initial) - set(defaults)):
+        raise ConfigError(
+            f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
+            f"{', '.join(sorted(defaults))}"
+        )
+    try:
+        perturbed = explore_rule(
+            variant,
+            defaults,
+            [hyperparameter(word) for word in flags.pbt_perturb],
+            bounds,
+            initial if variant == "truncation" else {},
+        )
+    except ValueError as error:
+        raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
+    given: dict[str, Any] = {}
+    if flags.pbt_perturb_chance is not None:
+        given["chance"] = flags.pbt_perturb_chance
+    if flags.pbt_factors is not None:
+        given |= {"factors": flags.pbt_factors, "steps": ()}
+    gaps = {
+        name: getattr(flags, f"pbt_{name}")
+        for name in ("replaced", "donors", "relative_gap", "absolute_gap", "deviation_gap")
+    }
+    reference = None if flags.pbt_reference is None else ids[flags.pbt_reference]
+    return Rules(
+        dataclasses.replace(
+            EXPLOIT_RULES[variant],
+            reference=reference,
+            **{name: gap for name, gap in gaps.items() if gap is not None},
+        ),
+        dataclasses.replace(perturbed, **given),
+        first_values(initial, len(ids), rng),
+    )
+
+
+def given_names(flags: PbtRulesConfig) -> set[str]:
+    """Return the hyperparameters that the flags of a population name."""
+    return {*map(hyperparameter, (*flags.pbt_perturb, *flags.pbt_bounds, *flags.pbt_initial))}
+
+
+@dataclass
+class Pending:
+    """A change that was sent to a member. ``events``: what it means, for the lineage, without the
+    values that are known when it has been applied. ``hyperparameters``: those after it.
+    ``donor``: whose weights it copies (None: no weights are copied)."""
+
+    number: int
+    events: list[dict[str, Any]]
+    hyperparameters: dict[str, Value]
+    segment: Segment | None = None
+    donor: str | None = None
+
+
+@dataclass
+class InRun:
+    """A member as the driver knows it.
+
+    ``number``: of the newest change that was sent to it; ``segment``: of its newest segment.
+    ``counting`` is "no" from a copy until all of its environments have begun anew, "soon" until
+    what had ended before is taken from the queue, and "yes" while its episodes are its own.
+    """
+
+    id: str
+    index: int
+    group: PolicyGroup
+    statistics: PolicyStatistics
+    hyperparameters: dict[str, Value]
+    board: MemberBoard
+    inbox: ChangeInbox
+    number: int = 0
+    segment: int = 0
+    counting: Literal["no", "soon", "yes"] = "yes"
+    pending: Pending | None = None
+    copied_from: str | None = None
+    copies: int = 0
+    mutations: int = 0
+
+    @property
+    def env_steps(self) -> int:
+        """The member's own env steps."""
+        return self.board.sampled
+
+    @property
+    def objective(self) -> float | None:
+        """Mean return of the last 100 episodes of its own; None if there are fewer than
+        `MIN_EPISODES`."""
+        if self.counting != "yes" or len(self.statistics.returns) < MIN_EPISODES:
+            return None
+        return self.statistics.return_mean
+
+    def count_own_episodes(self) -> None:
+        """Forget episodes of the weights before the last copy."""
+        if self.counting == "yes":
+            return
+        self.statistics.returns.clear()
+        self.statistics.lengths.clear()
+        if self.counting == "soon":
+            self.counting = "yes"
+        elif self.board.has_restarted:
+            self.counting = "soon"
+
+    def state(self) -> dict[str, Any]:
+        """Return the plain values that a checkpoint stores."""
+        pending = None if self.pending is None else dataclasses.asdict(self.pending)
+        if pending is not None and self.pending is not None and self.pending.segment is not None:
+            pending["segment"] = list(self.pending.segment)
+        return {
+            "env_steps": self.env_steps,
+            "number": self.number,
+            "segment": self.segment,
+            "hyperparameters": dict(self.hyperparameters),
+            "copied_from": self.copied_from,
+            "copies": self.copies,
+            "mutations": self.mutations,
+            "pending": pending,
+        }
+
+
+class Pbt(Callback):
+    """Trains the policies of a session as a population; see the head of this file."""
+
+    def __init__(self) -> None:
+        self._members: list[InRun] = []
+
+    def on_wire(self, session: Session) -> None:
+        config, ids = session.resolved, [stored.id for stored in session.opened.policies]
+        assert isinstance(config, AppoConfig | ApexConfig) and config.seed is not None
+        if session.spec.num_agents > 1:
+            raise ConfigError(
+                f"--pbt: {config.env} has {session.spec.num_agents} agents, and an episode would "
+                "be that of several members; train a population of runs with `sampleforge pbt`"
+            )
+        self._config, self._ids, self._seed = config, ids, config.seed
+        self._rng = np.random.default_rng([config.seed, _STREAM])
+        shaping = session.spec.reward_shaping
+        self._rules = rules_of(config, config, ids, shaping, self._rng)
+        offered = {f"{ENV_PREFIX}{name}": number for name, number in shaping.items()}
+        session.hyperparameters = {
+            name: {**offered, **first} for name, first in zip(ids, self._rules.first, strict=True)
+        }
+        session.env_steps_of = {
+            stored.id: stored.earlier["population"]["members"][stored.id]["env_steps"]
+            for stored in session.opened.policies
+            if "population" in stored.earlier
+        }
+        self._round, self._next_round = 0, config.pbt_start
+
+    def on_start(self, session: Session) -> None:
+        defaults = changeable(self._config)
+        for index, group in enumerate(session.graph.groups):
+            assert group.member is not None and group.member.inbox is not None
+            first = {**defaults, **session.hyperparameters[group.id]}
+            self._members.append(
+                InRun(
+                    *(group.id, index, group, session.statistics.policies[index]),
+                    *(first, group.member.board, group.member.inbox),
+                )
+            )
+        self._by_id = {member.id: member for member in self._members}
+        self._lineage = Lineage(session.folder.path / FILE)
+        earlier = [stored.earlier for stored in session.opened.policies]
+        if any("population" in state for state in earlier):
+            self._resume(session, earlier)
+            return
+        for member in self._members:
+            seed = seed_of_policy(self._seed, member.index)
+            self._log(session, member, "start", {"seed": seed})
+
+    def _resume(self, session: Session, earlier: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the checkpoints ``earlier``, one per member. The learners have loaded the
+        states that are in them; a change that was on its way is in such a state or dropped."""
+        populations = [state["population"] for state in earlier if "population" in state]
+        newest = max(populations, key=lambda state: int(state["lines"]))
+        self._round, self._next_round = newest["round"], newest["next_round"]
+        self._rng.bit_generator.state = newest["rng"]
+        self._lineage.append(
+            {"event": "resume", "lines": min(newest["lines"], self._lineage.lines)}
+        )
+        for member, state in zip(self._members, earlier, strict=True):
+            if "population" not in state:  # killed while the first checkpoints were written
+                self._log(
+                    session, member, "start", {"seed": seed_of_policy(self._seed, member.index)}
+                )
+                continue
+            own, learner = state["population"]["members"][member.id], state["learner"]
+            member.number = learner.get("tag", {}).get("change", 0)
+            member.segment, member.copied_from = own["segment"], own["copied_from"]
+            member.copies, member.mutations = own["copies"], own["mutations"]
+            member.hyperparameters = dict(own["hyperparameters"])
+            pending = own["pending"]
+            if pending is not None and pending["number"] <= member.number:
+                segment = pending["segment"]
+                pending["segment"] = None if segment is None else Segment(*segment)
+                self._applied(session, member, Pending(**pending), learner["tag"]["at"])
+            if (mine := newest["members"][member.id]) != own and mine["number"] > member.number:
+                # Other members' checkpoints are newer than this one's, which was not written.
+                self._log(session, member, "start", {})
+
+    def on_poll(self, session: Session) -> None:
+        for member in self._members:
+            pending = member.pending
+            if pending is not None and member.board.applied >= pending.number:
+                member.pending = None
+                self._applied(session, member, pending, member.board.applied_at)
+            member.count_own_episodes()
+        mean = sum(member.env_steps for member in self._members) / len(self._members)
+        if mean >= self._next_round and not session.is_interrupted():
+            period = self._config.pbt_period
+            passed = int(mean - self._next_round) // period
+            self._next_round += (passed + 1) * period
+            self._round += 1
+            self._decide(session)
+
+    def _decide(self, session: Session) -> None:
+        """Compare the members, and send a change to each that is to change."""
+        rated = [
+            Member(m.id, None if m.pending else m.objective, m.hyperparameters, m.env_steps)
+            for m in self._members
+        ]
+        for member in self._members:
+            episodes = len(member.statistics.returns) if member.counting == "yes" else 0
+            scored = {"objective": member.objective, "episodes": episodes}
+            self._log(session, member, "score", scored)
+        donors = exploit(rated, self._rules.exploit, self._rng)
+        explorers = exploring(rated, donors, self._rules.exploit)
+        objectives = {each.id: each.objective for each in rated}
+        states = self._published(session, set(donors.values()))
+        for member in self._members:
+            donor = self._by_id.get(donors.get(member.id, ""))
+            if donor is None and member.id not in explorers:
+                continue
+            before = member.hyperparameters if donor is None else donor.hyperparameters
+            after = dict(before)
+            if member.id in explorers:
+                after = explore(before, self._rules.explore, self._rng)
+            events: list[dict[str, Any]] = []
+            segment = None
+            if donor is not None:
+                segment = self._next_segment(member)
+                events.append(
+                    {
+                        "event": "exploit",
+                        "donor": donor.id,
+                        "donor_env_steps": donor.env_steps,
+                        "snapshot": str(states[donor.id][1]["version"]),
+                        "objective": objectives[member.id],
+                        "donor_objective": objectives[donor.id],
+                        "segment": list(segment),
+                        "hyperparameters": dict(before),
+                    }
+                )
+            changed = {n: [before[n], after[n]] for n in after if after[n] != before[n]}
+            if changed:
+                events.append({"event": "explore", "changed": changed, "hyperparameters": after})
+            if events:
+                named = [{**event, "round": self._round} for event in events]
+                number = member.number + 1
+                copied = None if donor is None else donor.id
+                pending = Pending(number, named, after, segment, copied)
+                self._send(member, pending, None if donor is None else states[donor.id])
+
+    def _published(
+        self, session: Session, donors: Iterable[str]
+    ) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """Have the donors put their newest states into shared memory; return copies of them."""
+        states: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+        for name in sorted(donors):
+            group = self._by_id[name].group
+            session.runner.ask(group.learner, "publish", None, ANSWER_TIMEOUT)
+            assert group.snapshot is not None
+            states[name] = group.snapshot.read()
+        return states
+
+    def _next_segment(self, member: InRun) -> Segment:
+        number = member.segment + 1
+        entropy = [self._seed, _STREAM, member.index, number]
+        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0] >> 1)
+        return Segment(number, seed)
+
+    def _send(
+        self,
+        member: InRun,
+        pending: Pending,
+        state: tuple[Mapping[str, Any], Mapping[str, Any]] | None,
+    ) -> None:
+        """Send a change to the learners of a member. ``state``: the donor's."""
+        member.number, member.pending = pending.number, pending
+        tensors, plain = ({}, {}) if state is None else state
+        member.inbox.send(
+            pending.number,
+            tensors,
+            {
+                "hyperparameters": pending.hyperparameters,
+                "segment": None if pending.segment is None else list(pending.segment),
+                "state": dict(plain),
+            },
+        )
+
+    def _applied(self, session: Session, member: InRun, pending: Pending, at: int) -> None:
+        """Record that a member's learners have applied a change. ``at``: the env steps that have
+        led to its weights."""
+        member.hyperparameters = dict(pending.hyperparameters)
+        if pending.donor is not None:
+            assert pending.segment is not None
+            member.segment = pending.segment.number
+            member.copied_from = pending.donor
+            member.copies += 1
+            member.counting = "no"
+        for event in pending.events:
+            member.mutations += event["event"] == "explore"
+            self._log(session, member, event["event"], {**event, "at": at})
+
+    def _log(self, session: Session, member: InRun, name: str, more: Mapping[str, Any]) -> None:
+        """Append an event of a member to the lineage."""
+        self._lineage.append(
+            {
+                "event": name,
+                "member": member.id,
+                "round": self._round,
+                "env_steps": member.env_steps,
+                "wall_s": session.graph.progress.wall_s,
+                "hyperparameters": member.hyperparameters,
+                **more,
+            }
+        )
+
+    # ---- reports, checkpoints, the end ----
+
+    @property
+    def best(self) -> InRun | None:
+        """The member with the highest objective; None if no member has one."""
+        rated = [(m.objective, -m.index, m) for m in self._members if m.objective is not None]
+        return max(rated, key=lambda each: each[:2])[2] if rated else None
+
+    def _totals(self) -> dict[str, int]:
+        return {
+            "copies": sum(member.copies for member in self._members),
+            "mutations": sum(member.mutations for member in self._members),
+        }
+
+    def extend_report(self, session: Session, report: dict[str, float]) -> None:
+        report |= {name: float(total) for name, total in self._totals().items()}
+        report["pbt_round"] = float(self._round)
+        for member in self._members:
+            own = {
+                f"pbt_{name}": float(value)
+                for name in self._rules.explore.parameters
+                if (value := member.hyperparameters[name]) is not None
+            }
+            own |= {"copies": float(member.copies), "mutations": float(member.mutations)}
+            own["member_env_steps"] = float(member.env_steps)
+            if member.objective is not None:
+                own["pbt_objective"] = member.objective
+            if member.copied_from is not None:
+                own["copied_from"] = float(self._by_id[member.copied_from].index)
+            report |= {f"{member.id}/{name}": value for name, value in own.items()}
+
+    def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
+        return {
+            "population": {
+                "round": self._round,
+                "next_round": self._next_round,
+                "lines": self._lineage.lines,
+                "rng": dict(self._rng.bit_generator.state),
+                "members": {member.id: member.state() for member in self._members},
+            }
+        }
+
+    def on_checkpoint(self, session: Session, env_steps: int) -> None:
+        self._write_schedule(session)
+
+    def _write_schedule(self, session: Session) -> None:
+        """Write the schedule of the best member into the run folder."""
+        best = self.best
+        if best is not None:
+            events = read(session.folder.path / FILE)
+            found = schedule_of(events, best.id, self._config.algo, best.board.learned)
+            text = to_json(found, indent=1) + "\n"
+            write_atomically(session.folder.path / SCHEDULE_FILE, text.encode())
+
+    def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
+        best = self.best
+        summary |= {"best": None if best is None else best.id, **self._totals()}
+        if best is not None:
+            summary["return_mean"] = best.objective
+
+    def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
+        if self._members:
+            self._lineage.close()

@@ -1,0 +1,184 @@
+"""Schedules: the hyperparameters over env steps that a population has found, exported from its
+lineage for one member and its ancestors, and replayed by one run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sampleforge.algos.hyperparameters import changeable
+from sampleforge.config import ConfigError, typed
+from sampleforge.session.callback import Callback
+from sampleforge.session.session import Session
+from sampleforge.shared.member_board import ENV_PREFIX, Segment
+from sampleforge.workers.change_follower import ScheduledChange
+
+SCHEDULE_FILE = "schedule.json"
+FORMAT = 1
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Changes of hyperparameters over env steps.
+
+    ``env_steps``: those at which the member's training ended (None: it has no end). ``seed``: that
+    the training began with. The first of ``changes`` is at 0 env steps.
+    """
+
+    algo: str | None
+    seed: int | None
+    env_steps: int | None
+    changes: tuple[ScheduledChange, ...]
+
+
+def schedule_of(events: Sequence[Event], member: str, algo: str, env_steps: int) -> dict[str, Any]:
+    """Return the schedule of a member, with those of the ancestors whose weights it has, as values
+    for JSON. ``events``: the lineage; ``env_steps``: those that have led to the member's weights.
+    Raises ValueError if the lineage has no beginning of the member or of an ancestor."""
+    chain = _chain(events, member)
+    entries: list[dict[str, Any]] = []
+    segments = 0
+    for event in chain:
+        entry = {
+            "env_steps": 0 if event["event"] == "start" else event.get("at", event["env_steps"]),
+            "member": event["member"],
+            "hyperparameters": dict(event["hyperparameters"]),
+        }
+        if event["event"] == "exploit":
+            segments += 1  # numbered anew, because those of ancestors are numbers of other members
+            entry["segment"] = [segments, event["segment"][1]] if "segment" in event else None
+        elif entries and entries[-1]["env_steps"] == entry["env_steps"]:
+            entries[-1]["hyperparameters"] = entry["hyperparameters"]  # copied and perturbed
+            continue
+        entries.append(entry)
+    return {
+        "format": FORMAT,
+        "algo": algo,
+        "member": member,
+        "seed": chain[0].get("seed"),
+        "env_steps": env_steps,
+        "changes": entries,
+    }
+
+
+def _chain(events: Sequence[Event], member: str) -> list[Event]:
+    """Return the events that have led to the weights and hyperparameters of a member: its own since
+    its last copy, the copy, those of the donor before it, and so on, the oldest first."""
+    newest_first: list[Event] = []
+    before = max((event["round"] for event in events), default=0) + 1
+    while True:
+        own = [e for e in events if e["member"] == member and e["round"] < before]
+        begins = [i for i, e in enumerate(own) if e["event"] in ("start", "exploit")]
+        if not begins:
+            raise ValueError(f"the lineage has no beginning of member {member}")
+        first = own[begins[-1]]
+        changes = [e for e in own[begins[-1] + 1 :] if e["event"] == "explore"]
+        newest_first += [*reversed(changes), first]
+        if first["event"] == "start":
+            return newest_first[::-1]
+        member, before = first["donor"], first["round"]
+
+
+def read_schedule(path: Path) -> Schedule:
+    """Return the schedule in a file of JSON or YAML. Raises ConfigError, which names the file and
+    the reason, if it cannot be used."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = _parsed(text)
+        return _schedule(content)
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RecursionError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(
+            f"{typed('schedule', path)}: {reason}; give a file such as the {SCHEDULE_FILE} in the "
+            "run folder of a population"
+        ) from error
+
+
+def _parsed(text: str) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return yaml.safe_load(text)
+
+
+def _schedule(content: Any) -> Schedule:
+    if not isinstance(content, dict):
+        raise ValueError("it holds no mapping")
+    if content.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"its format is {content['format']!r}, not {FORMAT}")
+    changes = tuple(_change(entry) for entry in content["changes"])
+    steps = [change.env_steps for change in changes]
+    if not steps or steps[0] != 0 or steps != sorted(steps):
+        raise ValueError("the env_steps of its changes must begin at 0 and not decrease")
+    seed, end = content.get("seed"), content.get("env_steps")
+    return Schedule(
+        content.get("algo"),
+        None if seed is None else int(seed),
+        None if end is None else int(end),
+        changes,
+    )
+
+
+def _change(entry: Any) -> ScheduledChange:
+    hyperparameters = {
+        str(name).replace("-", "_"): value
+        if value is None or isinstance(value, bool)
+        else float(value)
+        for name, value in entry["hyperparameters"].items()
+    }
+    segment = entry.get("segment")
+    return ScheduledChange(
+        int(entry["env_steps"]),
+        hyperparameters,
+        None if segment is None else Segment(int(segment[0]), int(segment[1])),
+    )
+
+
+class FollowSchedule(Callback):
+    """Has the policy of a session follow the schedule in ``config.schedule``, and ends the session
+    with it. The learners apply the changes by themselves; see `ChangesOfSchedule`."""
+
+    def on_wire(self, session: Session) -> None:
+        config = session.resolved
+        path = Path(config.schedule)  # type: ignore[union-attr,arg-type]
+        schedule = read_schedule(path)
+        given = typed("schedule", path)
+        if schedule.algo not in (None, config.algo):
+            raise ConfigError(
+                f"{given}: it is a schedule for {schedule.algo}, not for {config.algo}"
+            )
+        if session.spec.num_agents > 1:
+            raise ConfigError(
+                f"{given}: {config.env} has {session.spec.num_agents} agents, and a schedule is "
+                "that of a policy with an environment of its own; leave it out"
+            )
+        self._end = schedule.env_steps
+        first, *changes = schedule.changes
+        (policy,) = session.opened.policies
+        offered = {f"{ENV_PREFIX}{name}": n for name, n in session.spec.reward_shaping.items()}
+        known = {*changeable(config), *offered}
+        named = {name for change in schedule.changes for name in change.hyperparameters}
+        if unknown := sorted(named - known):
+            raise ConfigError(
+                f"{given}: {', '.join(unknown)} cannot change during the training; these can: "
+                f"{', '.join(sorted(known))}"
+            )
+        session.hyperparameters = {policy.id: {**offered, **first.hyperparameters}}
+        session.schedule = tuple(changes)
+        if schedule.seed is not None and schedule.seed != config.seed:
+            session.message(
+                f"{given} was found with the seed {schedule.seed}; with --seed {config.seed} the "
+                "hyperparameters are the same, and the training is not"
+            )
+
+    def on_poll(self, session: Session) -> None:
+        (group,) = session.graph.groups
+        assert group.member is not None
+        if self._end is not None and group.member.board.learned >= self._end:
+            session.stop()

@@ -1,0 +1,163 @@
+"""Self-play in training: the policy that learns plays against snapshots of itself.
+
+Actors draw the opponents and play them (`sampleforge.shared.snapshots`); here the pool is filled,
+the probabilities are set, and the results are kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from sampleforge.config import ConfigError
+from sampleforge.folder.atomic_file import to_json, write_atomically, writing
+from sampleforge.folder.checkpoint_file import CheckpointError
+from sampleforge.folder.resume import load_weights, model_tensors
+from sampleforge.folder.snapshots import SnapshotFiles
+from sampleforge.populations.league import LEARNER, League, LeagueRules
+from sampleforge.populations.ratings import Results, score_of
+from sampleforge.reporting.progress import short
+from sampleforge.reporting.win_rates_plot import WinRates
+from sampleforge.session.callback import Callback
+from sampleforge.topologies.config import OPPONENT
+
+if TYPE_CHECKING:
+    import torch
+
+    from sampleforge.folder.run_folder import RunFolder
+    from sampleforge.session.session import Session
+    from sampleforge.shared.records import EpisodeRecord
+
+Model = TypeVar("Model", bound="torch.nn.Module")
+STATE = "self_play"
+"""The name of the league's state in checkpoints."""
+
+
+class SelfPlay(Callback):
+    """Takes a snapshot of the policy every ``interval`` env steps, the first one of the weights
+    that it begins with, and sets the probabilities by which actors draw opponents.
+
+    The run folder has the weights of the snapshots, and self_play.json with the results. The
+    league's state is part of the checkpoints, so that a resumed run continues with the same pool.
+    """
+
+    def __init__(self, rules: LeagueRules, interval: int) -> None:
+        """Raises ConfigError if openskill is missing."""
+        self._interval = interval
+        self.league = League(rules)
+        self._games_published = -1
+
+    def on_start(self, session: Session) -> None:
+        (group,) = session.graph.groups
+        self._pool = next(each.pool for each in session.graph.frozen if each.id == OPPONENT)
+        self._files = SnapshotFiles(session.folder.snapshots)
+        self._weights = group.weights
+        self._state = session.new_model().state_dict()
+        self._in_checkpoints: deque[frozenset[int]] = deque(
+            maxlen=max(1, session.config.keep_checkpoints)
+        )
+        earlier = session.opened.policies[0].earlier.get(STATE)
+        if earlier is not None:
+            self.league.load(earlier)
+            self._fill_pool(session)
+        if not self.league.snapshots:
+            self._take(session)
+        self._publish()
+
+    def _fill_pool(self, session: Session) -> None:
+        """Put the snapshots of the checkpoint into the pool, without those whose files are lost."""
+        for snapshot in list(self.league.snapshots):
+            try:
+                checkpoint = self._files.read(snapshot.number)
+                tensors = model_tensors(checkpoint.tensors)
+                self._pool.put(
+                    snapshot.entry, {name: tensors[name] for name in self._state}, snapshot.number
+                )
+            except (OSError, CheckpointError, KeyError) as error:
+                self.league.remove(snapshot)
+                session.message(
+                    f"Self-play goes on without the snapshot at {snapshot.env_steps:,} env steps, "
+                    f"which cannot be read: {error}",
+                    "warning",
+                )
+
+    def _take(self, session: Session) -> None:
+        """Take a snapshot of the newest weights."""
+        env_steps = session.graph.progress.env_steps
+        self._weights.read(self._state)
+        taken = self.league.take(env_steps).taken
+        self._files.write(taken.number, env_steps, self._state)
+        self._pool.put(taken.entry, self._state, taken.number)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._pool.set_probabilities(self.league.probabilities().tolist())
+        self._games_published = self.league.games
+
+    def on_poll(self, session: Session) -> None:
+        newest = self.league.snapshots[-1].env_steps
+        if session.graph.progress.env_steps >= newest + self._interval:
+            self._take(session)
+        if self.league.games != self._games_published:
+            self._publish()
+
+    def on_episode(self, session: Session, episode: EpisodeRecord) -> None:
+        if episode.opponent >= 0:
+            self.league.add(episode.opponent, score_of(episode.ret, episode.opponent_ret))
+
+    def extend_report(self, session: Session, report: dict[str, float]) -> None:
+        report.update(self.league.scalars())
+
+    def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        self._write(session.folder)
+
+    def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
+        return {STATE: self.league.state()}
+
+    def on_checkpoint(self, session: Session, env_steps: int) -> None:
+        """Remove the files of snapshots that neither the pool nor a checkpoint has."""
+        self._in_checkpoints.append(
+            frozenset(snapshot.number for snapshot in self.league.snapshots)
+        )
+        self._files.keep_only(frozenset().union(*self._in_checkpoints))
+
+    def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
+        summary[STATE] = self.league.scalars()
+
+    def _write(self, folder: RunFolder) -> None:
+        text = to_json(self.league.summary(), indent=1) + "\n"
+        with writing(folder.self_play_file):
+            write_atomically(folder.self_play_file, text.encode())
+
+
+def load_snapshots(folder: RunFolder, model: Model) -> Iterator[tuple[int, Model]]:
+    """Yield the env steps of each snapshot in a run folder, and a copy of ``model`` with its
+    weights, the oldest first."""
+    files = SnapshotFiles(folder.snapshots)
+    for number in files.numbers:
+        checkpoint, loaded = files.read(number), copy.deepcopy(model)
+        load_weights(loaded, model_tensors(checkpoint.tensors))
+        yield int(checkpoint.state["env_steps"]), loaded
+
+
+def read_win_rates(path: Path, title: str) -> WinRates:
+    """Return what is drawn of a self_play.json, the oldest snapshot first. Raises ConfigError if
+    the file is damaged."""
+    try:
+        plain = json.loads(path.read_bytes())
+        results = Results.from_state(plain["results"])
+        taken = {str(each["number"]): int(each["env_steps"]) for each in plain["snapshots"]}
+        names = [LEARNER if p == LEARNER else short(taken[p]) for p in results.players]
+        elo, errors = np.array(plain["elo"], float), np.array(plain["elo_error"], float)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}") from error
+    drawn = WinRates(
+        title, names, results.win_rates, results.games, elo, errors, what="snapshot at env steps"
+    )
+    return drawn.ordered(sorted(range(len(names)), key=lambda i: names[i] == LEARNER))

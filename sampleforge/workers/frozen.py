@@ -1,0 +1,193 @@
+"""Frozen policies: seats that act with snapshots of a policy, are not trained and fill no slot.
+
+Which snapshots there are, and how likely each of them is, the `SnapshotPool` says. Here an opponent
+is drawn for every row where an episode begins, and the rows of each snapshot are inferred together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.env.vector import Episode, StepOut
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
+from sampleforge.shared.records import NO_SNAPSHOT
+from sampleforge.shared.snapshots import LATEST, SnapshotPool
+from sampleforge.workers.stream import Stream
+
+Array = npt.NDArray[Any]
+
+
+class FrozenInference:
+    """The models of one actor for the snapshots of a pool: one for each snapshot that a row plays
+    with. Actions are drawn from an actor-critic's distribution; a Q-network's are greedy."""
+
+    def __init__(
+        self, pool: SnapshotPool, new_model: Callable[[], ActorCritic | QNetwork], seed: int
+    ) -> None:
+        self._pool = pool
+        self._new_model = new_model
+        self._seed = seed
+
+    def start(self) -> None:
+        self._draws = np.random.default_rng(self._seed)
+        self._actions = torch.Generator().manual_seed(self._seed)
+        self._policies: dict[int, FrozenPolicy] = {}
+        self._playing: dict[int, npt.NDArray[np.int64]] = {}
+        self._followed = -1
+        self.state_size = self._new_model().state_size
+
+    def add(self, stream: int, rows: int) -> npt.NDArray[np.int64]:
+        """Return the array of the snapshots, int64 [rows], that the rows of ``stream`` play
+        with."""
+        self._playing[stream] = np.full(rows, NO_SNAPSHOT, np.int64)
+        return self._playing[stream]
+
+    def draw(self, snapshots: npt.NDArray[np.int64], rows: npt.NDArray[np.intp]) -> None:
+        """Draw a snapshot for each of ``rows``, and load those that are new."""
+        entries = self._pool.draw(self._draws, len(rows))
+        for entry in np.unique(entries).tolist():
+            snapshots[rows[entries == entry]] = self._load(entry)
+
+    def _load(self, entry: int) -> int:
+        """Return the snapshot of ``entry``, whose model is ready afterwards."""
+        snapshot = self._pool.snapshot(entry)
+        if snapshot not in self._policies:
+            self._forget()
+            model = self._new_model()
+            snapshot = self._pool.read(entry, model.state_dict())
+            self._policies[snapshot] = FrozenPolicy(model)
+        return snapshot
+
+    def _forget(self) -> None:
+        """Drop the models of snapshots that have left the pool and that no row plays with."""
+        pool = self._pool
+        kept = {LATEST, *(pool.snapshot(entry) for entry in range(pool.capacity))}
+        kept.update(*(snapshots.tolist() for snapshots in self._playing.values()))
+        self._policies = {n: policy for n, policy in self._policies.items() if n in kept}
+
+    def _follow(self) -> None:
+        """Copy the newest weights of the policy that is trained, if there are newer ones."""
+        published = self._pool.published(self._pool.capacity)
+        if published != self._followed:
+            self._followed = published
+            self._pool.read(self._pool.capacity, self._policies[LATEST].model.state_dict())
+
+    def answer(self) -> None:
+        """Do nothing: `act` answers at once."""
+
+    def act(
+        self, obs: dict[str, Array], state: Array, first: Array, snapshots: npt.NDArray[np.int64]
+    ) -> dict[str, Array]:
+        """Return actions, leaf -> [rows, ...], for observation leaves [rows, ...]; ``state``
+        float32 [rows, S] becomes the next recurrent state. ``snapshots`` int64 [rows]."""
+        distinct = np.unique(snapshots).tolist()
+        if LATEST in distinct:
+            self._follow()
+        if len(distinct) == 1:
+            return self._act(distinct[0], obs, state, first)
+        actions: dict[str, Array] = {}
+        for snapshot in distinct:
+            rows = np.flatnonzero(snapshots == snapshot)
+            after = state[rows]
+            own = self._act(snapshot, {n: x[rows] for n, x in obs.items()}, after, first[rows])
+            state[rows] = after
+            for name, action in own.items():
+                if name not in actions:
+                    actions[name] = np.empty((len(state), *action.shape[1:]), action.dtype)
+                actions[name][rows] = action
+        return actions
+
+    def _act(
+        self, snapshot: int, obs: dict[str, Array], state: Array, first: Array
+    ) -> dict[str, Array]:
+        actions, after = self._policies[snapshot].act(
+            obs, torch.from_numpy(state), first, stochastic=True, generator=self._actions
+        )
+        if state.shape[-1]:
+            state[...] = after.numpy()
+        return actions
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenPort:
+    """The connection of one actor to a frozen policy. ``policy``: its index, after those of the
+    policy groups that are trained."""
+
+    policy: int
+    inference: FrozenInference
+
+
+class FrozenStream:
+    """A seat of a split while a frozen policy plays it.
+
+    ``seat`` is the stream that fills slots when a trained policy plays the seat; the two share the
+    observation with which the next step begins. ``snapshots`` int64 [rows]: the snapshot that each
+    row plays with. ``whole`` bool [rows]: whether it has played the whole current episode.
+    ``returns`` float64 [rows]: the return of each row's last episode.
+    """
+
+    def __init__(self, seat: Stream, port: FrozenPort) -> None:
+        rows = seat.env.num_rows
+        self.seat = seat
+        self.env = seat.env
+        self.policy = port.policy
+        self._inference = port.inference
+        self.snapshots = port.inference.add(seat.index, rows)
+        self.whole = np.zeros(rows, np.bool_)
+        self.returns = np.zeros(rows)
+        self._state = np.zeros((rows, port.inference.state_size), np.float32)
+        self._reward = np.zeros(rows, np.float32)
+        self._flags = np.zeros((3, rows), np.bool_)
+        self._actions: dict[str, Array] = {}
+
+    def begin(self, *, taken_over: bool) -> None:
+        """Begin a rollout. If the seat is taken over from another policy, opponents are drawn for
+        all rows, also in the middle of an episode."""
+        self.seat.leave()
+        if not taken_over:
+            return
+        self.whole[:] = False
+        self._state[:] = 0.0
+        self._inference.draw(self.snapshots, np.arange(self.env.num_rows))
+
+    def ask(self) -> None:
+        """Compute the actions; draw opponents for the rows that begin an episode."""
+        first = self.seat.carry_first
+        rows = np.flatnonzero(first)
+        if len(rows):
+            self._inference.draw(self.snapshots, rows)
+            self.whole[rows] = True
+        self._actions = self._inference.act(self.seat.carry, self._state, first, self.snapshots)
+
+    def is_answered(self) -> bool:
+        return True
+
+    def actions(self) -> dict[str, Array]:
+        """Return the actions of the last `ask`."""
+        return self._actions
+
+    def step_out(self) -> StepOut:
+        """Return the arrays into which the environments write a step."""
+        terminated, truncated, valid = self._flags
+        seat = self.seat
+        return StepOut(self._reward, terminated, truncated, valid, seat.carry, seat.carry_first)
+
+    def keep(self, out: StepOut, episodes: list[Episode]) -> None:
+        """Keep the returns of the episodes that ended."""
+        for episode in episodes:
+            self.returns[episode.row] = episode.ret
+
+    def opponent(self, row: int) -> tuple[int, float]:
+        """Return the snapshot that has played the whole episode of ``row`` that has just ended
+        (`NO_SNAPSHOT` if there is none), and its return."""
+        if not self.whole[row]:
+            return NO_SNAPSHOT, 0.0
+        return int(self.snapshots[row]), float(self.returns[row])

@@ -1,0 +1,114 @@
+"""Environments with several agents, from the config to the evaluation of each policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.evaluation import evaluate
+from sampleforge.folder.trust import Trust
+from sampleforge.loaded_policy import load_policy
+from sampleforge.session.session import Session
+from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+
+MIXED = "tests.support.multi_agent:MixedGoals"
+WALKERS: dict[str, Any] = {
+    "env": "tests.support.multi_agent:Walkers",
+    "num_policies": 2,
+    "num_workers": 1,
+    "num_envs_per_worker": 8,
+    "seed": 4,
+    "serial": True,
+    "report_interval": 0.2,
+}
+
+
+def test_two_groups_of_agents_with_other_spaces_learn_and_are_evaluated(tmp_path: Path) -> None:
+    """Chance gives 8 to a walker and about 11 to the caller, whose best returns are 16."""
+    config = AppoConfig(
+        **{**WALKERS, "env": MIXED},
+        train_for_env_steps=40_000,
+        run_dir=str(tmp_path),
+        evaluate_interval=15_000,
+        evaluate_episodes=4,
+    )
+    reports = []
+    with Session(config) as session:
+        reports += list(session.reports())
+        models = [group.weights for group in session.graph.groups]
+        assert len(models) == 2
+    last: dict[str, float] = {}
+    for report in reports:
+        last |= report
+    assert last["policy_0/return_mean"] > 14, "two walkers share it"
+    assert last["policy_1/eval_return_mean"] > 13
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    returns = {name: own["return_mean"] for name, own in summary["policies"].items()}
+    assert returns == {name: last[f"{name}/return_mean"] for name in ("policy_0", "policy_1")}
+    tags = b"".join(path.read_bytes() for path in (tmp_path / "tb").iterdir())
+    for tag in (b"policy_0/rollout/return_mean", b"policy_1/eval/return_mean"):
+        assert tag in tags
+    trust = Trust(everything=True)
+    played = {n: evaluate(tmp_path, episodes=8, policy=n, trust=trust) for n in returns}
+    assert played["policy_0"]["return_mean"] > 15 and played["policy_1"]["return_mean"] > 13
+    assert played["policy_0"]["episodes"] == played["policy_1"]["episodes"] == 8
+    walker, caller = (load_policy(tmp_path, policy=name) for name in returns)
+    assert walker.act(np.array([0.9], np.float32))[0] == 1
+    action, _ = caller.act(np.array([0.9, -0.5], np.float32))
+    assert action.shape == (1,) and action[0] > 0.3
+
+
+def test_q_networks_of_two_groups_of_agents_learn(tmp_path: Path) -> None:
+    config = ApexConfig(
+        **WALKERS,
+        train_for_env_steps=6000,
+        learning_starts=500,
+        replay_capacity=5000,
+        run_dir=str(tmp_path),
+    )
+    with Session(config) as session:
+        for report in session.reports():
+            last = report
+    assert last["policy_0/updates"] > 10 and last["policy_1/updates"] > 10
+    played = evaluate(tmp_path, episodes=4, policy="policy_1", trust=Trust(everything=True))
+    assert played["episodes"] == 4
+
+
+def test_a_run_goes_on_from_the_checkpoints_of_all_agent_groups(tmp_path: Path) -> None:
+    config = AppoConfig(**WALKERS, train_for_env_steps=4000, run_dir=str(tmp_path))
+    with Session(config) as session:
+        list(session.reports())
+    more = AppoConfig(**WALKERS, train_for_env_steps=6000, run_dir=str(tmp_path), resume="must")
+    with Session(more) as session:
+        assert session.resume_point.env_steps >= 4000
+        reports = list(session.reports())
+    assert reports[-1]["env_steps"] >= 6000
+
+
+def test_frozen_policies_act_with_the_weights_of_another_run(tmp_path: Path) -> None:
+    one = AppoConfig(**WALKERS, train_for_env_steps=2000, run_dir=str(tmp_path / "one"))
+    with Session(one) as session:
+        list(session.reports())
+    frozen: dict[str, Any] = {
+        "policies_to_train": ("policy_0",),
+        "policy_weights": {"policy_1": f"{tmp_path / 'one'}:policy_1"},
+    }
+    two = AppoConfig(**WALKERS, **frozen, train_for_env_steps=2000, run_dir=str(tmp_path / "two"))
+    with Session(two) as session:
+        (group,) = session.graph.frozen
+        tensors = group.new_model().state_dict()
+        assert group.id == "policy_1" and group.pool.read(0, tensors) == 0
+        list(session.reports())
+    model = load_policy(tmp_path / "one", policy="policy_1").model.state_dict()
+    assert all(np.array_equal(tensors[name], model[name]) for name in model)
+
+
+def test_ddppo_refuses_several_agents(tmp_path: Path) -> None:
+    config = DdppoConfig(env="PaddleDuel-v0", num_ranks=1, run_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="has 2 agents, and ddppo takes single-agent"):
+        Session(config).open()

@@ -1,0 +1,209 @@
+"""Perturbations and first values of hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
+from sampleforge.algos.hyperparameters import (
+    APPO_LOSS_HYPERPARAMETERS,
+    DQN_HYPERPARAMETERS,
+    LEARNER_HYPERPARAMETERS,
+    changed,
+    values,
+)
+from sampleforge.populations.exploit import VARIANTS, Value, Variant
+from sampleforge.populations.explore import (
+    KNOWN,
+    ExploreRule,
+    Parameter,
+    draw,
+    explore,
+    explore_rule,
+    first_values,
+)
+
+APPO: dict[str, Any] = {
+    **values(LearnerConfig(learning_rate=5e-4), LEARNER_HYPERPARAMETERS),
+    **values(AppoLossConfig(exploration_coeff=0.01), APPO_LOSS_HYPERPARAMETERS),
+}
+
+
+def always(variant: Variant, defaults: Mapping[str, Value] = APPO, **options: Any) -> ExploreRule:
+    """The rule of a variant, by which every parameter changes every time, and is never reset."""
+    return replace(explore_rule(variant, defaults, **options), chance=1.0, reset_chance=0.0)
+
+
+def repeated(rule: ExploreRule, times: int, **first: Any) -> list[dict[str, Any]]:
+    """The results of so many perturbations of the same values."""
+    rng = np.random.default_rng(1)
+    return [explore(first, rule, rng) for _ in range(times)]
+
+
+def test_every_changeable_hyperparameter_is_known() -> None:
+    names = {*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS, *DQN_HYPERPARAMETERS}
+    assert names == set(KNOWN)
+
+
+def test_factors_are_drawn_between_1_1_and_1_5_in_both_directions() -> None:
+    found = repeated(always("sample-factory"), 2000, learning_rate=1e-3)
+    factors = np.array([each["learning_rate"] for each in found]) / 1e-3
+    up = factors[factors > 1]
+    down = 1 / factors[factors < 1]
+    assert len(up) + len(down) == 2000 and 900 < len(up) < 1100
+    for each in (up, down):
+        assert 1.1 <= each.min() < 1.11 and 1.49 < each.max() <= 1.5
+
+
+@pytest.mark.parametrize("name", ["gamma", "gae_lambda"])
+def test_discounts_are_perturbed_as_1_minus_x(name: str) -> None:
+    found = [r[name] for r in repeated(always("sample-factory"), 2000, **{name: 0.99})]
+    factors = (1 - np.array(found)) / 0.01
+    assert 1 / 1.5 - 1e-9 <= factors.min() < 0.68 and 1.49 < factors.max() <= 1.5 + 1e-9
+
+
+def test_dexpbt_has_ranges_of_its_own() -> None:
+    rule = always("dexpbt")
+    discounts = [r["gamma"] for r in repeated(rule, 1000, gamma=0.99)]
+    factors = (1 - np.array(discounts)) / 0.01
+    assert factors.max() <= 1.2 + 1e-9 and factors.min() >= 1 / 1.2 - 1e-9
+    clips = np.array([r["clip_ratio"] for r in repeated(rule, 1000, clip_ratio=0.25)])
+    assert clips.max() == 0.3, "cut off there"
+    clips = np.array([r["clip_ratio"] for r in repeated(rule, 1000, clip_ratio=0.011)])
+    assert clips.min() == 0.01
+
+
+def test_truncation_multiplies_by_1_2_or_0_8_or_draws_anew() -> None:
+    drawn = {"learning_rate": (1e-6, 1.0)}
+    rule = explore_rule("truncation", APPO, drawn=drawn)
+    rates = np.array([r["learning_rate"] for r in repeated(rule, 4000, learning_rate=1e-3)])
+    steps = np.isclose(rates, 1.2e-3) | np.isclose(rates, 0.8e-3)
+    assert 0.7 < steps.mean() < 0.8, "a quarter is drawn anew"
+    anew = np.log10(rates[~steps])
+    assert -6 <= anew.min() < -5.9 and -0.1 < anew.max() <= 0, "log-uniformly"
+    assert abs(anew.mean() + 3) < 0.2
+    without = explore_rule("truncation", APPO)
+    rates = np.array([r["learning_rate"] for r in repeated(without, 100, learning_rate=1e-3)])
+    assert (np.isclose(rates, 1.2e-3) | np.isclose(rates, 0.8e-3)).all(), "there is no range"
+
+
+def test_the_chances_of_a_perturbation_and_of_a_reset() -> None:
+    rule = explore_rule("sample-factory", APPO)
+    first = {**APPO, "learning_rate": 1e-2}
+    rng = np.random.default_rng(1)
+    found = [explore(first, rule, rng) for _ in range(20_000)]
+    rates = np.array([r["learning_rate"] for r in found])
+    assert 0.14 < (rates != 1e-2).mean() < 0.16
+    assert 0.0005 < (rates == 5e-4).mean() < 0.0025, "1% of 15% are reset to the default"
+    clips = np.array([r["clip_ratio"] for r in found])
+    together = ((clips != APPO["clip_ratio"]) & (rates != 1e-2)).mean()
+    assert 0.015 < together < 0.03, "independently of each other"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_stay_within_bounds_and_within_what_learners_take(variant: Variant) -> None:
+    hyperparameters: dict[str, Any] = {**APPO, "value_clip": 1.0}
+    rule = always(variant, names=list(APPO))
+    rng = np.random.default_rng(2)
+    loss = AppoLossConfig(exploration_coeff=0.01)
+    learner = LearnerConfig(learning_rate=1e-3)
+    for _ in range(3000):
+        hyperparameters = explore(hyperparameters, rule, rng)
+        for name, value in hyperparameters.items():
+            low, high = rule.parameters[name].bounds
+            assert not value or low <= value <= high
+        learner = changed(learner, LEARNER_HYPERPARAMETERS, hyperparameters)
+        loss = changed(loss, APPO_LOSS_HYPERPARAMETERS, hyperparameters)
+    narrow = always(variant, bounds={"learning_rate": (1e-4, 2e-4)})
+    for found in repeated(narrow, 200, learning_rate=1.5e-4):
+        assert 1e-4 <= found["learning_rate"] <= 2e-4
+
+
+def test_values_of_the_q_learner_stay_within_what_it_takes() -> None:
+    config = DqnConfig(learning_rate=5e-4)
+    hyperparameters = values(config, DQN_HYPERPARAMETERS)
+    rule, rng = always("sample-factory", hyperparameters), np.random.default_rng(3)
+    for _ in range(1000):
+        hyperparameters = explore(hyperparameters, rule, rng)
+        config = changed(config, DQN_HYPERPARAMETERS, hyperparameters)
+
+
+def test_booleans_flip_and_what_is_off_stays_off() -> None:
+    defaults: dict[str, Any] = {
+        "env.bonus": 2.0,
+        "env.dense": True,
+        "value_clip": None,
+        "max_grad_norm": 0.0,
+    }
+    rule = always("sample-factory", defaults)
+    assert list(rule.parameters) == ["env.bonus", "env.dense", "max_grad_norm", "value_clip"]
+    for found in repeated(rule, 50, **defaults):
+        assert found["env.dense"] is False
+        assert found["env.bonus"] != 2.0
+        assert found["value_clip"] is None and found["max_grad_norm"] == 0.0
+    assert repeated(rule, 1, **{**defaults, "env.dense": False})[0]["env.dense"] is True
+
+
+def test_whole_numbers_stay_whole() -> None:
+    rule = ExploreRule(1.0, {"num_epochs": Parameter((1, 20))})
+    for found in repeated(rule, 200, num_epochs=10):
+        assert isinstance(found["num_epochs"], int) and 7 <= found["num_epochs"] <= 15
+
+
+def test_only_named_parameters_change() -> None:
+    rule = always("sample-factory", names=["gamma"])
+    for found in repeated(rule, 20, **APPO):
+        assert {n for n, v in found.items() if v != APPO[n]} == {"gamma"}
+        assert list(found) == list(APPO)
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"adam_eps, batch_size cannot be perturbed; .*gamma"):
+        explore_rule("dexpbt", APPO, names=["batch_size"], bounds={"adam_eps": (0.0, 1.0)})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_seed_determines_the_perturbation_whatever_the_order_of_names(variant: Variant) -> None:
+    rule, backwards = explore_rule(variant, APPO), dict(reversed(APPO.items()))
+    for seed in range(50):
+        found = explore(APPO, rule, np.random.default_rng(seed))
+        assert found == explore(backwards, rule, np.random.default_rng(seed))
+    assert repeated(rule, 20, **APPO) == repeated(rule, 20, **APPO)
+
+
+def test_first_values_are_one_for_each_stratum_of_the_log_range() -> None:
+    for seed in range(20):
+        found = first_values({"learning_rate": (1e-6, 1.0)}, 4, np.random.default_rng(seed))
+        exponents = sorted(np.log10([each["learning_rate"] for each in found]))
+        for stratum, exponent in enumerate(exponents):
+            assert -6 + 1.5 * stratum <= exponent <= -4.5 + 1.5 * stratum
+    orders = set()
+    for seed in range(50):
+        found = first_values({"learning_rate": (1e-6, 1.0)}, 4, np.random.default_rng(seed))
+        orders.add(tuple(np.argsort([each["learning_rate"] for each in found])))
+    assert len(orders) > 10, "the strata are dealt at random"
+
+
+def test_first_discounts_are_spread_over_1_minus_x() -> None:
+    found = first_values({"gamma": (0.9, 0.999)}, 2, np.random.default_rng(1))
+    low, high = sorted(each["gamma"] for each in found)
+    assert 0.9 <= low <= 0.99 <= high <= 0.999
+
+
+def test_first_values_of_several_names_are_drawn_independently() -> None:
+    ranges = {"learning_rate": (1e-6, 1.0), "exploration_coeff": (1e-4, 1e-1)}
+    found = first_values(ranges, 8, np.random.default_rng(1))
+    orders = [np.argsort([each[name] for each in found]).tolist() for name in ranges]
+    assert orders[0] != orders[1] and all(set(each) == set(ranges) for each in found)
+
+
+def test_draws_stay_in_the_range() -> None:
+    rng = np.random.default_rng(1)
+    drawn = [draw(0.1, 10.0, rng) for _ in range(1000)]
+    assert 0.1 <= min(drawn) < 0.11 and 9 < max(drawn) <= 10.0
+    assert abs(np.mean(np.log(drawn))) < 0.1

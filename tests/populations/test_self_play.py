@@ -1,0 +1,146 @@
+"""Runs with self-play: snapshots, opponents, results, resume. Serial, so that they are exact."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sampleforge.api import train
+from sampleforge.cli import main
+from sampleforge.config import ConfigError
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.trust import Trust
+from sampleforge.loaded_policy import read_config
+from sampleforge.populations.tournament import load_players
+from sampleforge.topologies.config import ApexConfig, AppoConfig
+from tests.support.runs import newest
+
+pytest.importorskip("openskill")
+SETTING = {
+    **{"env": "PaddleDuel-v0", "serial": True, "quiet": True, "seed": 3, "report_interval": 2.0},
+    **{"num_envs_per_worker": 8, "opponent_pool": 3, "opponent_interval": 2000},
+}
+
+
+def run(folder, steps, **more):
+    config = AppoConfig(**{**SETTING, **more}, train_for_env_steps=steps, run_dir=str(folder))
+    return train(config)
+
+
+def stored(folder):
+    return json.loads((folder / "self_play.json").read_text())
+
+
+def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
+    folder = tmp_path / "run"
+    summary = run(folder, 9000).summary
+    plain = stored(folder)
+    steps = [snapshot["env_steps"] for snapshot in plain["snapshots"]]
+    assert len(steps) == 3 and steps[0] == 0 and steps == sorted(steps)
+    assert plain["games"] > 20 and plain["results"]["players"][0] == "now"
+    reports = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert reports[-1]["self_play_snapshots"] == 3
+    assert reports[-1]["self_play_games"] == summary["self_play"]["self_play_games"] > 20
+    numbers = {snapshot["number"] for snapshot in plain["snapshots"]}
+    assert numbers <= {int(path.stem) for path in (folder / "snapshots").iterdir()}
+
+
+def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tmp_path, capfd):
+    apex, appo = tmp_path / "apex", tmp_path / "appo"
+    settings = {**SETTING, "train_for_env_steps": 4500}
+    train(ApexConfig(**settings, run_dir=str(apex)))
+    train(AppoConfig(**settings, run_dir=str(appo)))
+    assert stored(apex)["games"] > 10 and len(stored(apex)["snapshots"]) == 3
+    assert main(["tournament", str(apex), str(appo), "--episodes", "6", "--quiet"]) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert set(result["players"]) == {"apex", "appo"} and result["games"] == 6
+
+
+@pytest.mark.parametrize("draw", ["uniform", "hard", "even"])
+def test_two_serial_runs_are_bit_identical(tmp_path, draw):
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        run(folder, 6000, opponent_draw=draw, opponent_window=2)
+    one, other = map(newest, folders)
+    assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+    assert stored(folders[0]) == stored(folders[1])
+
+
+def test_a_resumed_run_continues_with_the_same_pool(tmp_path):
+    folder = tmp_path / "run"
+    run(folder, 5000)
+    before = stored(folder)
+    run(folder, 7500)
+    after = stored(folder)
+    kept = [snapshot["env_steps"] for snapshot in after["snapshots"]]
+    assert set(kept[:2]) <= {snapshot["env_steps"] for snapshot in before["snapshots"]}
+    assert after["games"] > before["games"] > 0
+    assert max(s["number"] for s in after["snapshots"]) == 3
+
+
+def test_a_lost_snapshot_leaves_the_pool_with_a_warning(tmp_path):
+    folder = tmp_path / "run"
+    run(folder, 5000)
+    (folder / "snapshots" / "1.safetensors").write_bytes(b"damaged")
+    run(folder, 5500)
+    assert "goes on without the snapshot" in (folder / "log.txt").read_text()
+    assert 1 not in [snapshot["number"] for snapshot in stored(folder)["snapshots"]]
+
+
+def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
+    folder = tmp_path / "run"
+    run(folder, 5000)
+    args = ["--snapshots", "--episodes", "4", "--quiet"]
+    assert main(["tournament", str(folder), *args]) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert len(result["players"]) == 4 and result["games"] == 24
+    assert set(result["players"]) >= {"run", "run@0"} and result["episodes"] == 4
+
+
+def test_a_snapshot_has_the_weights_that_the_policy_had(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    run(folder.path, 4000)
+    config = read_config(folder, Trust())
+    players = load_players([folder], [config], "latest", snapshots=True)
+    states = [player.model.state_dict() for player in players]
+    assert [player.name for player in players][:2] == ["run", "run@0"]
+    for name in states[0]:
+        assert states[0][name].shape == states[1][name].shape
+    assert any((states[0][name] != states[1][name]).any() for name in states[0])
+
+
+def test_win_rates_of_self_play_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    folder, out = tmp_path / "run", tmp_path / "out.svg"
+    run(folder, 5000)
+    assert main(["plot", str(folder), "--out", str(out)]) == 0
+    assert "the policy against its snapshots" in out.read_text()
+    assert main(["plot", str(folder), "--out", str(out), "--figure", "curves"]) == 0
+    assert "throughput" in out.read_text()
+
+
+def test_flags_of_self_play_need_a_pool():
+    with pytest.raises(ConfigError, match="--opponent-draw hard: there is no self-play"):
+        AppoConfig(env="PaddleDuel-v0", opponent_draw="hard")
+
+
+def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capfd):
+    one = tmp_path / "one"
+    run(one, 2500)
+    assert main(["tournament", str(one)]) == 2
+    assert "a tournament needs two" in capfd.readouterr().err
+    for name in ("a", "b"):
+        train(
+            AppoConfig(
+                env="CartPole-v1",
+                serial=True,
+                quiet=True,
+                train_for_env_steps=500,
+                run_dir=str(tmp_path / name),
+            )
+        )
+    assert main(["tournament", str(tmp_path / "a"), str(tmp_path / "b"), "--quiet"]) == 2
+    assert "has one agent" in capfd.readouterr().err
+    assert main(["tournament", str(one), str(tmp_path / "b"), "--quiet"]) == 2
+    assert "policies can only play each other on one environment" in capfd.readouterr().err

@@ -1,0 +1,94 @@
+"""Jobs for tests: small functions for real ones, and jobs that run in the test's own process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sampleforge.populations.jobs import EndingInOrder, Work
+
+
+@dataclass(frozen=True)
+class Write:
+    """Writes the cores of its process into ``path``."""
+
+    path: Path
+
+    def __call__(self) -> None:
+        self.path.write_text(" ".join(map(str, sorted(os.sched_getaffinity(0)))))
+
+
+@dataclass(frozen=True)
+class WaitForEnd:
+    """Waits until it is asked to end, and then writes into ``path``. ``path`` with the suffix .pid
+    holds its process id meanwhile."""
+
+    path: Path
+
+    def __call__(self) -> None:
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            ended = True
+
+        with EndingInOrder(end):
+            self.path.with_suffix(".pid").write_text(str(os.getpid()))
+            while not ended:
+                time.sleep(0.02)
+        self.path.write_text("in order")
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Raises an error."""
+
+    def __call__(self) -> None:
+        raise ValueError("what the job failed with")
+
+
+@dataclass
+class JobsAtOnce:
+    """Jobs that run in this process, one after the other, when they are started; ``killed``: names
+    of jobs that are killed instead, before they have done anything."""
+
+    limit: int = 1
+    killed: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    _ended: list[str] = field(default_factory=list)
+
+    @property
+    def running(self) -> frozenset[str]:
+        return frozenset(self._ended)
+
+    def start(self, works: Mapping[str, Work]) -> None:
+        assert len(works) + len(self._ended) <= self.limit
+        for name, work in works.items():
+            self.started.append(name)
+            self._ended.append(name)
+            if name in self.killed:
+                self.killed.remove(name)
+                continue
+            try:
+                work()
+            except Exception as error:
+                print(f"job {name}: {error}")
+
+    def take_ended(self) -> list[str]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def log(self, name: str) -> Path | None:
+        return None
+
+    def stop(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

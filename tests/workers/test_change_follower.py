@@ -1,0 +1,226 @@
+"""Changes of a learner between two updates: what is copied, what stays its own, and which of the
+two states it has when it is killed in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from sampleforge.algos.learner import Learner
+from sampleforge.rollouts.batch import Batch
+from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.workers.change_follower import (
+    ChangeFollower,
+    ChangesOfPopulation,
+    ChangesOfSchedule,
+    ScheduledChange,
+)
+from tests.support.learners import config, learner_of, model_of, one_batch
+
+LAG = 7
+CHOSEN = config(max_policy_lag=LAG, async_rl=False, num_epochs=2, minibatch_size=32, batch_size=64)
+
+
+def trained(updates: int, seed: int = 1) -> Learner:
+    """A learner after some updates, with a state of its own."""
+    learner = learner_of(CHOSEN)
+    learner.reseed(seed)
+    for _ in range(updates):
+        learner.update(batch_of(learner.version), 0.0)
+    return learner
+
+
+def batch_of(version: int) -> Batch:
+    """Experience of a policy version."""
+    batch = one_batch(dataclasses.replace(CHOSEN, num_splits=1))
+    return dataclasses.replace(batch, version=torch.full_like(batch.version, version))
+
+
+class Driver:
+    """The driver's end of the channel to one member."""
+
+    def __init__(self) -> None:
+        self.board = MemberBoard(1, 1, seed=5)
+        self.inbox = ChangeInbox(model_of(CHOSEN))
+        self.follower = ChangeFollower(ChangesOfPopulation(self.inbox), self.board, None, LAG)
+
+    def send(
+        self,
+        number: int,
+        hyperparameters: Mapping[str, Any],
+        donor: Learner | None = None,
+        segment: Segment | None = None,
+    ) -> None:
+        tensors, plain = ({}, {}) if donor is None else donor.state()
+        plain = {"hyperparameters": dict(hyperparameters), "segment": segment, "state": plain}
+        self.inbox.send(number, tensors, plain)
+
+    def apply(self, learner: Learner) -> None:
+        """What a learner does after an update."""
+        due = self.follower.due(learner)
+        if not self.follower.has_applied(learner, due):
+            self.follower.apply(learner, due)
+        self.follower.confirm(learner)
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def differences(one: Learner, other: Learner) -> set[str]:
+    """The tensors of the states that differ."""
+    (a, _), (b, _) = one.state(), other.state()
+    assert a.keys() == b.keys()
+    return {name for name in a if not torch.equal(a[name], b[name])}
+
+
+def test_a_copy_has_weights_optimiser_and_statistics_of_its_donor(driver: Driver) -> None:
+    donor, member = trained(5, seed=1), trained(2, seed=2)
+    version = member.version
+    assert {n.split("/")[0] for n in differences(donor, member)} >= {"model", "optimiser", "rng"}
+    driver.send(1, donor.hyperparameters(), donor, Segment(1, 99))
+    driver.apply(member)
+    assert differences(donor, member) == {"rng/minibatches"}, "the order of minibatches is its own"
+    assert member.env_steps == donor.env_steps
+    assert member.version == version + LAG + 1, "whatever the version of the donor"
+    assert driver.board.applied == 1 and driver.board.segment == Segment(1, 99)
+    assert driver.board.applied_at == driver.board.learned == donor.env_steps
+
+
+def test_two_copies_of_one_donor_draw_other_minibatches() -> None:
+    donor, orders = trained(1), []
+    for seed in (1, 2):
+        member, driver = trained(1), Driver()
+        driver.send(1, {}, donor, Segment(1, seed))
+        driver.apply(member)
+        orders.append(member.state()[0]["rng/minibatches"])
+    assert not torch.equal(*orders)
+
+
+def test_the_copied_learning_rate_does_not_overwrite_the_perturbed_one(driver: Driver) -> None:
+    donor, member = trained(1), trained(1)
+    donor.change({"learning_rate": 0.125, "gamma": 0.5})
+    driver.send(1, {**donor.hyperparameters(), "learning_rate": 0.25}, donor, Segment(1, 2))
+    driver.apply(member)
+    assert member.hyperparameters()["learning_rate"] == 0.25
+    assert member.hyperparameters()["gamma"] == 0.5, "what was not perturbed is the donor's"
+    metrics = member.update(batch_of(member.version), 0.0)
+    assert metrics["learning_rate"] == 0.25
+
+
+def test_an_adapted_learning_rate_is_copied_unless_it_is_perturbed(driver: Driver) -> None:
+    donor, member = trained(1), trained(1)
+    tensors, plain = donor.state()
+    donor.load(tensors, {**plain, "learning_rate": 0.0625})  # that an adaptive schedule has reached
+    driver.send(1, donor.hyperparameters(), donor, Segment(1, 2))
+    driver.apply(member)
+    assert member.state()[1]["learning_rate"] == 0.0625
+
+
+def test_a_perturbation_changes_nothing_but_hyperparameters(driver: Driver) -> None:
+    member, same = trained(2), trained(2)
+    driver.send(1, {**member.hyperparameters(), "clip_ratio": 0.125})
+    driver.apply(member)
+    assert differences(member, same) == set() and member.version == same.version
+    changed = {**same.hyperparameters(), "clip_ratio": 0.125}
+    assert member.hyperparameters() == changed
+    assert driver.board.segment == Segment(0, 5), "its episodes go on"
+
+
+def test_experience_of_the_replaced_weights_is_stale_and_nothing_is_learned_from_it(
+    driver: Driver,
+) -> None:
+    donor, member = trained(3, seed=1), trained(2, seed=2)
+    in_flight = batch_of(member.version)
+    driver.send(1, donor.hyperparameters(), donor, Segment(1, 2))
+    driver.apply(member)
+    before = member.state()[0]
+    metrics = member.update(in_flight, 0.0)
+    valid = int(in_flight.valid.sum())
+    assert metrics["stale_steps"] == metrics["valid_steps"] == valid
+    after = member.state()[0]
+    learned = {n for n in before if n.startswith(("model/", "optimiser/"))}
+    moved = {n for n in learned if not torch.equal(before[n], after[n])}
+    assert all("normaliser" in name or "value_scale" in name for name in moved), moved
+    fresh = member.update(batch_of(member.version), 0.0)
+    assert fresh["stale_steps"] == 0
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 2])
+def test_a_learner_that_is_killed_in_between_is_either_old_or_new(
+    driver: Driver, killed_at: int
+) -> None:
+    """Its next life begins with the state in shared memory, and makes the change if it has not been
+    made: exactly once."""
+    donor, member = trained(3, seed=1), trained(2, seed=2)
+    snapshot = StateSnapshot(model_of(CHOSEN))
+    snapshot.publish(*member.state())
+    old = member.version
+    driver.send(1, {**donor.hyperparameters(), "gamma": 0.75}, donor, Segment(1, 3))
+    if killed_at > 0:
+        driver.follower.apply(member, 1)
+    if killed_at > 1:
+        snapshot.publish(*member.state())
+    assert driver.board.applied == 0, "the driver knows nothing of it yet"
+    successor = learner_of(CHOSEN)
+    successor.load(*snapshot.read())
+    driver.follower.confirm(successor)
+    assert driver.board.applied == int(killed_at > 1)
+    is_new = killed_at > 1
+    assert successor.version == (old + LAG + 1 if is_new else old)
+    assert differences(successor, donor if is_new else trained(2, seed=2)) <= {"rng/minibatches"}
+    driver.apply(successor)
+    assert driver.board.applied == 1 and driver.board.segment == Segment(1, 3)
+    assert successor.version == old + LAG + 1, "raised once"
+    assert differences(successor, donor) == {"rng/minibatches"}
+    assert successor.hyperparameters()["gamma"] == 0.75
+
+
+def test_changes_of_a_schedule_come_at_their_env_steps() -> None:
+    member, board = trained(0), MemberBoard(1, 1, seed=5)
+    per_update = int(batch_of(0).valid.sum())
+    changes = [
+        ScheduledChange(per_update, {"gamma": 0.5}),
+        ScheduledChange(3 * per_update, {"gamma": 0.25}, Segment(1, 7)),
+        ScheduledChange(3 * per_update, {"clip_ratio": 0.5}),
+    ]
+    follower = ChangeFollower(ChangesOfSchedule(changes), board, None, LAG)
+    gammas = []
+    for _ in range(4):
+        member.update(batch_of(member.version), 0.0)
+        follower.apply(member, follower.due(member))
+        follower.confirm(member)
+        gammas.append(member.hyperparameters()["gamma"])
+    assert gammas == [0.5, 0.5, 0.25, 0.25]
+    assert member.hyperparameters()["clip_ratio"] == 0.5
+    assert board.segment == Segment(1, 7) and board.applied == 3
+    assert board.learned == member.env_steps == 4 * per_update
+
+
+def test_streams_restart_for_a_segment_before_episodes_count() -> None:
+    board = MemberBoard(1, 3, seed=5)
+    assert board.has_restarted
+    board.begin_segment(Segment(1, 6))
+    for stream in range(3):
+        assert not board.has_restarted
+        board.set_restarted(stream, 1)
+    assert board.has_restarted
+    board.add_sampled(0, 10)
+    board.add_sampled(2, 5)
+    assert board.sampled == 15
+
+
+def test_shaping_numbers_are_counted_when_they_change() -> None:
+    board = MemberBoard(1, 1, seed=5, shaping={"bonus": 1.0, "cost": 2.0})
+    assert board.shaping == {"bonus": 1.0, "cost": 2.0} and board.shaping_number == 1
+    board.set_shaping({"bonus": 1.0, "cost": 2.0})
+    assert board.shaping_number == 1
+    board.set_shaping({"cost": 3.0, "bonus": 1.0})
+    assert board.shaping == {"bonus": 1.0, "cost": 3.0} and board.shaping_number == 2
+    assert MemberBoard(1, 1, seed=5).shaping_number == 0
