@@ -43,8 +43,9 @@ MEMBERS, ROUND, ROUNDS = 3, 4_000, 6
 KINDS = {"member": 0.5, "controller": 0.15, "launcher": 0.2, "any": 0.15}
 LONGEST_S = 900.0
 """Seconds without a new round after which a population counts as hung."""
-ENDED_S = 60.0
-"""Seconds within which the jobs of a killed launcher must have ended."""
+ENDED_S = 90.0
+"""Seconds within which the jobs of a killed launcher must have ended. One whose launcher is killed
+before it has handed over the function waits for it for 60 s: submitit starts the process first."""
 
 
 class Violation(AssertionError):
@@ -275,6 +276,7 @@ def main() -> int:
     parser.add_argument("--mean", type=float, default=4.0, help="seconds between two kills")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     flags = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the population as well
     kills = Kills(flags.out.absolute(), flags.algo, flags.seed, flags.mean)
     deadline = time.monotonic() + flags.seconds
     try:

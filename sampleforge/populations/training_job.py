@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sampleforge.config import ConfigError
+from sampleforge.env.probe import EnvProbeError
 from sampleforge.folder.atomic_file import to_json, write_atomically
 from sampleforge.populations.jobs import EndingInOrder
 from sampleforge.session.callback import Callback
@@ -66,7 +67,12 @@ def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:
     "finished". Raises what a session raises."""
     session = Session(config, callbacks)
     with EndingInOrder(session.interrupt) as ending:
-        session.open()
+        try:
+            session.open()
+        except EnvProbeError:
+            if not ending.asked:  # Slurm sends SIGTERM to the probe's process, too
+                raise
+            return "interrupted"
         with session:
             for _ in session.reports():
                 pass

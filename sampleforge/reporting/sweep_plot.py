@@ -80,6 +80,10 @@ def scale_of(values: Sequence[Any], *, log: bool) -> Scale:
     change = math.log if log and distinct[0] > 0 else float
     low, high = change(distinct[0]), change(distinct[-1])
     position = {value: (change(value) - low) / (high - low) for value in distinct}
+    if all(isinstance(value, int) for value in distinct):
+        last = len(distinct) - 1
+        shown = {distinct[round(last * part / 4)] for part in range(5)}
+        return Scale(position, [(position[value], str(value)) for value in sorted(shown)])
     back = math.exp if change is math.log else float
     marks = [(at, _label(back(low + at * (high - low)))) for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return Scale(position, marks)
@@ -116,7 +120,8 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
     for at, name in enumerate(names):
         axes.axvline(at, color="black", linewidth=0.8)
         for height, label in scales[name].ticks:
-            axes.text(at + 0.015, height, label, fontsize=7, va="center", clip_on=False)
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+            axes.text(at + 0.015, height, label, fontsize=7, va="center", bbox=box)
     axes.axvline(len(names), color="black", linewidth=0.8)
     axes.set_xticks([*range(len(names)), len(names)], [*names, sweep.metric])
     axes.set_yticks([])
