@@ -84,6 +84,7 @@ setup(
             "vizdoom = sampleforge_envs.vizdoom",
             "paddle_duel = sampleforge_envs.paddle_duel",
             "pettingzoo = sampleforge_envs.pettingzoo",
+            "doom_duel = sampleforge_envs.doom_duel",
         ],
     },
 )

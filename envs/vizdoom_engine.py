@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ rm -rf "$0"
 """
 
 
+_HANDLERS: dict[int, Any] = {}
+"""The signal handlers of this process, as they were before a game set others."""
+
+
 def start(game: Any) -> None:
     """Start the engine of a configured DoomGame."""
     with keep_signal_handlers():
@@ -62,6 +67,21 @@ def start(game: Any) -> None:
             game.set_vizdoom_path(str(_launcher(Path(folder))))
             game.set_doom_config_path(os.devnull)  # otherwise it prints an error at its end
             game.init()
+            _unlink_shared_memory()
+
+
+def start_together(games: Sequence[Any], threads: ThreadPoolExecutor) -> None:
+    """Start the engines of several configured DoomGames, which wait for each other, each in one of
+    as many ``threads``. The engines end with these."""
+    with keep_signal_handlers():
+        if sys.platform != "linux":
+            list(threads.map(lambda game: game.init(), games))
+            return
+        with tempfile.TemporaryDirectory(prefix="sampleforge-doom-") as folder, guarded(folder):
+            for game in games:
+                game.set_vizdoom_path(str(_launcher(Path(folder))))
+                game.set_doom_config_path(os.devnull)
+            list(threads.map(lambda game: game.init(), games))
             _unlink_shared_memory()
 
 
@@ -114,7 +134,11 @@ def keep_signal_handlers() -> Iterator[None]:
         yield
         return
     taken = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT)
-    handlers = [(number, signal.getsignal(number)) for number in taken]
+    for number in taken:
+        handler = signal.getsignal(number)
+        if handler is not None:  # not ViZDoom's: one that starts in a thread may set its own late
+            _HANDLERS[number] = handler
+    handlers = [(number, _HANDLERS.get(number, signal.SIG_DFL)) for number in taken]
     try:
         yield
     finally:

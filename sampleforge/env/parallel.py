@@ -60,9 +60,9 @@ class ParallelRows(MultiAgentRows):
         make: Callable[[], Any],
         num_rows: int,
         seeds: Sequence[int],
-        *,
-        protocol: str = "",
+        **options: Any,
     ) -> None:
+        """``options``: ``limit`` of an episode's env steps, and fields of `EnvSpec`."""
         self._make: Callable[[], Any] = lambda: as_parallel(make(), config.env)
         self._seeds = list(seeds)
         self._envs: list[Any] = []
@@ -83,7 +83,7 @@ class ParallelRows(MultiAgentRows):
             for agent in env.possible_agents
         }
         super().__init__(
-            config, agents, num_rows, metadata=getattr(env, "metadata", None), protocol=protocol
+            config, agents, num_rows, metadata=getattr(env, "metadata", None), **options
         )
         self._observations = [ObservationAdapter(seat.spec) for seat in self.seats]
         for adapter, seat in zip(self._observations, self.seats, strict=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -195,16 +195,6 @@ class InRun:
         }
 
 
-@dataclass
-class Record:
-    """What the population has done so far, beside its members."""
-
-    round: int = 0
-    next_round: int = 0
-    lines: int = 0
-    rng: dict[str, Any] = field(default_factory=dict)
-
-
 class Pbt(Callback):
     """Trains the policies of a session as a population; see the head of this file."""
 
@@ -232,7 +222,7 @@ class Pbt(Callback):
             for stored in session.opened.policies
             if "population" in stored.earlier
         }
-        self._record = Record(next_round=config.pbt_start)
+        self._round, self._next_round = 0, config.pbt_start
 
     def on_start(self, session: Session) -> None:
         defaults = changeable(self._config)
@@ -260,7 +250,7 @@ class Pbt(Callback):
         states that are in them; a change that was on its way is in such a state or dropped."""
         populations = [state["population"] for state in earlier if "population" in state]
         newest = max(populations, key=lambda state: int(state["lines"]))
-        self._record = Record(newest["round"], newest["next_round"], newest["lines"])
+        self._round, self._next_round = newest["round"], newest["next_round"]
         self._rng.bit_generator.state = newest["rng"]
         self._lineage.append(
             {"event": "resume", "lines": min(newest["lines"], self._lineage.lines)}
@@ -293,11 +283,11 @@ class Pbt(Callback):
                 self._applied(session, member, pending, member.board.applied_at)
             member.count_own_episodes()
         mean = sum(member.env_steps for member in self._members) / len(self._members)
-        if mean >= self._record.next_round and not session.is_interrupted():
+        if mean >= self._next_round and not session.is_interrupted():
             period = self._config.pbt_period
-            passed = int(mean - self._record.next_round) // period
-            self._record.next_round += (passed + 1) * period
-            self._record.round += 1
+            passed = int(mean - self._next_round) // period
+            self._next_round += (passed + 1) * period
+            self._round += 1
             self._decide(session)
 
     def _decide(self, session: Session) -> None:
@@ -342,7 +332,7 @@ class Pbt(Callback):
             if changed:
                 events.append({"event": "explore", "changed": changed, "hyperparameters": after})
             if events:
-                named = [{**event, "round": self._record.round} for event in events]
+                named = [{**event, "round": self._round} for event in events]
                 number = member.number + 1
                 copied = None if donor is None else donor.id
                 pending = Pending(number, named, after, segment, copied)
@@ -405,7 +395,7 @@ class Pbt(Callback):
             {
                 "event": name,
                 "member": member.id,
-                "round": self._record.round,
+                "round": self._round,
                 "env_steps": member.env_steps,
                 "wall_s": session.graph.progress.wall_s,
                 "hyperparameters": member.hyperparameters,
@@ -429,7 +419,7 @@ class Pbt(Callback):
 
     def extend_report(self, session: Session, report: dict[str, float]) -> None:
         report |= {name: float(total) for name, total in self._totals().items()}
-        report["pbt_round"] = float(self._record.round)
+        report["pbt_round"] = float(self._round)
         for member in self._members:
             own = {
                 f"pbt_{name}": float(value)
@@ -447,8 +437,8 @@ class Pbt(Callback):
     def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
         return {
             "population": {
-                "round": self._record.round,
-                "next_round": self._record.next_round,
+                "round": self._round,
+                "next_round": self._next_round,
                 "lines": self._lineage.lines,
                 "rng": dict(self._rng.bit_generator.state),
                 "members": {member.id: member.state() for member in self._members},

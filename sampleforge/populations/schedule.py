@@ -153,6 +153,11 @@ class FollowSchedule(Callback):
             raise ConfigError(
                 f"{given}: it is a schedule for {schedule.algo}, not for {config.algo}"
             )
+        if session.spec.num_agents > 1:
+            raise ConfigError(
+                f"{given}: {config.env} has {session.spec.num_agents} agents, and a schedule is "
+                "that of a policy with an environment of its own; leave it out"
+            )
         self._end = schedule.env_steps
         first, *changes = schedule.changes
         (policy,) = session.opened.policies

@@ -329,7 +329,9 @@ def play_tournament(
         standings = Standings(configs[0].env, [player.name for player in players])
         alive()
         with ExitStack() as resources, told_of_rows(alive):
-            envs = _tournament_envs(configs[0], players, episodes, seed)
+            specs = {player.name: player.spec for player in players}
+            total = episodes * len(players) * (len(players) - 1) // 2
+            envs = tournament_envs(configs[0], specs, total, seed)
             resources.callback(envs.close)
             resources.callback(limit_threads(1))
             games = GamePlayer(
@@ -339,7 +341,6 @@ def play_tournament(
                 stochastic=stochastic,
                 seed=seed,
             )
-            total = episodes * len(players) * (len(players) - 1) // 2
             while not games.done:
                 alive()
                 games.step()
@@ -360,12 +361,13 @@ def _check_env(first: RunFolder, expected: AnyConfig, folder: RunFolder, config:
             )
 
 
-def _tournament_envs(
-    config: AnyConfig, players: Sequence[Player], episodes: int, seed: int
+def tournament_envs(
+    config: AnyConfig, players: Mapping[str, EnvSpec], games: int, seed: int
 ) -> EnvVector:
-    """Return the rows on which the games are played. Raises ConfigError if the environment has one
-    agent, or agents with different spaces, or if a policy has other spaces."""
-    rows = min(MAX_ROWS, episodes * len(players) * (len(players) - 1) // 2)
+    """Return the rows on which so many games are played. ``players``: by name, the spec with which
+    each was trained. Raises ConfigError if the environment has one agent, or agents with different
+    spaces, or if a player was trained with other spaces."""
+    rows = min(MAX_ROWS, games)
     envs = make_vector(
         dataclasses.replace(config, decorrelate=False), rows, row_seeds(seed, 0, 0, rows)
     )
@@ -377,13 +379,13 @@ def _tournament_envs(
             f"the agents of {config.env} have different observations or actions, so a policy "
             "cannot change sides"
         )
-    for player in players:
-        own, present = player.spec, envs.spec
+    present = envs.spec
+    for name, own in players.items():
         if problem is None and (own.observations, own.actions) != (
             present.observations,
             present.actions,
         ):
-            problem = f"{config.env} has other spaces now than when {player.name} was trained"
+            problem = f"{config.env} has other spaces now than when {name} was trained"
     if problem is not None:
         envs.close()
         raise ConfigError(problem)

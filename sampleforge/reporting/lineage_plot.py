@@ -377,7 +377,8 @@ class LineagePlot:
         ]
         if min(every) > 0 and max(every) / min(every) >= LOGARITHMIC_FROM:
             axis.set_yscale("log")
-            axis.minorticks_off()
+            if max(every) / min(every) >= 100.0:
+                axis.minorticks_off()
         label = name.replace("_", " ")
         axis.set_title(f"1 − {label}" if of_one else label, loc="left", pad=3)
 

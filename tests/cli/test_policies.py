@@ -74,6 +74,19 @@ def test_the_panel_of_a_population_has_hyperparameters_and_donors() -> None:
         assert max(map(len, written.getvalue().splitlines())) <= width
 
 
+def test_the_panel_shows_the_rating_of_a_policy_that_plays_its_snapshots() -> None:
+    values = {"env_steps": 9.0, "wall_s": 1.0, "self_play_elo": 1431.6, "self_play_elo_sd": 52.1}
+    values |= {"self_play_snapshots": 12.0, "self_play_games": 900.0}
+    goal = Goal(None, None)
+    goal.observe(values)
+    written = io.StringIO()
+    rates = {"self_play_win_rate_mean": 0.71, "self_play_win_rate_min": 0.48}
+    Console(width=100, file=written).print(Panel("run", {**values, **rates}, goal))
+    assert "Elo 1,432 ± 52, wins 71% against 12 snapshots (the hardest 48%)" in written.getvalue()
+    Console(width=60, file=written).print(Panel("run", values, goal))
+    assert "Elo 1,432 ± 52, wins - against" in written.getvalue()
+
+
 def test_what_only_policies_have_is_a_mean_or_the_largest() -> None:
     values = {"return_mean": 7.0, "a/loss": 1.0, "b/loss": 2.0, "a/return_mean": 1.0}
     values |= {"a/policy_lag_max": 3.0, "b/policy_lag_max": 5.0}

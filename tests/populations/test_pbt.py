@@ -18,6 +18,7 @@ from sampleforge.api import Trainer, train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.session.callback import Callback
@@ -34,10 +35,11 @@ CARTPOLE: dict[str, Any] = {
     "pbt_start": 1000,
     "pbt_period": 600,
     "pbt_initial": {"learning-rate": "1e-5..1e-1"},
-    "report_interval": 1.0,
+    "report_interval": 2.0,
     "seed": 3,
 }
-APPO = AppoConfig(**CARTPOLE, rollout=32, batch_size=128, serial=True)
+SMALL = ModelConfig(hidden_sizes=(16,))
+APPO = AppoConfig(**CARTPOLE, rollout=32, batch_size=128, num_epochs=2, model=SMALL, serial=True)
 APEX = ApexConfig(
     **CARTPOLE,
     rollout=16,
@@ -49,7 +51,7 @@ APEX = ApexConfig(
 )
 
 
-def run(config: AnyConfig, folder: Path, steps: int = 12_000, **more: Any) -> dict[str, Any]:
+def run(config: AnyConfig, folder: Path, steps: int = 10_000, **more: Any) -> dict[str, Any]:
     """Train a population; returns the summary."""
     chosen = {"run_dir": str(folder), "train_for_env_steps": steps, **more}
     return train(dataclasses.replace(config, **chosen)).summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,11 @@ from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import read_config
 from sampleforge.populations.tournament import load_players
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
 
 pytest.importorskip("openskill")
-SETTING = {
+SETTING: dict[str, Any] = {
     **{"env": "PaddleDuel-v0", "serial": True, "quiet": True, "seed": 3, "report_interval": 2.0},
     **{"num_envs_per_worker": 8, "opponent_pool": 3, "opponent_interval": 2000},
 }
@@ -44,6 +45,17 @@ def test_a_run_takes_snapshots_plays_them_and_reports_it(tmp_path):
     assert reports[-1]["self_play_games"] == summary["self_play"]["self_play_games"] > 20
     numbers = {snapshot["number"] for snapshot in plain["snapshots"]}
     assert numbers <= {int(path.stem) for path in (folder / "snapshots").iterdir()}
+
+
+def test_policies_of_ape_x_play_their_snapshots_and_those_of_other_algorithms(tmp_path, capfd):
+    apex, appo = tmp_path / "apex", tmp_path / "appo"
+    settings = {**SETTING, "train_for_env_steps": 4500}
+    train(ApexConfig(**settings, run_dir=str(apex)))
+    train(AppoConfig(**settings, run_dir=str(appo)))
+    assert stored(apex)["games"] > 10 and len(stored(apex)["snapshots"]) == 3
+    assert main(["tournament", str(apex), str(appo), "--episodes", "6", "--quiet"]) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert set(result["players"]) == {"apex", "appo"} and result["games"] == 6
 
 
 @pytest.mark.parametrize("draw", ["uniform", "hard", "even"])
@@ -77,12 +89,12 @@ def test_a_lost_snapshot_leaves_the_pool_with_a_warning(tmp_path):
     assert 1 not in [snapshot["number"] for snapshot in stored(folder)["snapshots"]]
 
 
-def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capsys):
+def test_the_snapshots_of_a_run_play_a_tournament(tmp_path, capfd):
     folder = tmp_path / "run"
     run(folder, 5000)
     args = ["--snapshots", "--episodes", "4", "--quiet"]
     assert main(["tournament", str(folder), *args]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert len(result["players"]) == 4 and result["games"] == 24
     assert set(result["players"]) >= {"run", "run@0"} and result["episodes"] == 4
 
@@ -114,11 +126,11 @@ def test_flags_of_self_play_need_a_pool():
         AppoConfig(env="PaddleDuel-v0", opponent_draw="hard")
 
 
-def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capsys):
+def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capfd):
     one = tmp_path / "one"
     run(one, 2500)
     assert main(["tournament", str(one)]) == 2
-    assert "a tournament needs two" in capsys.readouterr().err
+    assert "a tournament needs two" in capfd.readouterr().err
     for name in ("a", "b"):
         train(
             AppoConfig(
@@ -130,6 +142,6 @@ def test_a_tournament_needs_two_players_and_several_agents(tmp_path, capsys):
             )
         )
     assert main(["tournament", str(tmp_path / "a"), str(tmp_path / "b"), "--quiet"]) == 2
-    assert "has one agent" in capsys.readouterr().err
+    assert "has one agent" in capfd.readouterr().err
     assert main(["tournament", str(one), str(tmp_path / "b"), "--quiet"]) == 2
-    assert "policies can only play each other on one environment" in capsys.readouterr().err
+    assert "policies can only play each other on one environment" in capfd.readouterr().err

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from sampleforge.populations.exploit import EXPLOIT_RULES, Member, exploit
+from sampleforge.populations.explore import explore, explore_rule
+
 Event = dict[str, Any]
 
 
 def simulated_population(
     members: int, rounds: int, seed: int = 0, *, interval: int = 50_000, silent: int = 0
 ) -> list[Event]:
-    """The events of a population under truncation selection: a quarter copies a quarter, and
-    mutates. Objectives rise highest with a learning rate that falls from 5e-3 to 3e-4 and with an
+    """The events of a population under truncation selection, as `exploit` and `explore` decide.
+    Objectives rise highest with a learning rate that falls from 5e-3 to 3e-4 and with an
     entropy coefficient that falls; the members begin over a wide log range. ``silent``: rounds in
     which objectives are not known yet."""
     rng = np.random.default_rng(seed)
@@ -31,6 +34,8 @@ def simulated_population(
         }
         for m, r in zip(ids, rates, strict=True)
     }
+    names = ("learning_rate", "exploration_coeff", "gamma")
+    rule = explore_rule("truncation", values[ids[0]], names)
     skill = dict.fromkeys(ids, 0.0)
     events: list[Event] = []
 
@@ -57,12 +62,8 @@ def simulated_population(
             write("score", member, number, steps, objective=known, episodes=40)
         if number <= silent or number == rounds:
             continue
-        ranked = sorted(ids, key=scores.__getitem__)
-        part = max(1, members // 4)
-        for member in ranked[:part]:
-            donor = str(rng.choice(ranked[-part:]))
-            if scores[donor] - scores[member] < 0.1 * abs(scores[member]):
-                continue
+        present = [Member(m, scores[m], values[m], steps) for m in ids]
+        for member, donor in exploit(present, EXPLOIT_RULES["truncation"], rng).items():
             skill[member], values[member] = skill[donor], dict(values[donor])
             write(
                 "exploit",
@@ -75,19 +76,11 @@ def simulated_population(
                 objective=scores[member],
                 donor_objective=scores[donor],
             )
-            _mutate(values[member], rng, member, number, steps, write)
+            before, values[member] = values[member], explore(values[member], rule, rng)
+            after = values[member]
+            changed = {n: [before[n], after[n]] for n in after if before[n] != after[n]}
+            write("explore", member, number, steps, changed=changed)
     return events
-
-
-def _mutate(own: Event, rng: np.random.Generator, member: str, number: int, steps: int, write):
-    changed = {}
-    for name in ("learning_rate", "exploration_coeff", "gamma"):
-        if rng.random() < 0.5:
-            old, factor = own[name], rng.uniform(1.1, 1.8)
-            factor = factor if rng.random() < 0.5 else 1.0 / factor
-            own[name] = 1.0 - (1.0 - old) * factor if name == "gamma" else old * factor
-            changed[name] = [old, own[name]]
-    write("explore", member, number, steps, changed=changed)
 
 
 def write_lineage(folder: Path, events: list[Event]) -> Path:
