@@ -35,8 +35,3 @@ class PopulationFolder:
 
 STUDY, POPULATION = "study.db", "population.json"
 """The files by which the folders of sweeps and of populations of runs are recognised."""
-
-
-def is_population(folder: Path) -> bool:
-    """Return whether ``folder`` is that of a population of runs."""
-    return (folder / POPULATION).is_file()

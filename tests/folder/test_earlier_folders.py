@@ -19,9 +19,11 @@ from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.stored_config import HEADER, MAY_CHANGE, flat_fields, read_config
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.config import ALGOS, AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo
+from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.workers.config import PoliciesConfig
 from tests.support.graphs import spec_of
 
 STORED = Path(__file__).parent / "stored"
@@ -53,6 +55,13 @@ def learning(fields: dict[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in plain.items() if n not in MAY_CHANGE}
 
 
+def of_several_policies(cls: type[AnyConfig]) -> dict[str, Any]:
+    """The defaults of the fields about several policies, which these folders do not have."""
+    parts = [part for part in (PoliciesConfig, PbtConfig) if issubclass(cls, part)]
+    names = {field.name for part in parts for field in dataclasses.fields(part)}
+    return learning({n: value for n, value in flat_fields(cls()).items() if n in names})
+
+
 def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) -> None:
     """Today as well as when it is resumed again, from the file that is written today."""
     spec = spec_of(asked)
@@ -60,9 +69,8 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
     for _ in range(2):
         config = resolve_defaults(folder.check_resume(asked), spec)
         assert isinstance(config, AppoConfig | DdppoConfig)
-        one = {"num_policies": 1} if isinstance(config, AppoConfig) else {}
         new = {
-            **one,
+            **of_several_policies(type(config)),
             "noise_correlation": 0.0,
             "advantage_floor": 0.0,
             "rescale_actions": False,
@@ -118,7 +126,7 @@ def test_an_earlier_config_file_means_what_it_meant(folder: RunFolder, algo: str
     found = learning(flat_fields(resolve_defaults(config, spec_of(config))))
     whole = None if stored["async_rl"] else stored["batch_size"]
     since = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False}
-    since |= {"num_policies": 1} if algo == "appo" else {}
+    since |= of_several_policies(ALGOS[algo])
     assert found == learning({**stored, **since, "minibatch_size": whole})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
 
 pytest.importorskip("openskill")
-SETTING = {
+SETTING: dict[str, Any] = {
     **{"env": "PaddleDuel-v0", "serial": True, "quiet": True, "seed": 3, "report_interval": 2.0},
     **{"num_envs_per_worker": 8, "opponent_pool": 3, "opponent_interval": 2000},
 }
