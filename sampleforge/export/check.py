@@ -1,7 +1,9 @@
 """The comparison of an exported policy with our own forward pass, on random observations.
 
 The reference is `LoadedPolicy.act` for actions and states, and the model's own step for the other
-outputs. Numbers are compared by their difference, which is relative where they are larger than 1.
+outputs. Numbers are compared by their difference, which is relative where they are larger than 1;
+rescaled Box actions in the unit of the policy, to which their bounds are -1 and 1: a rounding of
+the last digit there is 449 times as large between bounds of 2 and 900.
 Where a discrete action differs, its error is what its score (logit or Q-value) lacks to the best
 one, because two scores that are equal up to rounding may be ordered differently.
 """
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from sampleforge.env.adapter import action_offsets, mask_groups
+from sampleforge.env.adapter import action_offsets, box_units, mask_groups
 from sampleforge.export.program import (
     LOG_STD,
     LOGITS,
@@ -139,17 +141,32 @@ def _errors(policy: LoadedPolicy, outputs: Columns, reference: Columns) -> list[
         column_name(name, ACTION): error
         for name, error in _choice_errors(policy, outputs, reference).items()
     }
+    units = _units(policy)
     return [
-        discrete[name] if name in discrete else _number_error(column, reference[name])
+        discrete[name]
+        if name in discrete
+        else _number_error(column, reference[name], units.get(name, 1.0))
         for name, column in outputs.items()
     ]
 
 
-def _number_error(found: Array, expected: Array) -> float:
+def _units(policy: LoadedPolicy) -> dict[str, Array]:
+    """Return the unit of the policy in each rescaled Box action, [*shape]: half of the bounds'
+    distance, but at least 1."""
+    units = {}
+    for name, leaf in policy.spec.actions.items():
+        if leaf.kind == "box" and (half := box_units(leaf).half) is not None:
+            units[column_name(name, ACTION)] = np.maximum(1.0, half)
+    return units
+
+
+def _number_error(found: Array, expected: Array, unit: Array | float) -> float:
+    """Return the largest difference, in ``unit``, or relative where a number is larger than
+    that."""
     if found.shape != expected.shape or not np.isfinite(found).all():
         return math.inf
     found, expected = found.astype(np.float64), expected.astype(np.float64)
-    return float((np.abs(found - expected) / np.maximum(1.0, np.abs(expected))).max(initial=0.0))
+    return float((np.abs(found - expected) / np.maximum(unit, np.abs(expected))).max(initial=0.0))
 
 
 def _choice_errors(policy: LoadedPolicy, outputs: Columns, reference: Columns) -> dict[str, float]:

@@ -25,7 +25,9 @@ from sampleforge.spec import ACTION, EnvSpaces, action_specs, leaves, rescaled
 from tests.support import exports
 from tests.support.exports import CASES, SLOW_CASES, policy_of
 
-MLP_CASE, LSTM_CASE = (next(name for name in CASES if name.startswith(k)) for k in ("mlp", "lstm"))
+MLP_CASE, GRU_CASE, LSTM_CASE = (
+    next(name for name in CASES if name.startswith(kind)) for kind in ("mlp", "gru", "lstm")
+)
 SUFFIX = {"torch": ".pt2", "onnx": ".onnx"}
 PARITY = 1e-5
 
@@ -162,11 +164,12 @@ def test_observations_for_the_model_are_those_of_the_adapter_to_the_bit() -> Non
         ("another choice", "action.0", 1e-3),
         ("dtype", "action.1", np.inf),
         ("nan", "logits", np.inf),
+        ("a box", "action.arm.bounded", 1e-3),
         ("shape", "value", np.inf),
     ],
 )
 def test_the_check_sees_what_is_wrong(spoilt: str, column: str, least: float) -> None:
-    policy = policy_of(CASES[MLP_CASE])
+    policy = policy_of(CASES[GRU_CASE if spoilt == "a box" else MLP_CASE])
     program = PolicyProgram(policy)
 
     @torch.inference_mode()
@@ -181,6 +184,8 @@ def test_the_check_sees_what_is_wrong(spoilt: str, column: str, least: float) ->
             found[column] = 5 + (found[column] - 4) % 3
         elif spoilt == "dtype":
             found[column] = found[column].astype(np.int64)
+        elif spoilt == "a box":  # by a thousandth of the distance of its bounds
+            found[column] = found[column] + np.array([0.0, 0.9], np.float32)
         elif spoilt == "nan":
             found[column] = np.full_like(found[column], np.nan)
         elif spoilt == "shape":
