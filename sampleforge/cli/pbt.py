@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-
 from sampleforge.cli.flags import parse
 from sampleforge.cli.jobs import JobsFlags, JobsScreen, run_jobs
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range, typed
 from sampleforge.folder.atomic_file import to_json
-from sampleforge.populations.explore import PERTURBED
 from sampleforge.topologies.config import ALGOS, AnyConfig
 from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
 
@@ -111,6 +108,8 @@ def split(args: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 
 def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSettings:
     """Return the settings of the population. Raises ConfigError for flags that do not fit."""
+    import numpy as np
+
     from sampleforge.populations.across_runs import PopulationSettings
     from sampleforge.populations.member import MemberRules
     from sampleforge.populations.pbt import rules_of
@@ -203,6 +202,8 @@ def table(members: Sequence[MemberStatus]) -> Table:
 
 def _importance(name: str) -> tuple[int, str]:
     """Return a sort key by which the hyperparameters that most depends on are first."""
+    from sampleforge.populations.explore import PERTURBED
+
     return (PERTURBED.index(name) if name in PERTURBED else len(PERTURBED)), name
 
 

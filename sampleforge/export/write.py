@@ -29,6 +29,7 @@ from sampleforge.folder.atomic_file import to_json, write_atomically
 from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state
 from sampleforge.models.trunk import Trunk
+from sampleforge.runtime.threads import without_tqdm_monitor
 
 Format = Literal["torch", "onnx"]
 SUFFIXES: dict[str, Format] = {".pt2": "torch", ".onnx": "onnx"}
@@ -241,21 +242,15 @@ def _runner(exported: torch.export.ExportedProgram) -> Callable[[Columns], Colum
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Return a context in which torch's exporters warn of nothing and leave no thread behind. They
-    warn of their own calls and of packages that no policy needs (torchvision). Where tqdm is
-    installed, torch's interpreter makes a progress bar, though a disabled one, and the first bar of
-    a process starts a thread, unless tqdm's interval is 0."""
+    warn of their own calls and of packages that no policy needs (torchvision)."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
-    bars: Any = None
-    if importlib.util.find_spec("tqdm") is not None:
-        bars = importlib.import_module("tqdm").tqdm
-        interval, bars.monitor_interval = bars.monitor_interval, 0
+    restore_tqdm = without_tqdm_monitor()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         log.setLevel(level)
-        if bars is not None:
-            bars.monitor_interval = interval
+        restore_tqdm()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.runtime.threads import without_tqdm_monitor
 
 Pass = Callable[..., Any]
 
@@ -25,6 +26,8 @@ def compile_passes(model: ActorCritic, device: torch.device) -> None:
     be unrolled, or depends on where episodes begin.
     """
     import torch._inductor.config as inductor
+
+    without_tqdm_monitor()
 
     # This process starts compilers, one at a time: a pool of processes would cost memory in every
     # worker, and outlive a worker that is killed.

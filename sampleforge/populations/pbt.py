@@ -94,8 +94,9 @@ def rules_of(
     given: dict[str, Any] = {}
     if flags.pbt_perturb_chance is not None:
         given["chance"] = flags.pbt_perturb_chance
-    if flags.pbt_factors is not None:
-        given |= {"factors": flags.pbt_factors, "steps": ()}
+    if flags.pbt_factors:
+        low, high = flags.pbt_factors
+        given |= {"factors": (low, high), "steps": ()}
     gaps = {
         name: getattr(flags, f"pbt_{name}")
         for name in ("replaced", "donors", "relative_gap", "absolute_gap", "deviation_gap")

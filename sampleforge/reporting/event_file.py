@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sampleforge.folder.atomic_file import writing
 from sampleforge.replay.histograms import Histogram
 from sampleforge.reporting.tags import tag
 
@@ -68,13 +69,9 @@ class EventFile:
         self._write(event)
 
     def _write(self, event: Any) -> None:
-        try:
+        with writing(self._folder):
             self._writer.write_event(event)
             self._writer.flush()
-        except OSError as error:
-            raise OSError(
-                error.errno, f"{error.strerror}: cannot write TensorBoard events", str(self._folder)
-            ) from error
 
     def close(self) -> None:
         self._writer.close()

@@ -1,8 +1,11 @@
-"""The number of threads that the numerical libraries of a process use."""
+"""The threads that the libraries of a process start."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import threadpoolctl
 import torch
@@ -21,5 +24,23 @@ def limit_threads(count: int) -> Callable[[], object]:
     def restore() -> None:
         pools.restore_original_limits()
         torch.set_num_threads(before)
+
+    return restore
+
+
+def without_tqdm_monitor() -> Callable[[], None]:
+    """Have tqdm start no thread from now on, if it is installed; return the function that takes
+    this back.
+
+    Torch's interpreter of graphs, which compilation and export use, makes a progress bar, though a
+    disabled one, and the first bar of a process starts a thread, unless tqdm's interval is 0.
+    """
+    if importlib.util.find_spec("tqdm") is None:
+        return lambda: None
+    bars: Any = importlib.import_module("tqdm").tqdm
+    before, bars.monitor_interval = bars.monitor_interval, 0
+
+    def restore() -> None:
+        bars.monitor_interval = before
 
     return restore

@@ -38,7 +38,7 @@ class PbtRulesConfig(Checked):
     pbt_perturb_chance: float | None = None
     """Probability with which a hyperparameter of a member that is perturbed changes (default: 0.15;
     truncation: 1)."""
-    pbt_factors: tuple[float, float] | None = None
+    pbt_factors: tuple[float, ...] = ()
     """A hyperparameter is multiplied or divided by a number drawn from this range (default: 1.1
     1.5; truncation: times 1.2 or 0.8)."""
     pbt_bounds: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -58,7 +58,8 @@ class PbtRulesConfig(Checked):
         check_range(self, "pbt_perturb_chance", low=0, high=1)
         for name in ("pbt_bounds", "pbt_initial"):
             ranges(name, getattr(self, name))
-        if self.pbt_factors is not None and not 1 < self.pbt_factors[0] <= self.pbt_factors[1]:
+        factors = self.pbt_factors
+        if factors and not (len(factors) == 2 and 1 < factors[0] <= factors[1]):
             raise ConfigError(
                 f"{typed('pbt_factors', self.pbt_factors)}: must be two numbers above 1, the "
                 "smaller one first"

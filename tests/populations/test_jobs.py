@@ -80,6 +80,7 @@ from sampleforge.populations.jobs_config import JobsConfig
 from tests.support.jobs import WaitForEnd
 folder = Path(sys.argv[1])
 open_jobs(folder, JobsConfig(jobs=1), most=1).start({"a": WaitForEnd(folder / "a")})
+(folder / "started").touch()
 time.sleep(600)
 """
 
@@ -93,6 +94,7 @@ def test_jobs_end_in_order_with_a_launcher_that_is_killed(
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as launcher:
         until((tmp_path / "a.pid").exists)
+        until((tmp_path / "started").exists)
         pid = int((tmp_path / "a.pid").read_text())
         if number == signal.SIGKILL:
             launcher.kill()

@@ -106,10 +106,10 @@ def test_no_wrong_transition_with_real_processes(shards: int, tmp_path: Path) ->
         while (
             replay_counters.stale_updates.sum() < 100
             or graph.counters.total("trained_steps") < 5000
+            or replay_counters.inserted.sum() <= 5 * plan.capacity
         ):
             runner.poll(0.05)
             assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
-    assert replay_counters.inserted.sum() > 5 * plan.capacity
 
 
 @pytest.mark.parametrize("shards", [1, 2])
