@@ -151,11 +151,12 @@ def test_no_wrong_compressed_frame_with_real_processes(tmp_path: Path) -> None:
         replay_counters = limiter_of(graph).replay_counters
         deadline = monotonic() + 40
         while (
-            replay_counters.stale_updates.sum() < 50 or graph.counters.total("trained_steps") < 3000
+            replay_counters.stale_updates.sum() < 50
+            or graph.counters.total("trained_steps") < 3000
+            or replay_counters.inserted.sum() <= 3 * plan.capacity
         ):
             runner.poll(0.05)
             assert monotonic() < deadline, (replay_counters.stale_updates, replay_counters.inserted)
-    assert replay_counters.inserted.sum() > 3 * plan.capacity
 
 
 # ---- before the start ----
