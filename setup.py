@@ -18,14 +18,22 @@ EXTRAS = {
     "box2d": ["gymnasium[box2d]>=1.1"],
     "minigrid": ["minigrid>=3.0"],
     "minatar": ["minatar>=1.0.15"],
+    "popgym": ["popgym>=1.0.7"],
     "multiagent": ["pettingzoo[butterfly]>=1.27"],
     "compress": ["lz4>=4.3"],
     "plot": ["matplotlib>=3.8"],
+    "notebook": ["pandas>=2.0"],
+    "offline": ["minari[hdf5]>=0.5.4", "pillow>=10.0"],
     "export": ["onnx>=1.16", "onnxscript>=0.3.1", "onnxruntime>=1.20"],
     "populations": ["submitit>=1.5", "optuna>=4.0", "openskill>=6.0"],
+    "video": ["imageio-ffmpeg>=0.5", "pillow>=10.1", "gymnasium[classic-control]>=1.1"],
+    "wandb": ["wandb>=0.19.10"],
+    "trackio": ["trackio>=0.10"],
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
-EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
+EXTRAS["test"] = [
+    *("pytest>=8.0", "pytest-xdist>=3.6", "nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29")
+] + [
     need
     for name in (
         "atari",
@@ -33,11 +41,17 @@ EXTRAS["test"] = ["pytest>=8.0", "pytest-xdist>=3.6"] + [
         "mujoco",
         "minatar",
         "minigrid",
+        "popgym",
         "multiagent",
         "compress",
         "plot",
+        "notebook",
         "populations",
         "export",
+        "offline",
+        "video",
+        "wandb",
+        "trackio",
     )
     for need in EXTRAS[name]
 ]
@@ -58,7 +72,9 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["sampleforge", "sampleforge.*"]), "sampleforge_envs"],
     package_dir={"sampleforge_envs": "envs"},
-    package_data={"sampleforge": ["presets/*/*.yaml", "py.typed"]},
+    package_data={
+        "sampleforge": ["presets/*/*.yaml", "presets/scores.jsonl", "serve/page.*", "py.typed"]
+    },
     install_requires=[
         "torch>=2.5",
         "faster-fifo>=1.4.7",
@@ -83,6 +99,7 @@ setup(
             "box2d = sampleforge_envs.box2d",
             "minatar = sampleforge_envs.minatar",
             "minigrid = sampleforge_envs.minigrid",
+            "popgym = sampleforge_envs.popgym",
             "vizdoom = sampleforge_envs.vizdoom",
             "paddle_duel = sampleforge_envs.paddle_duel",
             "pettingzoo = sampleforge_envs.pettingzoo",

@@ -34,6 +34,8 @@ ONE = (1).to_bytes(8, "little")
 RECORD = struct.Struct("<iiq")
 """Worker, slot, generation: 16 bytes, as a slot hand-over has."""
 MESSAGE = (3, 17, 123_456)
+SPIN_S = 50e-6
+"""Seconds: what the kernel takes to wake a process on another core."""
 
 
 class Channel(Protocol):
@@ -56,6 +58,17 @@ class Futex:
     def receive(self) -> None:
         while not self.wakeup.wait(1.0):
             pass
+
+
+class SpinningFutex(Futex):
+    """The trainer's wake-up, whose waiting side looks for it for `SPIN_S` before it sleeps."""
+
+    def receive(self) -> None:
+        until = time.perf_counter() + SPIN_S
+        while not self.wakeup.wait(0.0):
+            if time.perf_counter() > until:
+                super().receive()
+                return
 
 
 class PolledEventfd:
@@ -178,6 +191,7 @@ class StandardQueue:
 
 CHANNELS: dict[str, Callable[[], Channel]] = {
     "futex": Futex,
+    "futex, spinning": SpinningFutex,
     "eventfd, polled": PolledEventfd,
     "eventfd + counter": Eventfd,
     "index ring + eventfd": IndexRing,

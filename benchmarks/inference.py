@@ -1,8 +1,10 @@
 """The cost of computing an action: an actor's whole call, and the network's forward pass in it.
 
 The call reads observations out of a slot, looks for newer weights, runs the network, samples, and
-writes actions, log-probabilities and values back. The floor is the network's forward pass alone, on
-a tensor that is there already. Per env step, over the rows that go through it together.
+writes actions, log-probabilities and values back; beside it the same call with every operation in
+torch. The floor is the network's forward pass alone, on an array that is there already: in torch,
+and in numpy (`models.mlp_pass`), if the network has that pass. Per env step, over the rows that go
+through it together. The ways take turns, and each figure is the lowest of several rounds.
 
     taskset -c 0 python benchmarks/inference.py --precision fp32 bf16
 """
@@ -10,27 +12,44 @@ a tensor that is there already. Per env step, over the rows that go through it t
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from cases import CASES, chosen, filled_slots, prepared, seconds_of
 from machine import describe, table
 
-from sampleforge.algos.policy import autocast
-from sampleforge.topologies.builders import ResumePoint, initial_weights, make_policy, model_maker
+from sampleforge.algos.policy import Policy, SampledPolicy, autocast
+from sampleforge.models.mlp_pass import MlpPass, has_pass
+from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.runtime.threads import limit_threads
+from sampleforge.topologies.builders import ResumePoint, initial_weights, model_maker
 from sampleforge.workers.inference import InlineInference
 
-ROWS = (1, 8, 32, 128, 512)
+ROWS = (1, 8, 32, 64, 128, 512)
+ROUNDS = 5
+WAYS = ("call", "call in torch", "network in torch", "network in numpy")
+
+
+class InTorch(SampledPolicy):
+    """The policy with every operation in torch."""
+
+    directly = False
+
+
+def asking(make: Callable[[], Policy], slots: TrajectorySlots) -> Callable[[], None]:
+    """Return the call with which an actor asks for actions."""
+    inference = InlineInference(make, slots, 1, 0)
+    inference.start()
+    return partial(inference.ask, 0, 0, 0)
 
 
 def measure(case: str, rows: int, precision: str, device: str, seconds: float) -> list[str]:
-    """Return microseconds per env step of the call and of the forward pass, and the latter's
-    share."""
+    """Return microseconds per env step of each of `WAYS`."""
     config, spec = prepared(case)
     slots, where = filled_slots(config, spec, rows, 1), torch.device(device)
     new_model = model_maker(config, spec, 0)
     weights = initial_weights(new_model, ResumePoint(0))
-    make = partial(make_policy, new_model, weights, device, precision, 0)
     model = new_model().to(where).eval()
     obs = {name: torch.from_numpy(leaf[0, 0]).to(where) for name, leaf in slots.obs.items()}
     state = torch.zeros((rows, slots.shape.state_size), device=where)
@@ -41,14 +60,21 @@ def measure(case: str, rows: int, precision: str, device: str, seconds: float) -
         with autocast(where, precision):
             model.step(obs, state, first)
 
-    network = seconds_of(forward, seconds, where) / rows
-    shown = [case, precision, str(rows)]
-    if where.type != "cpu":  # policy workers have a call of their own for a GPU
-        return [*shown, "", f"{network * 1e6:,.2f}", ""]
-    inference = InlineInference(make, slots, 1, 0)
-    inference.start()
-    call = seconds_of(lambda: inference.ask(0, 0, 0), seconds) / rows
-    return [*shown, f"{call * 1e6:,.2f}", f"{network * 1e6:,.2f}", f"{network / call:.0%}"]
+    ways: dict[str, Callable[[], object]] = {"network in torch": forward}
+    if where.type == "cpu":  # policy workers have a call of their own for a GPU
+        kinds = {"call": SampledPolicy, "call in torch": InTorch}
+        for name, kind in kinds.items():
+            make = partial(kind, new_model(), weights, device=where, precision=precision, seed=0)
+            ways[name] = asking(make, slots)
+        if has_pass(model) and precision == "fp32":
+            arrays = {name: leaf[0, 0] for name, leaf in slots.obs.items()}
+            ways["network in numpy"] = partial(MlpPass(model), arrays)
+    lowest = dict.fromkeys(ways, float("inf"))
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            lowest[name] = min(lowest[name], seconds_of(way, seconds / ROUNDS, where) / rows)
+    shown = [f"{lowest[name] * 1e6:,.2f}" if name in lowest else "" for name in WAYS]
+    return [case, precision, str(rows), *shown]
 
 
 def main() -> None:
@@ -59,7 +85,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure, after a warm-up")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    limit_threads(1)  # as in a worker: torch and BLAS
     print(describe("torch"), end="\n\n")
     found = [
         measure(case, rows, precision, args.device, args.seconds)
@@ -67,7 +93,7 @@ def main() -> None:
         for precision in args.precision
         for rows in args.rows
     ]
-    print(table(["us per env step", "precision", "rows", "call", "network", "share"], found))
+    print(table(["us per env step", "precision", "rows", *WAYS], found))
 
 
 if __name__ == "__main__":

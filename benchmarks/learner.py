@@ -38,6 +38,11 @@ def measure(case: str, precision: Precision, device: str, seconds: float) -> lis
     batch, start = builder.take(), ResumePoint(0)
     new_model = model_maker(config, spec, 0)
     learner = make_learner(new_model, config, plan, start)
+
+    def learn() -> None:
+        batch.version.fill_(learner.version)  # else all steps become stale
+        learner.update(batch, 0.0)
+
     model = new_model().to(where)
     obs = {name: leaf[:-1].clone() for name, leaf in batch.obs.items()}
 
@@ -51,7 +56,7 @@ def measure(case: str, precision: Precision, device: str, seconds: float) -> lis
     weights = initial_weights(new_model, start)
     state, into = learner.model.state_dict(), new_model().state_dict()
     figures = [
-        seconds_of(lambda: learner.update(batch, 0.0), seconds, where),
+        seconds_of(learn, seconds, where),
         seconds_of(passes, seconds, where),
     ]
     update, floor = (figure / plan.batch_size * 1e6 for figure in figures)

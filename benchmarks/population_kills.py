@@ -41,6 +41,9 @@ from sampleforge.populations.published import PublishedStates
 MEMBERS, ROUND, ROUNDS = 3, 4_000, 6
 """Members of a population, env steps of a round, rounds until the stop condition."""
 KINDS = {"member": 0.5, "controller": 0.15, "launcher": 0.2, "any": 0.15}
+PATIENCE_S = 240.0
+"""Seconds without a new round after which no process is killed until there is one: on busy cores
+members need longer for their start than there is between two kills."""
 LONGEST_S = 900.0
 """Seconds without a new round after which a population counts as hung."""
 ENDED_S = 90.0
@@ -213,7 +216,8 @@ class Kills:
                     longest = max(longest, launcher.wait_for_jobs())
                     launcher.close()
                     launcher, launches = Launcher(words, self._out / "log.txt"), launches + 1
-                if time.monotonic() >= next_kill and self.killed < until:
+                rests = time.monotonic() - moved > PATIENCE_S
+                if time.monotonic() >= next_kill and self.killed < until and not rests:
                     next_kill = time.monotonic() + rng.exponential(self._mean)
                     own_kills += self._kill(launcher, rng, seed)
                 if reader.problems:

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 from machine import describe, table
 
 from sampleforge.replay.limiter import ReplayCounters
@@ -89,18 +90,18 @@ def of_cpprb(items: int, batch: int) -> Callable[[], None]:
 
 
 def rate(one_round: Callable[[], None], seconds: float) -> float:
-    """Rounds per second, after a short warm-up."""
+    """Rounds per second of processor time, after a short warm-up; both sides have one thread."""
     for _ in range(20):
         one_round()
-    count, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
+    count, begun = 0, time.thread_time()
+    while time.thread_time() - begun < seconds:
         one_round()
         count += 1
-    return count / (time.perf_counter() - begun)
+    return count / (time.thread_time() - begun)
 
 
 def pairs_of(items: int, batch: int, seconds: float, repeat: int) -> dict[str, list[float]]:
-    """Rounds per second of each, measured in turns."""
+    """Rounds per second of processor time of each, measured in turns."""
     sides = {"SampleForge": ours(items, batch)}
     if importlib.util.find_spec("cpprb") is not None:
         sides["cpprb"] = of_cpprb(items, batch)
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--draw", type=Path, metavar="FILE", help="a figure of it")
     args = parser.parse_args()
+    torch.set_num_threads(1)
     rows = []
     us: dict[str, list[float]] = {}
     for items in args.sizes:

@@ -21,9 +21,10 @@ from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import load_model
+from sampleforge.populations.games import Game, GamePlayer
 from sampleforge.populations.opponents import DRAW_RULES, DrawRule
 from sampleforge.populations.self_play import load_snapshots
-from sampleforge.populations.tournament import Game, GamePlayer, tournament_envs
+from sampleforge.populations.tournament import tournament_envs
 from sampleforge.runtime.threads import limit_threads
 
 SNAPSHOTS = 20

@@ -81,6 +81,10 @@ class Topology:
     algo: str
     flags: tuple[str, ...]
     workers: tuple[str, ...]
+    score: str = "return_mean"
+    """The metric that is the run's score. Episodes of the training that end with their actor are
+    not counted, and these are rather the long ones, so that their mean return is too low where
+    actors are killed and not every episode has the same length: there the evaluator's is used."""
 
     def command(
         self, folder: Path, seed: int, step_ms: float, seconds: float, env_steps: int | None
@@ -106,7 +110,10 @@ def role_of(worker: str) -> str:
 
 
 APPO = (*RESTARTS, "--async-rl", "--num-workers", "2")
-APEX = (*RESTARTS, "--num-workers", "2", "--replay-capacity", "100000")
+APEX = (
+    *(*RESTARTS, "--num-workers", "2", "--replay-capacity", "100000"),
+    *("--evaluate-interval", "50000"),
+)
 TOPOLOGIES = {
     "appo-inline": Topology(
         "appo",
@@ -121,12 +128,14 @@ TOPOLOGIES = {
     "apex-2-shards": Topology(
         "apex",
         (*APEX, "--num-replay-shards", "2"),
-        ("actor 0", "actor 1", "replay 0", "replay 1", "learner"),
+        ("actor 0", "actor 1", "replay 0", "replay 1", "learner", "evaluator"),
+        score="eval_return_mean",
     ),
     "r2d2": Topology(
         "apex",
         (*APEX, "--model.core", "gru"),
-        ("actor 0", "actor 1", "replay 0", "learner"),
+        ("actor 0", "actor 1", "replay 0", "learner", "evaluator"),
+        score="eval_return_mean",
     ),
     "ddppo-3-ranks": Topology(
         "ddppo",
@@ -427,7 +436,8 @@ def watched(run: Run, seconds: float, faults: Faults | None) -> dict[str, Any]:
         left = [" ".join(process.cmdline()) for process in run.members()]
     names = run.own_names()
     run.end()
-    summary_file, curve = run.run_dir / "summary.json", curve_of(run.run_dir)
+    summary_file = run.run_dir / "summary.json"
+    curve = curve_of(run.run_dir, run.topology.score)
     summary = json.loads(summary_file.read_text()) if summary_file.exists() else {}
     kept = ("status", "env_steps", "updates", "episodes", "restarts", "restarts_by_role", "error")
     return {
@@ -454,17 +464,17 @@ def dump_stacks(run: Run) -> None:
     time.sleep(2)
 
 
-def curve_of(run_dir: Path) -> list[tuple[float, float, float]]:
-    """Return the reports of a run that have a return: (seconds, env steps, mean return)."""
+def curve_of(run_dir: Path, metric: str) -> list[tuple[float, float, float]]:
+    """Return the lines of metrics.jsonl with a value of ``metric``: (seconds, env steps, value)."""
     metrics = run_dir / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
     reports = [json.loads(line) for line in lines if line.endswith("\n")]
-    kept = [r for r in reports if r.get("return_mean") is not None]
-    return [(round(r["wall_s"], 1), r["env_steps"], round(r["return_mean"], 2)) for r in kept]
+    kept = [r for r in reports if r.get(metric) is not None]
+    return [(round(r["wall_s"], 1), r["env_steps"], round(r[metric], 2)) for r in kept]
 
 
 def score(curve: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return the mean of ``return_mean`` over the last third of a run's seconds."""
+    """Return the mean of a `curve_of` over the last third of a run's seconds."""
     if not curve:
         return None
     last = [value for at, _, value in curve if at >= curve[-1][0] * 2 / 3]

@@ -74,8 +74,9 @@ def sections(runs: Sequence[Row]) -> list[str]:
 
 
 ENDS = (
-    "Left behind: processes 5 s after the end, and names in /dev/shm. Score: mean of `return_mean` "
-    "over the last third of the run; the band is that of undisturbed runs of as many env steps."
+    "Left behind: processes 5 s after the end, and names in /dev/shm. Score: mean of the "
+    "training episodes' returns (Ape-X and R2D2: of the evaluations') over the last third of the "
+    "run; the band is that of undisturbed runs of as many env steps."
 )
 AGAIN = (
     "From the signal until env steps, updates and the victim's own counter have advanced since its "
@@ -252,7 +253,7 @@ def draw(runs: Sequence[Row], file: Path) -> None:
         if run["topology"] in colours:
             points = [(at / 60, value) for at, _, value in run["curve"]]
             _line(axis, points, color=colours[run["topology"]], **style)
-    _finish(axis, "return_mean (dashed: undisturbed)")
+    _finish(axis, "score (dashed: undisturbed)")
     figure.savefig(file, dpi=70)
     pyplot.close(figure)
 

@@ -10,6 +10,7 @@ of an episode, whole games, raw rewards. Sticky actions are ``--env-kwargs repea
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -184,7 +185,8 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
     if protocol.use_fire_reset:
         env = FireReset(env)
     env = FrameStackObservation(env, protocol.stack_num, padding_type="zero")
-    env.metadata = dict(env.metadata) | STACKED
+    # The console has 60 frames a second.
+    env.metadata = dict(env.metadata) | STACKED | {"render_fps": 60 / protocol.frameskip}
     return env
 
 
@@ -203,11 +205,13 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
     )
 
 
-@functools.cache
 def roms() -> dict[str, str]:
     """Return environment ids -> ROM names; empty without ale-py."""
-    if not FAMILY.installed:
-        return {}
+    return _registered() if FAMILY.installed else {}
+
+
+@functools.cache
+def _registered() -> dict[str, str]:
     import ale_py
 
     gym.register_envs(ale_py)
@@ -216,6 +220,28 @@ def roms() -> dict[str, str]:
         for env_id, spec in gym.registry.items()
         if env_id.startswith(PREFIX) and spec.kwargs.get("obs_type") != "ram"
     }
+
+
+GAMES = """
+adventure air_raid alien amidar assault asterix asteroids atlantis bank_heist battle_zone beam_rider
+berzerk bowling boxing breakout carnival centipede chopper_command crazy_climber defender
+demon_attack double_dunk elevator_action enduro fishing_derby freeway frostbite gopher gravitar hero
+ice_hockey jamesbond journey_escape kangaroo krull kung_fu_master montezuma_revenge ms_pacman
+name_this_game phoenix pitfall pong pooyan private_eye qbert riverraid road_runner robotank seaquest
+skiing solaris space_invaders star_gunner tennis time_pilot tutankham up_n_down venture
+video_pinball wizard_of_wor yars_revenge zaxxon
+"""
+"""The games that earlier protocols and other libraries have ids for, by the names of their ROMs."""
+NAMES = {game.replace("_", ""): game.title().replace("_", "") for game in GAMES.split()}
+OTHER = re.compile(r"(?:ale/|atari_)?(\w+?)(?:-ram)?(?:noframeskip|deterministic)?(?:-v\d+)?", re.I)
+
+
+def meant(env_id: str) -> str | None:
+    """Return the id of the game that an id of an earlier protocol (BreakoutNoFrameskip-v4,
+    Breakout-v0), of envpool (Breakout-v5) or of Sample Factory (atari_breakout) names, or None."""
+    found = OTHER.fullmatch(env_id)
+    name = NAMES.get(found[1].lower().replace("_", "")) if found else None
+    return None if name is None else f"{PREFIX}{name}-v5"
 
 
 FAMILY = Family(
@@ -227,4 +253,5 @@ FAMILY = Family(
     requires="ale_py",
     extra="atari",
     plain_kwargs=True,
+    meant=meant,
 )

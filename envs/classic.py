@@ -39,6 +39,11 @@ class CartPoleVector(EnvVector):
         self._limit = limit
         self._decorrelate = config.decorrelate
         self._state = np.empty((4, num_rows))
+        self._change = np.empty((4, num_rows))
+        self._parts = np.empty((4, num_rows))
+        self._outside = np.empty((2, num_rows), np.bool_)
+        self._bounds = np.array([[env.x_threshold], [env.theta_threshold_radians]])
+        self._forces = np.array([-env.force_mag, env.force_mag])
         self._elapsed = np.zeros(num_rows, np.int64)
 
     def reset(self, obs: Mapping[str, Array]) -> None:
@@ -56,13 +61,16 @@ class CartPoleVector(EnvVector):
         self._actions = actions[ACTION]
 
     def _complete(self, out: StepOut) -> None:
-        state, env = self._state, self._physics
+        state, positions = self._state, self._parts[:2]
         self._move()
-        np.greater(np.abs(state[0]), env.x_threshold, out=out.terminated)
-        out.terminated |= np.abs(state[2]) > env.theta_threshold_radians
+        np.abs(state[::2], out=positions)
+        np.greater(positions, self._bounds, out=self._outside)
+        np.logical_or(self._outside[0], self._outside[1], out=out.terminated)
         self._elapsed += 1
         np.greater_equal(self._elapsed, self._limit, out=out.truncated)
-        out.reward[:] = -out.terminated.astype(np.float32) if self._sutton_barto else 1.0
+        out.reward.fill(1.0)
+        if self._sutton_barto:
+            np.negative(out.terminated, out=out.reward, dtype=np.float32)
         if self._any_ended:  # their action is ignored, and the base class clears their flags
             state[:, self._ended] = self._start(int(np.count_nonzero(self._ended)))
             self._elapsed[self._ended] = 0
@@ -70,20 +78,42 @@ class CartPoleVector(EnvVector):
 
     def _move(self) -> None:
         """Take an Euler step of the equations of Barto, Sutton and Anderson, in gymnasium's order
-        of operations."""
-        env = self._physics
-        x, x_dot, theta, theta_dot = self._state
-        force = (2 * self._actions - 1) * env.force_mag
-        cos, sin = np.cos(theta), np.sin(theta)
-        push = (force + env.polemass_length * np.square(theta_dot) * sin) / env.total_mass
-        theta_acc = (env.gravity * sin - cos * push) / (
-            env.length * (4.0 / 3.0 - env.masspole * np.square(cos) / env.total_mass)
-        )
-        x_acc = push - env.polemass_length * theta_acc * cos / env.total_mass
-        x += env.tau * x_dot
-        x_dot += env.tau * x_acc
-        theta += env.tau * theta_dot
-        theta_dot += env.tau * theta_acc
+        of operations:
+
+            push = (force + polemass_length theta_dot^2 sin) / total_mass
+            theta_acc = (gravity sin - cos push)
+                        / (length (4 / 3 - masspole cos^2 / total_mass))
+            x_acc = push - polemass_length theta_acc cos / total_mass
+
+        Each line below is one operation, because a call takes longer than the arithmetic of a few
+        rows.
+        """
+        env, state, change = self._physics, self._state, self._change
+        theta, theta_dot, x_acc, theta_acc = state[2], state[3], change[1], change[3]
+        cos, sin, push, other = self._parts
+        np.cos(theta, out=cos)
+        np.sin(theta, out=sin)
+        np.square(theta_dot, out=push)
+        np.multiply(push, env.polemass_length, out=push)
+        np.multiply(push, sin, out=push)
+        np.add(push, self._forces.take(self._actions), out=push)
+        np.divide(push, env.total_mass, out=push)
+        np.square(cos, out=other)
+        np.multiply(other, env.masspole, out=other)
+        np.divide(other, env.total_mass, out=other)
+        np.subtract(4.0 / 3.0, other, out=other)
+        np.multiply(other, env.length, out=other)
+        np.multiply(sin, env.gravity, out=sin)
+        np.multiply(cos, push, out=theta_acc)
+        np.subtract(sin, theta_acc, out=theta_acc)
+        np.divide(theta_acc, other, out=theta_acc)
+        np.multiply(theta_acc, env.polemass_length, out=other)
+        np.multiply(other, cos, out=other)
+        np.divide(other, env.total_mass, out=other)
+        np.subtract(push, other, out=x_acc)
+        change[::2] = state[1::2]  # before they change themselves
+        np.multiply(change, env.tau, out=change)
+        np.add(state, change, out=state)
 
     def close(self) -> None:
         self._physics.close()

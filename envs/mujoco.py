@@ -33,6 +33,9 @@ TASKS = (
     "Walker2d",
 )
 IDS = tuple(f"{task}-v5" for task in TASKS)
+GONE = tuple(f"{task}-v{version}" for task in TASKS for version in (1, 2, 3))
+"""Earlier versions, whose simulator does not install any more. (-v4 runs as a plain gymnasium
+id.)"""
 
 
 log = logging.getLogger(__name__)
@@ -80,13 +83,23 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
     )
 
 
+def meant(env_id: str) -> str | None:
+    """Return the id of the task that an id of Sample Factory (mujoco_walker) names, or None."""
+    prefix, _, name = env_id.lower().partition("_")
+    if prefix != "mujoco" or not name:
+        return None
+    names = (task for task in TASKS if task.lower().removeprefix("inverted").startswith(name))
+    return next((f"{task}-v5" for task in names), None)
+
+
 FAMILY = Family(
     name="mujoco",
-    claims=IDS.__contains__,
+    claims={*IDS, *GONE}.__contains__,
     ids=lambda: IDS,
     make_vector=make_vector,
     make_single=make_single,
     requires="mujoco",
     extra="mujoco",
     plain_kwargs=True,
+    meant=meant,
 )

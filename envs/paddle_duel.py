@@ -140,7 +140,7 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    raise ConfigError(f"{ID} has two agents, so it is not a single gymnasium environment")
+    raise ConfigError(f"{ID} has no single environment that could be used by hand or be filmed")
 
 
 FAMILY = Family(

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium as gym
-
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family
 from sampleforge.env.parallel import ParallelRows
@@ -29,7 +27,7 @@ def ids() -> list[str]:
     return sorted(PREFIX + env_id for env_id in pettingzoo.aec_registry)
 
 
-def make_env(config: EnvConfig) -> Any:
+def make_env(config: EnvConfig, render_mode: str | None = None) -> Any:
     """Return one environment: a ParallelEnv if there is one, else an AECEnv. Raises ConfigError,
     with PettingZoo's message on how to install it, if a library is missing."""
     import pettingzoo
@@ -37,8 +35,9 @@ def make_env(config: EnvConfig) -> Any:
 
     env_id = config.env.removeprefix(PREFIX)
     kind = "parallel" if env_id in pettingzoo.parallel_registry else "aec"
+    rendering = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        return pettingzoo.make(kind, env_id, **config.env_kwargs)
+        return pettingzoo.make(kind, env_id, **config.env_kwargs, **rendering)
     except (FailedToImport, ImportError) as error:
         raise ConfigError(f"--env {config.env} needs a package: {error}") from error
 
@@ -49,13 +48,9 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
             f"{config.env} has no vector env of its own; use --env-backend auto or single"
         )
     rows = ParallelRows(
-        config, lambda: make_env(config), num_rows, seeds, protocol="PettingZoo, raw rewards"
+        config, lambda row: make_env(config), num_rows, seeds, protocol="PettingZoo, raw rewards"
     )
     return rows.seats[0]
-
-
-def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    raise ConfigError(f"{config.env} has several agents, so it is no single gymnasium environment")
 
 
 FAMILY = Family(
@@ -63,7 +58,7 @@ FAMILY = Family(
     claims=lambda env_id: env_id.startswith(PREFIX),
     ids=ids,
     make_vector=make_vector,
-    make_single=make_single,
+    make_single=make_env,
     requires="pettingzoo",
     extra="multiagent",
     plain_kwargs=True,

@@ -263,6 +263,13 @@ def protocol(env: DoomEnv, env_id: str) -> str:
     )
 
 
+def meant(env_id: str) -> str | None:
+    """Return the id of the scenario that an id of Sample Factory (doom_basic) names, or None."""
+    names = {f"doom_{file}": name for name, file in SCENARIOS.items()}
+    name = names.get(env_id)
+    return None if name is None else f"{PREFIX}{name}{ONE_BUTTON}"
+
+
 FAMILY = Family(
     name="vizdoom",
     claims=lambda env_id: env_id.lower().startswith(PREFIX.lower()),
@@ -272,4 +279,5 @@ FAMILY = Family(
     requires="vizdoom",
     extra="vizdoom",
     plain_kwargs=True,
+    meant=meant,
 )

@@ -24,8 +24,8 @@ class StopEarly(sf.Callback):
         self.longest = 0
         self.reached = 0.0
 
-    def on_episode(self, session: sf.Session, episode: Any) -> None:
-        self.longest = max(self.longest, episode.length)
+    def on_episode_record(self, session: sf.Session, record: Any) -> None:
+        self.longest = max(self.longest, record.length)
 
     def on_report(self, session: sf.Session, report: Mapping[str, float]) -> None:
         self.reached = report.get("return_mean", 0.0)  # missing until an episode has ended

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from sampleforge.models.config import ModelConfig
     from sampleforge.session.callback import Callback, Message
     from sampleforge.session.session import Session
-    from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+    from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, MarwilConfig
+    from sampleforge.workers.episode_callbacks import EpisodeHandle
+    from sampleforge.workers.learner_update import LearnerUpdate
+    from sampleforge.workers.rollout_view import RolloutView
 
 # Imported when first used: the command line must answer --help without torch.
 _HOMES = {
@@ -30,10 +33,14 @@ _HOMES = {
     "Callback": "sampleforge.session.callback",
     "ConfigError": "sampleforge.config",
     "DdppoConfig": "sampleforge.topologies.config",
+    "EpisodeHandle": "sampleforge.workers.episode_callbacks",
+    "LearnerUpdate": "sampleforge.workers.learner_update",
     "LoadedPolicy": "sampleforge.api",
+    "MarwilConfig": "sampleforge.topologies.config",
     "Message": "sampleforge.session.callback",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",
+    "RolloutView": "sampleforge.workers.rollout_view",
     "Session": "sampleforge.session.session",
     "Trainer": "sampleforge.api",
     "load_policy": "sampleforge.api",
@@ -46,10 +53,14 @@ __all__ = [
     "Callback",
     "ConfigError",
     "DdppoConfig",
+    "EpisodeHandle",
+    "LearnerUpdate",
     "LoadedPolicy",
+    "MarwilConfig",
     "Message",
     "ModelConfig",
     "Result",
+    "RolloutView",
     "Session",
     "Trainer",
     "load_policy",
@@ -61,3 +72,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

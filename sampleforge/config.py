@@ -8,6 +8,8 @@ import dataclasses
 import difflib
 import functools
 import math
+import numbers
+import os
 import shlex
 import types
 import typing
@@ -28,11 +30,19 @@ class Checked:
     """Base of the config dataclasses, which check their own fields when they are made.
 
     Each part calls ``super().__post_init__()`` first, so that all parts of a config that inherits
-    several are checked; this class ends the chain.
+    several are checked. This class ends the chain, and so comes first: the parts check values that
+    have the declared types already.
     """
 
     def __post_init__(self) -> None:
-        """Check nothing: the end of the chain."""
+        """Convert each field to its declared type. Raises ConfigError, which names the field, for a
+        value that does not fit."""
+        hints = _hints(type(self))  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            given = getattr(self, field.name)
+            value = _typed(hints[field.name], given, f"{type(self).__name__}: {field.name}")
+            if value is not given:
+                object.__setattr__(self, field.name, value)
 
 
 def check_range(
@@ -127,9 +137,13 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if it does not fit."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
         if isinstance(value, Mapping):
             return from_plain(hint, value, where)
     elif origin in (typing.Union, types.UnionType):
+        if type(value) in args:  # str | int | float keeps 1.0
+            return value
         for option in args:
             try:
                 return _typed(option, value, where)
@@ -144,13 +158,15 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
             return tuple(_typed(h, v, where) for h, v in zip(each, value, strict=True))
     elif origin is dict and isinstance(value, Mapping):
         return {str(k): _typed(args[1], v, where) for k, v in value.items()}
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    elif hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     elif hint is float and isinstance(value, str):  # YAML reads 1e-4 as a string
         with contextlib.suppress(ValueError):
             return float(value)
     elif hint is int and (whole := whole_number(value)) is not None:
         return whole
+    elif hint is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
     elif isinstance(hint, type) and type(value) is hint:
         return value
     raise ConfigError(f"{where}: {value!r} must be {_kind(hint)}")
@@ -159,8 +175,10 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
 def whole_number(value: Any) -> int | None:
     """Return the integer that a number, or a text such as 1e6 or 1_000_000, is equal to; None if
     there is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | str):
         return None
+    if isinstance(value, numbers.Integral):
+        return int(value)
     with contextlib.suppress(ValueError, OverflowError):
         number = int(value) if isinstance(value, str) and value.isdecimal() else float(value)
         if number == int(number):

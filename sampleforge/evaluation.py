@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.algos.policy import ExploringPolicy, FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.importable import names_code
@@ -20,9 +20,11 @@ from sampleforge.export.onnx_policy import OnnxPolicy
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.folder.trust import Trust, imports_code
 from sampleforge.loaded_policy import load_model, load_other_groups, read_config
+from sampleforge.recorded_play import PlayRecorder
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.video.camera import Camera
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
     EpisodePolicy,
@@ -50,6 +52,28 @@ class Display(Protocol):
     def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
 
 
+class _Silent:
+    def message(self, text: str, level: str) -> None: ...
+    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Observers:
+    """What looks on while episodes are played. ``display`` shows the progress; ``alive`` is called
+    after the start of each row and before each step; ``recorder`` writes the episodes into a
+    dataset; with a ``camera`` they are played one after the other in a row that it films.
+    ``clock``: returns seconds."""
+
+    display: Display = dataclasses.field(default_factory=_Silent)
+    alive: Callable[[], None] = lambda: None
+    recorder: PlayRecorder | None = None
+    camera: Camera | None = None
+    clock: Callable[[], float] = monotonic
+
+
+NO_OBSERVERS = Observers()
+
+
 def evaluate(
     run_dir: str | Path,
     *,
@@ -61,9 +85,7 @@ def evaluate(
     policy: str | None = None,
     onnx: str | Path | None = None,
     trust: Trust = NO_TRUST,
-    display: Display | None = None,
-    alive: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = monotonic,
+    observers: Observers = NO_OBSERVERS,
 ) -> dict[str, Any]:
     """Play ``episodes`` episodes with the policy of a run folder; see `EpisodePlayer`. None: 100
     episodes, or 20 if one takes minutes. ``policy``: the id of the policy, if the run has several.
@@ -72,63 +94,100 @@ def evaluate(
     other groups of agents play those.
 
     The same seed gives the same episodes; None means the seed of the run's own evaluator. Return
-    the values that `sampleforge eval` prints: return_mean, return_std, return_min, return_max,
-    episodes, length_mean, episodes_cut (by a limit that the environment itself does not have),
-    stochastic, seed, env_steps (of the checkpoint). ``alive`` is called after the start of each row
-    and before each step. Numerical libraries have one thread meanwhile, because several are slower
-    for a few rows. Raises ConfigError if the folder names code that ``trust`` does not cover, or if
-    the exported policy is for other spaces than the environment's.
+    ``returns``, the return of each episode, and the values that `sampleforge eval` prints:
+    return_mean, return_std, return_min, return_max, episodes, length_mean, episodes_cut (by a limit
+    that the environment itself does not have), stochastic, seed, env_steps (of the checkpoint).
+    Numerical libraries have one thread meanwhile, because several are slower for a few rows. Raises
+    ConfigError if the folder names code that ``trust`` does not cover, or if the exported policy is
+    for other spaces than the environment's.
     """
     folder = RunFolder.existing(Path(run_dir).absolute())
     exported = None if onnx is None else OnnxPolicy(onnx)
     config = read_config(folder, trust)
-    with scratch_directory(cwd_importable=imports_code(config)):
-        player_policy: EpisodePolicy
+    seed = evaluation_seed(config.seed or 0) if seed is None else seed
+    env, limit = _with_limit(config, max_episode_steps)
+    explores = observers.recorder is not None and stochastic
+    with ExitStack() as resources:
+        resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
         if exported is None:
-            model, spec, state = load_model(folder, config, which, policy)
-            player_policy = FrozenPolicy(model)
+            contestant = _of_checkpoint(folder, config, which, policy, explores=explores)
         else:
-            player_policy, state = exported, exported.metadata
-            named = state.get("policy")
-            policy = named if named in roles_of_policies(config).ids else None
-        seed = evaluation_seed(config.seed or 0) if seed is None else seed
-        limited, limit = _with_limit(config, max_episode_steps)
-        display = display or _Silent()
-        alive()
-        with ExitStack() as resources, told_of_rows(alive):
-            envs = evaluation_envs(limited, episodes or EPISODES, seed)
-            resources.callback(_close, envs, display, alive)
-            resources.callback(limit_threads(1))
-            group, others = load_other_groups(folder, config, policy, envs.spec)
-            present = envs.spec.agent_groups[group]
-            if exported is None:
-                _check_same_env(folder, spec, present)
-            else:
-                exported.check_spaces(present)
-                for seat in envs.seats:
-                    if envs.spec.group_of(seat.agent) == group:
-                        seat.take_converted_actions()
-            player = EpisodePlayer(
-                envs,
-                player_policy,
-                episodes or EPISODES,
-                stochastic=stochastic,
-                seed=seed,
-                limit=limit,
-                group=group,
-                others={index: FrozenPolicy(each) for index, each in others.items()},
-            )
-            _play(player, config.env, episodes is None, display, alive, clock)
+            contestant = _of_export(exported, config)
+        observers.alive()
+        resources.enter_context(told_of_rows(observers.alive))
+        if observers.camera is not None:
+            envs = observers.camera.row(env, seed, contestant.id)
+        else:
+            envs = evaluation_envs(env, episodes or EPISODES, seed)
+        resources.callback(_close, envs, observers)
+        resources.callback(limit_threads(1))
+        group, others = load_other_groups(folder, config, contestant.id, envs.spec)
+        contestant.meet(envs, group)
+        player = EpisodePlayer(
+            envs,
+            contestant.policy,
+            episodes or EPISODES,
+            stochastic=stochastic,
+            seed=seed,
+            limit=limit,
+            group=group,
+            others={index: FrozenPolicy(each) for index, each in others.items()},
+        )
+        if observers.recorder is not None:
+            observers.recorder.follow(player, contestant.policy, envs, contestant.state)
+        _play(player, config.env, observers, choose=episodes is None)
+        if observers.recorder is not None:
+            observers.recorder.finish()
     cut = sum(one.cut for one in player.played)
     if cut and limit is None:
-        display.message(_cut_warning(config, player, cut), "warning")
+        observers.display.message(_cut_warning(config, player, cut), "warning")
     return {
         **outcome(player.played),
+        "returns": [one.ret for one in player.played],
         "episodes_cut": cut,
         "stochastic": stochastic,
         "seed": seed,
-        "env_steps": state.get("env_steps"),
+        "env_steps": contestant.state.get("env_steps"),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contestant:
+    """The policy that is evaluated. ``id``: in a run with several; ``state``: the plain values of
+    its checkpoint, or of its file; ``meet(envs, group)`` has it meet the rows, in which it plays
+    the agent group ``group``, and raises ConfigError if they have other spaces than its own."""
+
+    policy: EpisodePolicy
+    id: str | None
+    state: Mapping[str, Any]
+    meet: Callable[[EnvVector, int], None]
+
+
+def _of_checkpoint(
+    folder: RunFolder, config: AnyConfig, which: str, policy: str | None, *, explores: bool
+) -> _Contestant:
+    """Return the policy of a checkpoint. ``explores``: its log-probabilities are recorded."""
+    model, spec, state = load_model(folder, config, which, policy)
+
+    def meet(envs: EnvVector, group: int) -> None:
+        _check_same_env(folder, spec, envs.spec.agent_groups[group])
+
+    player = ExploringPolicy(model) if explores else FrozenPolicy(model)
+    return _Contestant(player, policy, state, meet)
+
+
+def _of_export(exported: OnnxPolicy, config: AnyConfig) -> _Contestant:
+    """Return the policy of an ONNX file, which may name the one of the run that it is."""
+
+    def meet(envs: EnvVector, group: int) -> None:
+        exported.check_spaces(envs.spec.agent_groups[group])
+        for seat in envs.seats:
+            if envs.spec.group_of(seat.agent) == group:
+                seat.take_converted_actions()
+
+    named = exported.metadata.get("policy")
+    known = named if named in roles_of_policies(config).ids else None
+    return _Contestant(exported, known, exported.metadata, meet)
 
 
 def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> None:
@@ -144,14 +203,14 @@ def _check_same_env(folder: RunFolder, trained: EnvSpec, present: EnvSpec) -> No
         )
 
 
-def _close(envs: EnvVector, display: Display, alive: Callable[[], None]) -> None:
+def _close(envs: EnvVector, observers: Observers) -> None:
     """Close the rows. An error is only a warning: the episodes have been played, or another error
     is why not."""
-    alive()
+    observers.alive()
     try:
         envs.close()
     except Exception as error:
-        display.message(f"closing the environments failed: {error!r}", "warning")
+        observers.display.message(f"closing the environments failed: {error!r}", "warning")
 
 
 def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:
@@ -162,19 +221,13 @@ def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | 
     return dataclasses.replace(config, max_episode_steps=limit), None
 
 
-def _play(
-    player: EpisodePlayer,
-    env: str,
-    choose: bool,
-    display: Display,
-    alive: Callable[[], None],
-    clock: Callable[[], float],
-) -> None:
+def _play(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool) -> None:
     """Play until the player is done. ``choose``: choose the number of episodes by the duration of
     the first ones."""
+    display, clock = observers.display, observers.clock
     started, next_look = clock(), 0.0
     while not player.done:
-        alive()
+        observers.alive()
         player.step()
         took = clock() - started
         if took < next_look:
@@ -217,8 +270,3 @@ def _cut_warning(config: EnvConfig, player: EpisodePlayer, cut: int) -> str:
             f"episode ({player.episodes} were requested)"
         )
     return text
-
-
-class _Silent:
-    def message(self, text: str, level: str) -> None: ...
-    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...

@@ -29,7 +29,7 @@ from sampleforge.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
-from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
+from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import ALGOS, AnyConfig, roles_of_policies
 from sampleforge.topologies.registry import topology
 
@@ -38,7 +38,7 @@ Log = Callable[[str], None]
 
 
 class LoadedPolicy:
-    """A policy that acts on single observations of its environment.
+    """A policy that acts on observations of its environment, one or a batch of them.
 
     ``model``: the network with its weights, on the CPU. ``spec``: the spec of the environment, with
     its spaces.
@@ -53,7 +53,8 @@ class LoadedPolicy:
         self._mask_in_info = spec.spaces.mask_in_info
         self._leaves = dict(leaves(self._space, OBSERVATION))
         self._observations = ObservationAdapter(spec)
-        self._actions = ActionAdapter(spec.spaces.action, spec.actions)
+        self._action_space = spec.spaces.action
+        self._actions = ActionAdapter(self._action_space, spec.actions)
 
     def act(
         self,
@@ -63,51 +64,96 @@ class LoadedPolicy:
         mask: Any = None,
         stochastic: bool = False,
         generator: torch.Generator | None = None,
-    ) -> tuple[Any, torch.Tensor]:
-        """Return (action, next recurrent state) for one observation as the environment gives it.
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Return (action, next recurrent state) for one observation as the environment gives it, or
+        for a batch of B of them.
 
-        ``obs`` is a value of the environment's observation space (lists count as arrays). ``state``
-        float32 [1, S] is the state after the previous step; None begins an episode. ``mask`` is
-        ``info["action_mask"]`` if the environment gives its action mask there; a mask in the
-        observation is used without this argument. The action is the most likely one, or, with
-        ``stochastic``, a sample (from ``generator``; None: torch's global generator). It is a value
-        of the environment's action space: an int for Discrete, an array of the space's dtype for
-        MultiDiscrete, MultiBinary and Box (within the bounds), a dict or tuple of those.
+        ``obs`` is a value of the environment's observation space (lists count as arrays), or a
+        batch as gymnasium's vector environments give it: every array of the value has a leading
+        axis [B]. ``state`` float32 [1, S], or [B, S], is the state after the previous step; None
+        begins an episode, and in a batch a row of zeros does. ``mask`` is ``info["action_mask"]``
+        if the environment gives its action mask there; a mask in the observation is used without
+        this argument. The action is the most likely one, or, with ``stochastic``, a sample (from
+        ``generator``; None: torch's global generator).
 
-        Raises ValueError for an observation that is not in the space or not finite, and for a mask
-        that is missing, not expected, or forbids every action.
+        The action is a value of the environment's action space: an int for Discrete, an array of
+        the space's dtype for MultiDiscrete, MultiBinary and Box (within the bounds), a dict or
+        tuple of those. For a batch, every array of it has the leading axis [B], which is what
+        gymnasium's vector environments take. The next state is None if the policy has no recurrent
+        core.
+
+        Raises ValueError for an observation that is not in the space or not finite, for a mask that
+        is missing, not expected, or forbids every action, and for a state of another shape.
         """
-        is_first = np.array([state is None])
-        state = self._policy.initial_state(1) if state is None else state
-        actions, state = self._policy.act(
-            self.as_row(obs, mask), state, is_first, stochastic=stochastic, generator=generator
+        leaves, batch = self._declared(obs)
+        rows = self._to_rows(leaves, batch, mask)
+        count, size = batch or 1, self.model.state_size
+        if state is not None and tuple(state.shape) != (count, size):
+            raise ValueError(
+                f"the recurrent state is {tuple(state.shape)}, expected {(count, size)}: [rows, "
+                "numbers of the core's state]; None begins an episode"
+            )
+        is_first = np.full(count, state is None)
+        before = self._policy.initial_state(count) if state is None else state
+        acted, after = self._policy.act(
+            rows, before, is_first, stochastic=stochastic, generator=generator
         )
-        return self._actions.per_row(self._actions(actions), 1)[0], state
+        actions = self._actions(acted)
+        if batch is None:
+            action = self._actions.per_row(actions, 1)[0]
+        else:
+            action = unflatten(self._action_space, actions, ACTION)
+        return action, after if size else None
 
-    def as_row(self, obs: Any, mask: Any = None) -> dict[str, Array]:
-        """Return one observation as slots hold it, leaf -> [1, ...]. Arguments and errors as in
-        `act`."""
-        row = {n: np.zeros((1, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
-        self._observations.write(0, self._declared(obs), self._info(mask), row)
+    def is_batch(self, obs: Any) -> bool:
+        """Return whether `act` takes ``obs`` for a batch. Raises ValueError as `act` does."""
+        return self._declared(obs)[1] is not None
+
+    def as_rows(self, obs: Any, mask: Any = None) -> dict[str, Array]:
+        """Return observations as slots hold them, leaf -> [B, ...], where B is 1 for a single one.
+        Arguments and errors as in `act`."""
+        return self._to_rows(*self._declared(obs), mask)
+
+    def _to_rows(self, leaves: dict[str, Array], batch: int | None, mask: Any) -> dict[str, Array]:
+        """Return `_declared` leaves as slots hold them. ``batch``: the number of observations; None
+        for a single one."""
+        count = batch or 1
+        out = {n: np.zeros((count, *x.shape), x.dtype) for n, x in self.spec.observations.items()}
+        for row in range(count):
+            own = leaves if batch is None else {name: leaf[row] for name, leaf in leaves.items()}
+            value = unflatten(self._space, own, OBSERVATION)
+            self._observations.write(
+                row, value, self._info(mask, None if batch is None else row), out
+            )
         if self._observations.has_mask:
-            self._observations.check_masks(row[ACTION_MASK], np.zeros(1, np.bool_))
-        return row
+            self._observations.check_masks(out[ACTION_MASK], np.zeros(count, np.bool_))
+        return out
 
-    def _declared(self, obs: Any) -> Any:
-        """Return ``obs`` with its leaves in the dtypes of the observation space."""
+    def _declared(self, obs: Any) -> tuple[dict[str, Array], int | None]:
+        """Return the leaves of ``obs`` in the dtypes of the observation space, and the number of
+        observations in a batch; None for a single one."""
         try:
             given = flatten(self._space, obs, OBSERVATION)
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(
                 f"the observation must be a value of {self._space}, but is {obs!r:.200}"
             ) from error
-        for name, space in self._leaves.items():
-            given[name] = _as_declared(name, space, given[name])
-        return unflatten(self._space, given, OBSERVATION)
+        declared = {n: _as_declared(n, space, given[n]) for n, space in self._leaves.items()}
+        batches = {name: batch for name, (_, batch) in declared.items()}
+        if len(set(batches.values())) > 1:
+            raise ValueError(
+                "all parts of a batch of observations must have the same number of rows, but have "
+                + ", ".join(f"{name!r} {batch or 'none'}" for name, batch in batches.items())
+            )
+        return {name: array for name, (array, _) in declared.items()}, next(iter(batches.values()))
 
-    def _info(self, mask: Any) -> dict[str, Any]:
-        """Return the info that the environment would give with this mask."""
+    def _info(self, mask: Any, row: int | None) -> dict[str, Any]:
+        """Return the info that the environment would give with this mask, or with that of a ``row``
+        of a batch."""
         if self._mask_in_info == (mask is not None):
+            if row is not None and mask is not None:
+                parts = isinstance(mask, tuple)
+                mask = tuple(part[row] for part in mask) if parts else mask[row]
             return {ACTION_MASK: mask}
         if mask is None:
             raise ValueError(
@@ -122,14 +168,16 @@ class LoadedPolicy:
         )
 
 
-def _as_declared(name: str, space: gym.Space[Any], value: Any) -> Array:
-    """Return one observation leaf as an array of its space's dtype. Raises ValueError if that would
-    change its values (except for the rounding of floats), or if it is not in the space."""
+def _as_declared(name: str, space: gym.Space[Any], value: Any) -> tuple[Array, int | None]:
+    """Return one observation leaf as an array of its space's dtype, and its number of rows if it is
+    a batch, else None. Raises ValueError if that would change its values (except for the rounding
+    of floats), or if it is not in the space."""
     where = f"observation leaf {name!r}"
     array = np.asarray(value)
     shape, dtype = space.shape or (), np.dtype(space.dtype)
-    if array.shape != shape:
-        raise ValueError(f"{where} is {array.shape}, expected {shape}")
+    batch = len(array) if array.ndim == len(shape) + 1 else None
+    if array.shape != shape and (not batch or array.shape[1:] != shape):
+        raise ValueError(f"{where} is {array.shape}, expected {shape}, or {('B', *shape)}")
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{where} is of dtype {array.dtype}, expected {dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -139,9 +187,11 @@ def _as_declared(name: str, space: gym.Space[Any], value: Any) -> Array:
     if dtype.kind != "f" and not np.array_equal(cast, array):
         at = np.argwhere(cast != array)[0].tolist()
         raise ValueError(f"{where} holds {array[tuple(at)]} at {at}, which is no {dtype}")
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(cast):
-        raise ValueError(f"{where} is {array.tolist()}, but must be in {space}")
-    return cast
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        for each in cast[None] if batch is None else cast:
+            if not space.contains(each):
+                raise ValueError(f"{where} is {each.tolist()}, but must be in {space}")
+    return cast, batch
 
 
 def load_policy(

@@ -26,6 +26,8 @@ the order of the logits. It masks the logits and is not an input of the encoder.
 NO_BOUND = 1e30
 """A Box bound of this size or more counts as none: spaces give the largest float32 for
 "unbounded"."""
+ENV_PREFIX = "env."
+"""Beginning of the names of hyperparameters that are reward-shaping numbers of the environment."""
 
 ActionKind = Literal["discrete", "multidiscrete", "multibinary", "box"]
 Autoreset = Literal["next_step", "same_step"]
@@ -104,6 +106,7 @@ class EnvSpec:
     one line about the settings that scores depend on. ``spaces``: the spaces of the environment
     itself; None if the experience does not come from an environment. ``reward_shaping``: the
     numbers by which the environment shapes its rewards, by name, as it begins with them.
+    ``takes_task``: it has a method ``set_task(task)``, see `sampleforge.env.tasks`.
 
     In a multi-agent environment the spec is that of one agent group, which are the agents with the
     same spaces: ``agents`` are their names, in the order of their seats (empty in a single-agent
@@ -121,8 +124,14 @@ class EnvSpec:
     asynchronous: bool = False
     spaces: EnvSpaces | None = None
     reward_shaping: Mapping[str, float] = field(default_factory=dict)
+    takes_task: bool = False
     agents: tuple[str, ...] = ()
     other_groups: tuple[EnvSpec, ...] = ()
+
+    @property
+    def shaping_hyperparameters(self) -> dict[str, float]:
+        """``reward_shaping`` by the names that the numbers have as hyperparameters."""
+        return {f"{ENV_PREFIX}{name}": number for name, number in self.reward_shaping.items()}
 
     @property
     def agent_groups(self) -> tuple[EnvSpec, ...]:

@@ -15,6 +15,7 @@ from sampleforge.config import ConfigError, difference, from_plain, to_plain
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
+from sampleforge.session.callback import named_callbacks
 from sampleforge.session.deployment import processes
 from sampleforge.session.session import Session, describe
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
@@ -37,7 +38,9 @@ RANK_FIELDS = {
 LEADER_FIELDS = {
     *("run_dir", "resume", "num_ranks", "quiet", "report_interval", "checkpoint_interval"),
     *("keep_checkpoints", "milestone_interval", "evaluate_interval", "evaluate_episodes"),
-    "evaluate_stochastic",
+    *("evaluate_stochastic", "num_evaluators", "evaluation_env", "evaluation_env_kwargs"),
+    *("evaluation_function", "metrics_window", "stop"),
+    *("track", "track_project", "track_name", "track_group"),
 }
 """Config fields that only rank 0 reads."""
 POLL = 0.5
@@ -58,6 +61,7 @@ class LeadingRank:
 
     has_workers_here = True
     by_env_steps = False
+    shares_memory = False
 
     def __init__(self, config: DdppoConfig, world: World) -> None:
         self._world = world
@@ -214,6 +218,7 @@ def follower_graph(
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.topologies.builders import PolicyStart, ResumePoint
     from sampleforge.topologies.config import ONLY_POLICY
+    from sampleforge.workers.callback import RunHooks, for_workers
 
     own = to_plain(config)
     changed = difference(
@@ -239,7 +244,11 @@ def follower_graph(
     plan = chosen.plan(config, spec, resolve_device(config.device))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)
-    return chosen.wire(config, plan, spec, start, [PolicyStart(ONLY_POLICY, start, never_saves)])
+    callbacks = for_workers(named_callbacks(config.callbacks), processes=False)
+    policy = PolicyStart(ONLY_POLICY, start, never_saves)
+    return chosen.wire(
+        config, plan, spec, start, [policy], hooks=RunHooks(callbacks, (ONLY_POLICY,))
+    )
 
 
 def without(config: dict[str, Any], names: set[str]) -> dict[str, Any]:

@@ -55,8 +55,14 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     """And does not start itself for ever."""
     done = script(tmp_path, 'sf.train(config("Mine-v0"))\n')
     assert done.returncode == 1
-    assert "if __name__ == '__main__':" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mine.py starts a run") and "if __name__ == '__main__':" in line
     assert {path.name for path in tmp_path.iterdir()} == {"mine.py"}
+
+
+def test_the_public_names_are_listed_and_there() -> None:
+    assert [name for name in dir(sf) if not name.startswith("_")] == sorted(sf.__all__)
+    assert all(getattr(sf, name) is not None for name in sf.__all__)
 
 
 def test_the_trainer_step_by_step(tmp_path: Path) -> None:

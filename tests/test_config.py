@@ -1,7 +1,11 @@
 """Configs: checked when made, stored and read as plain values."""
 
+import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError, from_plain, to_plain
@@ -29,6 +33,7 @@ from sampleforge.topologies.config import AppoConfig
         ({"device": "gpu"}, "--device gpu: must be auto, cpu, cuda or cuda:N"),
         ({"resume": "must"}, "there is no --run-dir"),
         ({"lr_schedule": "linear"}, "add --train-for-env-steps or --train-for-seconds"),
+        ({"exploration_schedule": "linear"}, "--exploration-schedule linear: the bonus falls"),
     ],
 )
 def test_settings_that_cannot_run_are_refused(fields, message):
@@ -72,3 +77,52 @@ def test_unknown_keys_are_answered_with_the_nearest():
 
 def test_yaml_exponents_are_numbers():
     assert from_plain(AppoConfig, {"learning-rate": "1e-4"}).learning_rate == 1e-4
+
+
+def test_values_are_converted_to_the_type_of_their_field():
+    given: dict[str, Any] = dict(
+        learning_rate="1e-3",
+        rollout=np.int64(16),
+        gamma=np.float32(0.5),
+        train_for_env_steps="1e6",
+        train_for_seconds=5,
+        run_dir=Path("runs") / "mine",
+        env_kwargs={"gravity": 10.0, "sutton_barto_reward": True},
+        adam_betas=[0.9, 0.99],
+        seed=2**60 + 1,
+        model={"hidden_sizes": [8], "core": "gru"},
+    )
+    config = AppoConfig(**given)
+    assert (config.learning_rate, config.rollout, config.gamma) == (0.001, 16, 0.5)
+    assert (config.train_for_env_steps, config.train_for_seconds) == (1_000_000, 5.0)
+    assert type(config.rollout) is int and type(config.train_for_seconds) is float
+    assert config.run_dir == "runs/mine" and config.adam_betas == (0.9, 0.99)
+    assert [type(value) for value in config.env_kwargs.values()] == [float, bool]
+    assert config.seed == 2**60 + 1
+    assert config.model == ModelConfig(hidden_sizes=(8,), core="gru")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rate": "fast"}, "AppoConfig: learning_rate: 'fast' must be a number or empty"),
+        ({"rollout": 1.5}, "AppoConfig: rollout: 1.5 must be a whole number"),
+        ({"serial": "yes"}, "serial: 'yes' must be true or false"),
+        ({"advantage": "mc"}, "advantage: 'mc' must be one of vtrace, gae or empty"),
+        ({"adam_betas": (0.9,)}, "must be a list of 2 values"),
+        ({"model": "mlp"}, "model: 'mlp' must be keys and values"),
+        ({"model": {"hiden_sizes": [8]}}, "Did you mean hidden_sizes?"),
+    ],
+)
+def test_values_of_another_type_are_refused_in_words(fields, message):
+    with pytest.raises(ConfigError) as caught:
+        AppoConfig(**fields)
+    assert message in str(caught.value)
+
+
+def test_a_config_is_copied_with_changes_and_checked_again():
+    config = AppoConfig(env="CartPole-v1", gamma=0.9)
+    assert dataclasses.replace(config, gamma=0.8) == AppoConfig(env="CartPole-v1", gamma=0.8)
+    with pytest.raises(ConfigError, match=r"--gamma 2\.0"):
+        dataclasses.replace(config, gamma=2)
+    assert AppoConfig(**dataclasses.asdict(config)) == config

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 import sampleforge as sf
 from sampleforge.api import LoadedPolicy, load_policy, train
@@ -135,6 +137,36 @@ def test_a_loaded_policy_acts_as_eval_does(
     assert len(steps) > 1 or case == "blackjack"
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_is_acted_on_as_its_observations_one_by_one(
+    case: str, run_of: Callable[[str], Path]
+) -> None:
+    """Given and returned as gymnasium's vector environments do."""
+    steps = episode(run_of(case))[:3]
+    policy = load_policy(run_of(case))
+    assert policy.spec.spaces is not None
+    seen, many = policy.spec.spaces.observation, batch_space(policy.spec.spaces.action, len(steps))
+    empty: Any = create_empty_array(seen, len(steps))
+    batch = concatenate(seen, [step.obs for step in steps], empty)
+    masks: list[Any] = [step.info.get("action_mask") for step in steps]
+    rows = policy.model.state_size
+    states = torch.rand(len(steps), rows) if rows else None
+    together, after = policy.act(batch, states, mask=None if masks[0] is None else np.stack(masks))
+    assert (after is None) == (rows == 0)
+    for row, (step, mine) in enumerate(zip(steps, iterate(many, together), strict=True)):
+        state = None if states is None else states[row : row + 1]
+        alone, own = policy.act(step.obs, state, mask=masks[row])
+        assert data_equivalence(as_arrays(mine), as_arrays(alone))
+        assert own is None or after is None or torch.allclose(own[0], after[row], atol=1e-6)
+
+
+def as_arrays(action: Any) -> Any:
+    """An action whose numbers are arrays: of a batch, a Discrete one is numpy's."""
+    if isinstance(action, dict):
+        return {name: as_arrays(value) for name, value in action.items()}
+    return tuple(map(as_arrays, action)) if isinstance(action, tuple) else np.asarray(action)
+
+
 def test_actions_have_the_types_of_the_space(run_of: Callable[[str], Path]) -> None:
     found = {case: load_policy(run_of(case)).act(episode(run_of(case))[0].obs)[0] for case in [
         "discrete from 5", "multidiscrete", "multibinary", "box of one number", "tuple", "dict"
@@ -247,6 +279,17 @@ def test_an_observation_that_is_not_in_the_space_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         policy_of(space, spaces.Discrete(2)).act(obs)
+
+
+def test_a_batch_whose_parts_differ_in_their_rows_is_refused() -> None:
+    policy = policy_of(spaces.Dict({"a": FLOATS, "b": FLOATS}), spaces.Discrete(2))
+    two, one = np.zeros((2, 2)), np.zeros(2)
+    with pytest.raises(ValueError, match="same number of rows, but have 'a' 2, 'b' none"):
+        policy.act({"a": two, "b": one})
+    with pytest.raises(ValueError, match=r"'a' is \(0, 2\), expected \(2,\)"):
+        policy.act({"a": two[:0], "b": two[:0]})
+    with pytest.raises(ValueError, match=r"state is \(1, 3\), expected \(2, 0\)"):
+        policy.act({"a": two, "b": two}, torch.zeros(1, 3))
 
 
 def test_masks_are_asked_for_where_there_are_some() -> None:

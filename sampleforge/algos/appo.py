@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,14 @@ import torch
 from sampleforge.algos.config import AppoLossConfig
 from sampleforge.algos.experience import Experience
 from sampleforge.algos.hyperparameters import APPO_LOSS_HYPERPARAMETERS, changed, values
+from sampleforge.algos.stepwise import Minibatches, Network, StepwiseLoss
+from sampleforge.algos.traced import traced_gradient
 from sampleforge.models.actor_critic import ActorCritic, ModelOutput
+from sampleforge.models.mlp_passes import ActorCriticPasses
 from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.returns import gae, vtrace
 from sampleforge.ops.running_stats import Gather, alone, over_ranks, scalar_moments
+from sampleforge.ops.schedules import linear
 from sampleforge.ops.surrogate import (
     approx_kl,
     clip_fraction,
@@ -56,19 +60,34 @@ class AppoLoss:
     def __init__(
         self, config: AppoLossConfig, gamma: float, *, normalises_returns: bool = False
     ) -> None:
-        self._config = config
+        names = (field.name for field in fields(AppoLossConfig))
+        self._config = AppoLossConfig(**{name: getattr(config, name) for name in names})
+        self._exploration_coeff = config.exploration_coeff
         self._gamma = gamma
         # In units of the returns' standard deviation, which is unknown without normalisation.
         self._least_std = config.advantage_floor if normalises_returns else 0.0
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, APPO_LOSS_HYPERPARAMETERS)
+        found = values(self._config, APPO_LOSS_HYPERPARAMETERS)
+        return {**found, "exploration_coeff": self._exploration_coeff}
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Set the new values of the loss's hyperparameters; ignore all others."""
         self._config = changed(self._config, APPO_LOSS_HYPERPARAMETERS, new)
+        self._exploration_coeff = new.get("exploration_coeff", self._exploration_coeff)
         self._gamma = new.get("gamma", self._gamma)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the loss depends on the progress of the training."""
+        return self._config.exploration_schedule == "linear"
+
+    def follow(self, progress: float) -> None:
+        """Set what is scheduled for the next update, at ``progress`` (0 to 1) of the training."""
+        assert self._exploration_coeff is not None
+        coefficient = linear(self._exploration_coeff, progress)
+        self._config = replace(self._config, exploration_coeff=coefficient)
 
     @property
     def looks_along_time(self) -> bool:
@@ -165,6 +184,39 @@ class AppoLoss:
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         detached = {name: m.detach() for name, m in metrics.items()}
         return LossOutput(loss, detached, weight, whole.count)
+
+    def stepwise(
+        self,
+        model: ActorCritic,
+        network: Network,
+        experience: Experience,
+        draw: Callable[[], Minibatches],
+        gather: Gather,
+    ) -> StepwiseLoss | None:
+        """Return this loss of all minibatches that ``draw`` returns, with its gradient by hand.
+        ``experience`` is that of `prepare`, with advantages and targets."""
+        return StepwiseLoss(
+            model, network, experience, draw(), self._config, self._least_std, gather
+        )
+
+    def by_hand(
+        self, model: ActorCritic, passes: ActorCriticPasses, experience: Experience
+    ) -> LossOutput | None:
+        """Set the gradients of the model's parameters to those of this loss of a minibatch of whole
+        rows, by hand, and return its output, detached; None if rows need not be whole. For a single
+        learner."""
+        if not self.looks_along_time:
+            return None
+
+        def targets_of(
+            values: torch.Tensor, log_ratio: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._targets(experience, values, log_ratio)
+
+        metrics, rows = traced_gradient(
+            model, passes, experience, targets_of, self._config, self._least_std
+        )
+        return LossOutput(metrics["loss"], metrics, torch.ones_like(rows), rows)
 
     def _targets(
         self, experience: Experience, values: torch.Tensor, log_ratio: torch.Tensor

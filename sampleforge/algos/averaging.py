@@ -7,12 +7,13 @@ Adam) come after the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 import torch
 
+from sampleforge.algos.flat_parameters import Chunk, FlatParameters
 from sampleforge.distributed.group import RankGroup
 from sampleforge.ops.running_stats import alone
 
@@ -39,7 +40,7 @@ class Averaging(Protocol):
 
     solo: bool
 
-    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
+    def follow(self, flat: FlatParameters) -> None:
         """Set the parameters whose gradients are averaged."""
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -50,23 +51,34 @@ class Averaging(Protocol):
         metrics over all ranks' rows. A gradient that is not finite on one rank is not finite on any
         rank."""
 
+    def clear(self) -> None:
+        """Set the gradients to zero, before the caller computes those of this rank's rows."""
+
+    def finish(self) -> None:
+        """Make the gradients, which the caller has computed since `clear`, sums over all ranks."""
+
 
 class Local:
     """The averaging of a single rank, which has all rows: it changes nothing."""
 
     solo = True
 
-    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._parameters = list(parameters)
+    def follow(self, flat: FlatParameters) -> None:
+        self._flat = flat
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return alone(values.double())
 
     def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.clear()
         output.loss.backward()  # type: ignore[no-untyped-call]
         return output.metrics
+
+    def clear(self) -> None:
+        self._flat.zero_gradient()
+
+    def finish(self) -> None:
+        pass
 
 
 class DataParallel:
@@ -78,57 +90,59 @@ class DataParallel:
     def __init__(self, group: RankGroup) -> None:
         self.group = group
 
-    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._buckets = GradientBuckets(parameters, lambda flat: self.group.all_reduce(flat))
+    def follow(self, flat: FlatParameters) -> None:
+        self._buckets = GradientBuckets(flat, lambda flat: self.group.all_reduce(flat))
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_gather(values)
 
     def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
         means = torch.stack([m.double() for m in output.metrics.values()]) * output.weight
-        self._buckets.clear()
+        self.clear()
         wait_for_means = self.group.all_reduce(means)
         (output.loss * output.weight).backward()  # type: ignore[no-untyped-call]
-        self._buckets.finish()
+        self.finish()
         wait_for_means()
         return dict(zip(output.metrics, means.unbind(), strict=True))
 
+    def clear(self) -> None:
+        self._buckets.clear()
+
+    def finish(self) -> None:
+        self._buckets.finish()
+
 
 class GradientBuckets:
-    """Gradients as views into a few flat tensors (buckets), each all-reduced as one message.
+    """Parts (buckets) of a flat gradient, each all-reduced as one message.
 
-    The all-reduce of a bucket begins as soon as its last gradient is complete, in the order of the
-    buckets, which is the same on all ranks. A parameter that a loss does not depend on contributes
-    zeros.
+    If there are several, the all-reduce of a bucket begins as soon as its last gradient is
+    complete, in the order of the buckets, which is the same on all ranks. A parameter that a loss
+    does not depend on contributes zeros.
     """
 
     def __init__(
         self,
-        parameters: Iterable[torch.Tensor],
+        flat: FlatParameters,
         all_reduce: Callable[[torch.Tensor], Callable[[], None]],
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
+        self._parameters = flat
         self._all_reduce = all_reduce
-        self._flat: list[torch.Tensor] = []
-        self._sizes: list[int] = []
-        # Backward passes complete the gradients of the last parameters first.
-        for number, bucket in enumerate(_buckets(list(parameters)[::-1], bucket_bytes)):
-            flat = torch.zeros(sum(p.numel() for p in bucket), device=bucket[0].device)
-            views = torch.split(flat, [p.numel() for p in bucket])
-            for parameter, view in zip(bucket, views, strict=True):
-                parameter.grad = view.view_as(parameter)
+        buckets = [b for chunk in flat.chunks for b in _buckets(chunk, bucket_bytes)]
+        self._flat = [gradient for _, gradient in buckets]
+        self._sizes = [len(parameters) for parameters, _ in buckets]
+        if len(buckets) > 1:
+            for number, (parameters, _) in enumerate(buckets):
                 arrived = partial(self._arrived, number)
-                parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-            self._flat.append(flat)
-            self._sizes.append(len(bucket))
+                for parameter in parameters:
+                    parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
         self.clear()
 
     def clear(self) -> None:
         """Set all gradients to zero; call it before each backward pass."""
         self._missing = list(self._sizes)
         self._waits: list[Callable[[], None]] = []
-        for flat in self._flat:
-            flat.zero_()
+        self._parameters.zero_gradient()
 
     def finish(self) -> None:
         """Wait until the gradients are sums over the ranks; call it after each backward pass."""
@@ -143,15 +157,18 @@ class GradientBuckets:
             self._waits.append(self._all_reduce(self._flat[len(self._waits)]))
 
 
-def _buckets(parameters: list[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
-    """Return the parameters in order, divided into buckets of at most ``limit`` bytes (a larger
-    parameter has a bucket to itself)."""
+def _buckets(chunk: Chunk, limit: int) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Return the parameters of a chunk and the part of its gradient that is theirs, divided into
+    buckets of at most ``limit`` bytes (a larger parameter has a bucket to itself), the last
+    parameters first: backward passes complete their gradients first."""
     buckets: list[list[torch.Tensor]] = []
     room = 0
-    for parameter in parameters:
+    for parameter in reversed(chunk.parameters):
         room -= parameter.nbytes
         if room < 0:
             buckets.append([])
             room = limit - parameter.nbytes
         buckets[-1].append(parameter)
-    return buckets
+    sizes = [sum(p.numel() for p in bucket) for bucket in buckets]
+    parts = torch.split(chunk.gradient, sizes[::-1])[::-1]
+    return list(zip(buckets, parts, strict=True))

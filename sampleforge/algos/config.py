@@ -1,5 +1,5 @@
 """The configuration of learning: optimiser and batch (LearnerConfig), the loss of APPO
-(AppoLossConfig), Q-learning (DqnConfig)."""
+(AppoLossConfig), Q-learning (DqnConfig), learning from recorded actions (ImitationConfig)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class LearnerConfig(Checked):
     """Norm that gradients are clipped to (0: no clipping)."""
     reward_scale: float = 1.0
     """Factor of rewards for learning; reported returns are unscaled."""
-    reward_clip: float | None = None
-    """Clip scaled rewards to +- this value for learning; reported returns are unclipped (default:
-    no clipping)."""
+    reward_clip: Literal["sign"] | float | None = None
+    """Clip scaled rewards to +- this value for learning; sign: learn from their sign only (-1, 0 or
+    1); reported returns are unclipped (default: no clipping)."""
     normalise_returns: bool = True
     """Learn returns divided by their running standard deviation, so that rewards of any size
     fit."""
@@ -61,7 +61,9 @@ class LearnerConfig(Checked):
         check_range(self, "num_batches_to_accumulate", low=1)
         check_range(self, "gamma", low=0, high=1)
         check_range(self, "learning_rate lr_target_kl adam_eps", low=0, above=True)
-        check_range(self, "reward_scale reward_clip", low=0, above=True)
+        check_range(self, "reward_scale", low=0, above=True)
+        if self.reward_clip != "sign":
+            check_range(self, "reward_clip", low=0, above=True)
         check_range(self, "max_grad_norm max_policy_lag", low=0)
         if not all(0 <= beta < 1 for beta in self.adam_betas):
             raise ConfigError(
@@ -111,6 +113,8 @@ class AppoLossConfig(Checked):
     exploration_coeff: float | None = None
     """Weight of that bonus, at least 0 (default: 0.003; with --no-async-rl 0 for Box actions, 0.01
     for images)."""
+    exploration_schedule: Literal["constant", "linear"] = "constant"
+    """linear: the weight of the bonus falls to zero at the stop condition."""
     noise_correlation: float = 0.7
     """Box actions: every fourth environment explores with noise of this correlation from step to
     step, 0 to 1 (0: all noise is independent)."""
@@ -144,6 +148,12 @@ class DqnConfig(QHeadsConfig):
     """Double Q-learning: the online network chooses the action that the target network values."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages."""
+    munchausen: float = 0.0
+    """Munchausen Q-learning: weight of the scaled log-policy that is added to rewards, 0 to 1 (0.9
+    in its paper; 0: plain Q-learning). Targets are then soft values of the target network, and
+    --double has no effect."""
+    munchausen_temperature: float = 0.03
+    """Munchausen: temperature of the policy softmax(Q / temperature), above 0."""
     head_size: int | None = None
     """Width of a hidden layer in each head, 0 for no such layer (default: 512 for images, else
     0)."""
@@ -170,9 +180,10 @@ class DqnConfig(QHeadsConfig):
     else 100)."""
     reward_scale: float = 1.0
     """Factor of rewards for learning; reported returns are unscaled."""
-    reward_clip: Literal["auto"] | float | None = "auto"
-    """Clip scaled rewards to +- this value for learning; reported returns are unclipped (auto: 1
-    for images unless values are rescaled, else no clipping; None: no clipping)."""
+    reward_clip: Literal["auto", "sign"] | float | None = "auto"
+    """Clip scaled rewards to +- this value for learning; sign: learn from their sign only (-1, 0 or
+    1); reported returns are unclipped (auto: 1 for images unless values are rescaled, else no
+    clipping; None: no clipping)."""
     normalise_returns: bool | None = None
     """Learn returns of rewards divided by their running root mean square, so that rewards of any
     size fit (default: yes, except for clipped rewards and for c51)."""
@@ -195,9 +206,12 @@ class DqnConfig(QHeadsConfig):
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
+        check_range(self, "munchausen", low=0, high=1)
+        check_range(self, "munchausen_temperature", low=0, above=True)
         check_range(self, "learning_rate optimiser_eps reward_scale", low=0, above=True)
-        if self.reward_clip != "auto":
+        if self.reward_clip not in ("auto", "sign"):
             check_range(self, "reward_clip", low=0, above=True)
+        self._check_munchausen()
         if self.normalise_returns and self.value_distribution == "c51":
             raise ConfigError(
                 "--normalise-returns --value-distribution c51: returns of c51 lie between --v-min "
@@ -205,9 +219,66 @@ class DqnConfig(QHeadsConfig):
                 "--normalise-returns, or use --value-distribution quantile"
             )
 
+    def _check_munchausen(self) -> None:
+        refused = {
+            "value_distribution": self.value_distribution == "c51",
+            "value_rescaling": bool(self.value_rescaling),
+        }
+        for name, is_set in refused.items():
+            if self.munchausen and is_set:
+                raise ConfigError(
+                    f"--munchausen {self.munchausen:g} {typed(name, getattr(self, name))}: soft "
+                    "values are learned as plain Q-values or as quantiles, in the unit of the "
+                    "rewards; leave out one of the two"
+                )
+
     @property
     def base_epsilon(self) -> float:
         """``epsilon_base``, or its default."""
         if self.epsilon_base is not None:
             return self.epsilon_base
         return 0.0 if self.noisy_nets else 0.4
+
+
+@dataclass(frozen=True)
+class ImitationConfig(Checked):
+    """Behaviour cloning and advantage-weighted learning from recorded data. The defaults of options
+    that are None depend on the observations; see `sampleforge.topologies.marwil`."""
+
+    advantage_exponent: float = 1.0
+    """Weight each recorded action by exp(this * A / c), A being its advantage and c the moving norm
+    of the advantages; 0 is behaviour cloning, in which all actions count alike."""
+    max_advantage_weight: float = 20.0
+    """Largest weight of an action, at least 1."""
+    advantage_norm_decay: float = 0.99
+    """Decay rate of the moving average of squared advantages per gradient step, 0 to 1."""
+    value_coeff: float = 0.5
+    """Weight of the value loss, at least 0. Behaviour cloning learns no value function."""
+    batch_size: int | None = None
+    """Recorded env steps per gradient step (default: 512 for images, else 256)."""
+    sequence_length: int | None = None
+    """With a recurrent core: consecutive steps of an episode that are learned from together,
+    beginning with a state of zero (default: 32)."""
+    gamma: float = 0.99
+    """Discount per env step, 0 to 1."""
+    learning_rate: float | None = None
+    """Step size of Adam (default: 3e-4 for images, else 1e-3)."""
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """linear: falls to zero at the stop condition."""
+    adam_eps: float = 1e-5
+    """Added to the denominator of Adam's step, above 0."""
+    max_grad_norm: float = 10.0
+    """Norm that gradients are clipped to (0: no clipping)."""
+    reward_scale: float = 1.0
+    """Factor of rewards for learning."""
+    reward_clip: float | None = None
+    """Clip scaled rewards to +- this value for learning (default: no clipping)."""
+    learner_threads: int | None = None
+    """Threads of the learner on a CPU (default: 1; for images one per core)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "batch_size sequence_length learner_threads max_advantage_weight", low=1)
+        check_range(self, "gamma advantage_norm_decay", low=0, high=1)
+        check_range(self, "advantage_exponent value_coeff max_grad_norm", low=0)
+        check_range(self, "learning_rate adam_eps reward_scale reward_clip", low=0, above=True)

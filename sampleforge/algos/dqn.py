@@ -3,18 +3,22 @@ windows and first priorities that actors add to a rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.first_priorities import first_errors
 from sampleforge.algos.return_scale import typical_size
 from sampleforge.algos.windows import MakeWindows, finish_sequences
-from sampleforge.models.q_network import QNetwork
+from sampleforge.models.mlp_passes import QPasses
+from sampleforge.models.q_network import GreedyActions, QNetwork
+from sampleforge.ops.munchausen import munchausen_bonus, soft_value
 from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.running_stats import Gather, alone
@@ -41,7 +45,7 @@ class DqnOutput:
 
 def importance_weights(
     scaled_probability: torch.Tensor,
-    beta: float,
+    beta: float | torch.Tensor,
     count: Callable[[], torch.Tensor],
     gather: Gather = alone,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,9 +64,19 @@ def importance_weights(
     return (weights / every_largest.max()).float(), own[1] / counts.sum().clamp(min=1.0)
 
 
+class QFunction(Protocol):
+    """Q-values and their greedy actions: a `QNetwork` without a core, or its `QPasses`."""
+
+    def q_values(self, obs: Mapping[str, torch.Tensor]) -> torch.Tensor: ...
+
+    def distribution(
+        self, parameters: torch.Tensor, obs: Mapping[str, torch.Tensor]
+    ) -> GreedyActions: ...
+
+
 @torch.no_grad()
 def q_targets(
-    online: QNetwork, target: QNetwork, batch: Transitions, *, double: bool, rescaled: bool
+    online: QFunction, target: QFunction, batch: Transitions, *, double: bool, rescaled: bool
 ) -> torch.Tensor:
     """Return the targets [B]: returns + discount * Q_target(next_obs, argmax_a Q(next_obs, a)).
 
@@ -77,18 +91,47 @@ def q_targets(
     return batch.returns + batch.discount * next_values
 
 
+@torch.no_grad()
+def munchausen_targets(target: QFunction, batch: Transitions, config: DqnConfig) -> Tensor:
+    """Return the targets [B] of Munchausen Q-learning; see `sampleforge.ops.munchausen`.
+
+    The scaled log-policy is added to the first reward of the n-step window alone: with n = 1 this
+    is the target of the paper."""
+    bonus = first_bonus(target, target.q_values(batch.obs), batch, config)
+    q, tau = target.q_values(batch.next_obs), config.munchausen_temperature
+    mask = target.distribution(q, batch.next_obs).mask
+    return batch.returns + bonus + batch.discount * soft_value(q, mask, tau)
+
+
+def first_bonus(target: QFunction, q: Tensor, batch: Transitions, config: DqnConfig) -> Tensor:
+    """Return alpha [tau log pi(a | s)]_{l_0}^0 [B] of the batch's actions, for the Q-values ``q``
+    [B, A] of ``obs``."""
+    mask = target.distribution(q, batch.obs).mask
+    bonus = munchausen_bonus(q, mask, batch.action, config.munchausen_temperature)
+    return config.munchausen * bonus
+
+
+def targets_of(
+    online: QFunction, target: QFunction, batch: Transitions, config: DqnConfig
+) -> Tensor:
+    """Return the targets [B] that ``config`` chooses."""
+    if config.munchausen:
+        return munchausen_targets(target, batch, config)
+    return q_targets(
+        online, target, batch, double=config.double, rescaled=bool(config.value_rescaling)
+    )
+
+
 def dqn_loss(
     online: QNetwork,
     target: QNetwork,
     batch: Transitions,
-    beta: float,
+    beta: float | torch.Tensor,
     config: DqnConfig,
     gather: Gather = alone,
 ) -> DqnOutput:
     """Return the importance-weighted mean Huber loss of the TD errors."""
-    targets = q_targets(
-        online, target, batch, double=config.double, rescaled=bool(config.value_rescaling)
-    )
+    targets = targets_of(online, target, batch, config)
     q = online.q_values(batch.obs)
     q_taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
     errors = (targets - q_taken).detach().abs()
@@ -105,6 +148,35 @@ def dqn_loss(
         "importance_weight_mean": weights.mean(),
     }
     return DqnOutput(loss, errors, metrics, share)
+
+
+@torch.no_grad()
+def dqn_gradient(
+    online: QPasses,
+    target: QPasses,
+    batch: Transitions,
+    beta: float | torch.Tensor,
+    config: DqnConfig,
+) -> DqnOutput:
+    """Set the gradients of the online network's parameters to those of `dqn_loss`, by hand, and
+    return what it returns. The loss is detached. For a learner without others."""
+    targets = targets_of(online, target, batch, config)
+    index = batch.action.unsqueeze(1)
+    q = online.q_values(batch.obs)
+    q_taken = q.gather(1, index).squeeze(1)
+    errors = q_taken - targets
+    weights, share = importance_weights(batch.scaled_probability, beta, batch.count)
+    delta = config.huber_delta
+    slope = errors.clamp(-delta, delta) if delta else errors
+    by_taken = slope * weights / len(weights)
+    online.backward(torch.zeros_like(q).scatter_(1, index, by_taken.unsqueeze(1)))
+    metrics = {
+        "loss": torch.dot(by_taken, errors - 0.5 * slope),  # slope (error - slope / 2): Huber's
+        "q_mean": q_taken.mean(),
+        "importance_weight_mean": weights.mean(),
+    }
+    errors = errors.abs()
+    return DqnOutput(metrics["loss"], errors, {**metrics, "td_error_max": errors.max()}, share)
 
 
 @dataclass(frozen=True)

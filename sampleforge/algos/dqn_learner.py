@@ -4,25 +4,36 @@ out."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.captured import CapturedWork, Graphs
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
-from sampleforge.algos.dqn import DqnOutput, dqn_loss
+from sampleforge.algos.dqn import DqnOutput, dqn_gradient, dqn_loss
+from sampleforge.algos.flat_parameters import Adam, FlatParameters, Optimiser, RmsProp, flatten
 from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS, changed, check_names, values
-from sampleforge.algos.learner import load_optimiser, optimiser_tensors
+from sampleforge.algos.learner_state import (
+    Tensors,
+    load_tensors,
+    load_values,
+    state_tensors,
+    state_values,
+)
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size
-from sampleforge.models.noisy import Noise, noise_size, set_noise
+from sampleforge.models.mlp_passes import q_passes_of
+from sampleforge.models.noisy import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
+from sampleforge.ops.rewards import learned_rewards
 from sampleforge.ops.running_stats import Moments, alone
 from sampleforge.ops.schedules import linear
 from sampleforge.replay.sequences import Sequences
@@ -39,6 +50,14 @@ class UpdateResult(NamedTuple):
     errors: npt.NDArray[np.float32] | None
     """`DqnOutput.errors` [B], from which the new priorities are made, in units of the network's
     ``value_scale``; None if the step was skipped."""
+
+
+@dataclass(frozen=True)
+class WeightedBatch:
+    """A batch, and the exponent of its importance weights, float64 []."""
+
+    batch: Transitions | Sequences
+    beta: torch.Tensor
 
 
 class DqnLearner:
@@ -78,12 +97,16 @@ class DqnLearner:
         self._target_updates = 0  # also where versions are skipped, see `GroupMember`
         self._device = device
         self._precision = precision
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.averaging = averaging or Local()
-        self.averaging.follow(self._parameters)
-        self._optimiser = _make_optimiser(self._parameters, config)
+        self._flat = flatten(self.model)
+        self.averaging.follow(self._flat)
+        self._optimiser = _make_optimiser(self._flat, config)
+        self._is_noisy = bool(noisy_layers(self.model))
+        by_hand = self.averaging.solo and precision == "fp32"
+        self._passes = q_passes_of(self.model, self.target) if by_hand else None
         self._reward_scale = RewardScale(device) if config.normalise_returns else None
         self._scale_is_known = False
+        self._graphed: CapturedWork | None = None
 
     def update(self, batch: Transitions | Sequences, beta: float, progress: float) -> UpdateResult:
         """Learn from one batch, or from this learner's part of it.
@@ -93,19 +116,14 @@ class DqnLearner:
         finite is skipped and counted."""
         config = self._config
         batch = self._in_units(batch.to(self._device))
-        with autocast(self._device, self._precision):
-            output = self._loss(batch, beta)
-        if not self.averaging.solo:
-            output.metrics["td_error_mean"] = output.errors.mean()
-        means = self.averaging.backward(output)
-        limit = config.max_grad_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
-        scalars = {**means, **noise_size(self.model), "grad_norm": norm}
-        if not self.averaging.solo:
-            own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
-            scalars["td_error_max"] = self.averaging.all_gather(own.reshape(1)).max()
+        if self._graphed is None:
+            scalars = self._gradient(batch, beta)
+        else:
+            exponent = torch.full((), beta, dtype=torch.float64, device=self._device)
+            scalars = dict(self._graphed(WeightedBatch(batch, exponent)))
+        on_device = scalars.pop("errors")
         scalars["value_scale"] = self.model.value_scale
-        metrics, errors = _fetch(scalars, output.errors)
+        metrics, errors = _fetch(scalars, on_device)
         self._scale_is_known = metrics["value_scale"] > 0
         metrics["q_mean"] *= metrics["value_scale"] or 1.0
         rate = self._learning_rate
@@ -113,9 +131,7 @@ class DqnLearner:
             rate = linear(rate, progress)
         finite = bool(np.isfinite(metrics["grad_norm"]) and np.isfinite(metrics["td_error_max"]))
         if finite:
-            for group in self._optimiser.param_groups:
-                group["lr"] = rate
-            self._optimiser.step()
+            self._optimiser.step(rate)
         self.version += 1
         if self.version // self._target_interval > self._target_updates:
             self._target_updates = self.version // self._target_interval
@@ -125,6 +141,34 @@ class DqnLearner:
             metrics.pop("td_error_mean", None)
             return UpdateResult(metrics, None)
         return UpdateResult({"td_error_mean": float(errors.mean()), **metrics}, errors)
+
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Compute the gradients of each batch by one of the device's ``graphs`` from now on, if the
+        batch has as many transitions as the one before. Only for a single learner without a
+        recurrent core and noisy layers."""
+        assert self.averaging.solo and self.model.state_size == 0
+
+        def gradient(inputs: WeightedBatch) -> dict[str, torch.Tensor]:
+            return self._gradient(inputs.batch, inputs.beta)  # the gradients stay in place
+
+        def fixed() -> Hashable:
+            return self._config.max_grad_norm, self._config.huber_delta
+
+        self._graphed = CapturedWork(gradient, graphs, fixed)
+
+    def _gradient(
+        self, batch: Transitions | Sequences, beta: float | torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Compute the clipped gradient of the loss over all learners' parts; return the metrics,
+        and this part's ``errors`` [B]."""
+        output, means = self._differentiate(batch, beta)
+        norm = self._flat.clip_gradient(self._config.max_grad_norm)
+        noise = noise_size(self.model) if self._is_noisy else {}
+        scalars = {**means, **noise, "grad_norm": norm, "errors": output.errors}
+        if not self.averaging.solo:
+            own = torch.where(output.weight > 0, output.metrics["td_error_max"], 0.0)
+            scalars["td_error_max"] = self.averaging.all_gather(own.reshape(1)).max()
+        return scalars
 
     def observe(self, seen: Mapping[str, Moments]) -> None:
         """Merge the moments of new observations into the statistics that normalise observations."""
@@ -145,8 +189,7 @@ class DqnLearner:
             assert batch.reward is not None
             clip = self._config.reward_clip
             assert clip != "auto", "resolve the topology's defaults first"
-            reward = batch.reward * self._config.reward_scale
-            reward = reward if clip is None else reward.clamp(-clip, clip)
+            reward = learned_rewards(batch.reward, self._config.reward_scale, clip)
             self._set_scale(self._reward_scale.update(reward, self.averaging.all_gather))
         unit = self.model.value_scale
         if not self._scale_is_known:  # the first reward may be a later one of the window
@@ -161,7 +204,20 @@ class DqnLearner:
         for network in (self.model, self.target):
             network.rescale_values(scale, keep=keep)
 
-    def _loss(self, batch: Transitions | Sequences, beta: float) -> DqnOutput:
+    def _differentiate(
+        self, batch: Transitions | Sequences, beta: float | torch.Tensor
+    ) -> tuple[DqnOutput, dict[str, torch.Tensor]]:
+        """Set the gradients of the loss; return its output, and the metrics of all learners."""
+        if self._passes is not None and isinstance(batch, Transitions):
+            output = dqn_gradient(*self._passes, batch, beta, self._config)
+            return output, output.metrics
+        with autocast(self._device, self._precision):
+            output = self._loss(batch, beta)
+        if not self.averaging.solo:
+            output.metrics["td_error_mean"] = output.errors.mean()
+        return output, self.averaging.backward(output)
+
+    def _loss(self, batch: Transitions | Sequences, beta: float | torch.Tensor) -> DqnOutput:
         config = self._config
         gather = alone if self.averaging.solo else self.averaging.all_gather
         if isinstance(batch, Sequences):
@@ -185,30 +241,16 @@ class DqnLearner:
         """Seed the noise of noisy layers anew."""
         self._noise_generator.manual_seed(seed)
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
-        tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
-        tensors |= {f"target/{n}": t for n, t in self.target.state_dict().items()}
-        tensors |= optimiser_tensors(self._optimiser)
+        others = {}
         if self._reward_scale is not None:
-            tensors["reward_scale"] = self._reward_scale.state()
-        plain = {
-            "version": self.version,
-            "env_steps": self.env_steps,
-            "hyperparameters": self.hyperparameters(),
-            **({"tag": dict(self.tag)} if self.tag else {}),
-        }
-        return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
+            others["reward_scale"] = self._reward_scale.state()
+        return state_tensors(self._networks, self._optimiser, others), state_values(self)
 
-    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
         """Restore a `state`. Raises ValueError if it is of another model."""
-        for prefix, network in (("model/", self.model), ("target/", self.target)):
-            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            try:
-                network.load_state_dict(own)
-            except RuntimeError as error:
-                raise ValueError(f"the checkpoint is of another model: {error}") from error
-        load_optimiser(self._optimiser, tensors)
+        load_tensors(self._networks, self._optimiser, tensors)
         if self._reward_scale is None:
             self._set_scale(torch.ones((), device=self._device))
         elif "reward_scale" in tensors:
@@ -216,30 +258,27 @@ class DqnLearner:
         else:  # the run did not normalise before
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
-        self.version = plain["version"]
+        load_values(self, plain)
         self._target_updates = self.version // self._target_interval
-        self.env_steps = plain.get("env_steps", 0)
-        self.tag = dict(plain.get("tag", {}))
-        self.change(plain.get("hyperparameters", {}))
+
+    @property
+    def _networks(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "target": self.target}
 
 
 def _fetch(
     metrics: dict[str, torch.Tensor], errors: torch.Tensor
 ) -> tuple[dict[str, float], npt.NDArray[np.float32]]:
     """Copy scalars and errors [B] to the CPU in one copy, which waits for the device once."""
-    scalars = torch.stack([m.detach().double() for m in metrics.values()])
-    both = torch.cat((scalars, errors.double())).cpu().numpy()
+    scalars = torch.stack([m.detach() for m in metrics.values()])
+    both = torch.cat((scalars.double(), errors)).cpu().numpy()
     floats = dict(zip(metrics, both[: len(metrics)].tolist(), strict=True))
     return floats, both[len(metrics) :].astype(np.float32)
 
 
-def _make_optimiser(
-    parameters: list[torch.nn.Parameter], config: DqnConfig
-) -> torch.optim.Optimizer:
-    rate, eps = config.learning_rate, config.optimiser_eps
-    assert rate is not None and eps is not None and config.optimiser != "auto"
+def _make_optimiser(flat: FlatParameters, config: DqnConfig) -> Optimiser:
+    eps = config.optimiser_eps
+    assert eps is not None and config.optimiser != "auto"
     if config.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr=rate, eps=eps, fused=True)
-    return torch.optim.RMSprop(
-        parameters, lr=rate, alpha=config.rmsprop_decay, eps=eps, centered=True
-    )
+        return Adam(flat, (0.9, 0.999), eps)
+    return RmsProp(flat, config.rmsprop_decay, eps)

@@ -10,6 +10,7 @@ import torch
 
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.minibatches import env_share, minibatch_indices
+from sampleforge.ops.rewards import learned_rewards
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.slots import NOT_TAKEN
@@ -112,9 +113,7 @@ def experience_of(
     that is not valid also cuts the trace of the step before it. If env rows give different numbers
     of steps, ``gather`` collects the numbers of all ranks, to give each env row an equal weight.
     """
-    reward = batch.reward * config.reward_scale
-    if config.reward_clip is not None:
-        reward = reward.clamp(-config.reward_clip, config.reward_clip)
+    reward = learned_rewards(batch.reward, config.reward_scale, config.reward_clip)
     valid_next = torch.ones_like(batch.valid)
     valid_next[:-1] = batch.valid[1:]
     own = batch.env_row
@@ -180,26 +179,40 @@ def minibatches(
     if size >= (due or rollout * rows * share.learners) and whole_rows:
         yield experience
         return
+    for index in minibatch_positions(
+        experience, size, whole_rows=whole_rows, generator=generator, due=due, share=share
+    ):
+        yield part_of_minibatch(experience, index, whole_rows=whole_rows)
+
+
+def minibatch_positions(
+    experience: Experience,
+    size: int,
+    *,
+    whole_rows: bool,
+    generator: torch.Generator,
+    due: int | None = None,
+    share: Share = WHOLE,
+) -> Iterator[torch.Tensor]:
+    """Yield what is in each of the `minibatches` of one pass, int64 [n]: columns, or, without
+    ``whole_rows``, positions in the flattened [T * B]. Only a learner's part may be empty."""
+    rollout, rows = experience.reward.shape
     if due is not None:
         count = max(1, due // size)
         mask = experience.step_mask
-        for index in minibatch_indices(mask, count, whole_rows=whole_rows, generator=generator):
-            yield experience.rows(index) if whole_rows else experience.steps(index)
+        yield from minibatch_indices(mask, count, whole_rows=whole_rows, generator=generator)
         return
     device = experience.reward.device
     count, per = (rows, size // rollout) if whole_rows else (rollout * rows, size)
     if share.learners > 1:
         order = torch.randperm(count * share.learners, generator=generator)
         for drawn in torch.split(order, per):
-            yield part_of_minibatch(
-                experience, share.own(drawn, rows).to(device), whole_rows=whole_rows
-            )
+            yield share.own(drawn, rows).to(device)
         return
     # From page-locked memory the copy does not block.
     on_host = torch.randperm(count, generator=generator, pin_memory=device.type == "cuda")
     order = on_host.to(device, non_blocking=True)
-    for index in torch.split(order, per):
-        yield experience.rows(index) if whole_rows else experience.steps(index)
+    yield from torch.split(order, per)
 
 
 def part_of_minibatch(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sampleforge.algos.config import DqnConfig
+from sampleforge.algos.config import DqnConfig, ImitationConfig
 
 Config = TypeVar("Config", bound="Any")
 
@@ -23,6 +23,11 @@ APPO_LOSS_HYPERPARAMETERS = (
 )
 DQN_HYPERPARAMETERS = ("learning_rate", "max_grad_norm", "reward_scale", "huber_delta")
 """The discount is not among them, because the n-step returns of stored experience depend on it."""
+MARWIL_HYPERPARAMETERS = (
+    *("learning_rate", "max_grad_norm", "advantage_exponent", "max_advantage_weight"),
+    "value_coeff",
+)
+"""The discount is not among them, because the returns of the data are computed once."""
 
 
 def changeable(config: Any) -> dict[str, Any]:
@@ -30,6 +35,8 @@ def changeable(config: Any) -> dict[str, Any]:
     ``config``: of the run, with resolved defaults."""
     if isinstance(config, DqnConfig):
         return values(config, DQN_HYPERPARAMETERS)
+    if isinstance(config, ImitationConfig):
+        return values(config, MARWIL_HYPERPARAMETERS)
     return values(config, (*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS))
 
 

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
 from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.captured import Graphs
 from sampleforge.algos.config import LearnerConfig
-from sampleforge.algos.experience import WHOLE, Experience, Share, experience_of, minibatches
+from sampleforge.algos.experience import (
+    WHOLE,
+    Experience,
+    Share,
+    experience_of,
+    minibatch_positions,
+    minibatches,
+)
+from sampleforge.algos.flat_parameters import Adam, flatten
+from sampleforge.algos.graphed_steps import GraphedSteps
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS, changed, check_names, values
+from sampleforge.algos.learner_state import (
+    Tensors,
+    load_tensors,
+    load_values,
+    state_tensors,
+    state_values,
+)
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
+from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
 from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
 from sampleforge.ops.explained_variance import MOMENTS, explained_variance
-from sampleforge.ops.running_stats import Gather
+from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.ops.schedules import kl_adaptive, linear
 from sampleforge.rollouts.batch import Batch
 
@@ -29,6 +49,11 @@ class Loss(Protocol):
     @property
     def looks_along_time(self) -> bool: ...
 
+    @property
+    def is_scheduled(self) -> bool: ...
+
+    def follow(self, progress: float) -> None: ...
+
     def hyperparameters(self) -> dict[str, Any]: ...
 
     def change(self, new: Mapping[str, Any]) -> None: ...
@@ -38,6 +63,19 @@ class Loss(Protocol):
     def __call__(
         self, model: ActorCritic, experience: Experience, gather: Gather
     ) -> LossOutput: ...
+
+    def stepwise(
+        self,
+        model: ActorCritic,
+        network: Network,
+        experience: Experience,
+        draw: Callable[[], Minibatches],
+        gather: Gather,
+    ) -> StepwiseLoss | None: ...
+
+    def by_hand(
+        self, model: ActorCritic, passes: ActorCriticPasses, experience: Experience
+    ) -> LossOutput | None: ...
 
 
 class Learner:
@@ -76,22 +114,19 @@ class Learner:
         self._config = config
         self._device = device
         self._precision = precision
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._batch_size = batch_size
         self._share = share
         self._averaging = averaging or Local()
-        self._averaging.follow(self._parameters)
-        self._optimiser = torch.optim.Adam(
-            self._parameters,
-            lr=config.learning_rate,
-            betas=config.adam_betas,
-            eps=config.adam_eps,
-            fused=True,
-        )
+        self._flat = flatten(self.model)
+        self._averaging.follow(self._flat)
+        self._gather: Gather = alone if self._averaging.solo else self._averaging.all_gather
+        self._optimiser = Adam(self._flat, config.adam_betas, config.adam_eps)
         self._initial_rate = self._learning_rate = config.learning_rate
         self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(seed)  # minibatch order
         self._return_scale = ReturnScale(config.gamma, device)
+        self._graphed: GraphedSteps | None = None
+        self._loads = 0  # each puts the optimiser's state in another place
 
     def update(self, batch: Batch, progress: float) -> dict[str, float]:
         """Learn from one batch [T+1, B]; return the metrics. This waits for the device once, at the
@@ -99,20 +134,23 @@ class Learner:
         batches varies).
 
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
-        schedule. A gradient step whose gradient is not finite is skipped and counted in
+        schedules. A gradient step whose gradient is not finite is skipped and counted in
         ``skipped_steps``; a minibatch without a valid row is counted in ``empty_minibatches``.
         Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
         the values at sampling; it is left out where the value targets do not vary.
         """
-        if self._config.lr_schedule == "linear":
+        falls = self._config.lr_schedule == "linear"
+        if falls or self._loss.is_scheduled:
             progress = float(self._averaging.all_gather(torch.tensor([progress])).max())
+        if falls:
             self._learning_rate = linear(self._initial_rate, progress)
+        if self._loss.is_scheduled:
+            self._loss.follow(progress)
         batch = batch.to(self._device)
         experience = experience_of(batch, self._config, self.version, self._averaging.all_gather)
         counts = self._count(batch, experience)
         if self._config.normalise_returns:
-            gather = self._averaging.all_gather
-            self.model.rescale_values(self._return_scale.update(experience, gather))
+            self.model.rescale_values(self._return_scale.update(experience, self._gather))
         counts["value_scale"] = self.model.value_scale
         self.model.train()
         adapts, change = self._config.lr_schedule == "kl_adaptive", None
@@ -120,8 +158,12 @@ class Learner:
             if adapts:
                 change = UpdateKl(self.model, experience, self._generator, self._share)
             experience = self._loss.prepare(self.model, experience)
-        per_step = [self._step(mb) for mb in self._minibatches(experience)]
-        metrics_of_steps = self._over_minibatches(per_step)
+        stepwise = None if self._graphed is not None else self._stepwise(experience)
+        if stepwise is not None:
+            count, metrics_of_steps = len(stepwise), self._learn_stepwise(stepwise)
+        else:
+            per_step = self._steps(experience)
+            count, metrics_of_steps = len(per_step), self._over_minibatches(per_step)
         if change is not None:
             with autocast(self._device, self._precision):
                 kl = change.measure(self.model, self._averaging.all_gather)
@@ -130,11 +172,11 @@ class Learner:
         explained = explained_variance({name: metrics.pop(name) for name in MOMENTS})
         if explained is not None:
             metrics["explained_variance"] = explained
-        steps = len(per_step) - int(metrics["empty_minibatches"])
-        self.version -= len(per_step) - steps
+        steps = count - int(metrics["empty_minibatches"])
+        self.version -= count - steps
         for name in ("policy_lag_mean", "policy_lag_max"):
             in_batches = name.replace("lag", "lag_batches")
-            metrics[in_batches] = metrics[name] / len(per_step)
+            metrics[in_batches] = metrics[name] / count
         self.env_steps += int(metrics["valid_steps"])
         self._update_statistics(batch, metrics)
         # Before the first reward nothing is learned, so the KL cannot guide the learning rate.
@@ -148,14 +190,16 @@ class Learner:
     def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return the metrics of all steps together; means are weighted by the minibatches' valid
         rows."""
-        columns = {name: torch.stack([m[name] for m in per_step]) for name in per_step[0]}
-        rows, skipped = columns.pop("rows"), columns.pop("skipped_steps")
-        deviations = self._averaging.all_gather(columns["ratio_deviation"]).amax(0)
-        columns["ratio_deviation"] = deviations
+        apart = ("rows", "skipped_steps", "ratio_deviation")
+        rows, skipped, own = (torch.stack([m[name] for m in per_step]) for name in apart)
+        deviations = self._averaging.all_gather(own).amax(0)
+        names = [name for name in per_step[0] if name not in apart]
+        columns = [torch.stack([m[name].double() for name in names]) for m in per_step]
+        table = torch.cat((torch.stack(columns, 1), deviations.unsqueeze(0)))
         weight = rows / torch.where(rows.sum() > 0, rows.sum(), 1.0)
-        means = {n: torch.where(rows > 0, c * weight, 0.0).sum() for n, c in columns.items()}
+        means = torch.where(rows > 0, table * weight, 0.0).sum(1)
         return {
-            **means,
+            **dict(zip((*names, "ratio_deviation"), means.unbind(), strict=True)),
             "ratio_deviation_first": deviations[0],
             "skipped_steps": skipped.sum(),
             "empty_minibatches": (rows == 0).sum(),
@@ -185,40 +229,143 @@ class Learner:
             "policy_lag_max": torch.where(some, highest.max(), 0.0),
         }
 
-    def _minibatches(self, experience: Experience) -> Iterator[Experience]:
+    def use_graphs(self, graphs: Graphs) -> None:
+        """Launch the steps of each update as one of the device's ``graphs`` from now on. Only for a
+        single learner without a recurrent core, whose batches all have one size."""
+        assert self._averaging.solo and self._batch_size is None and self.model.state_size == 0
+
+        def fixed() -> Hashable:
+            rest = self.hyperparameters()
+            del rest["learning_rate"]
+            return self._loads, tuple(rest.items())
+
+        self._graphed = GraphedSteps(self._step, graphs, fixed)
+
+    def _steps(self, experience: Experience) -> list[dict[str, torch.Tensor]]:
+        """Take all gradient steps of an update; return the metrics of each. The version counts all
+        of them; `update` subtracts the empty minibatches once their number is known."""
+        rate = self._learning_rate
+        if self._graphed is None:
+            per_step = [self._step(mb, rate) for mb in self._minibatches(experience)]
+        else:
+            per_step = self._graphed(
+                experience,
+                rate,
+                self._generator,
+                epochs=self._num_epochs,
+                size=self._minibatch_size(experience),
+                whole_rows=self._whole_rows,
+            )
+        self.version += len(per_step)
+        return per_step
+
+    @property
+    def _whole_rows(self) -> bool:
+        """Whether minibatches hold rows with all of their steps."""
+        return self._loss.looks_along_time or self.model.state_size > 0
+
+    def _minibatch_size(self, experience: Experience) -> int:
         whole = experience.reward.numel() * self._share.learners
-        size = self._config.minibatch_size or self._batch_size or whole
-        whole_rows = self._loss.looks_along_time or self.model.state_size > 0
+        return self._config.minibatch_size or self._batch_size or whole
+
+    def _minibatches(self, experience: Experience) -> Iterator[Experience]:
         for _ in range(self._num_epochs):
             yield from minibatches(
                 experience,
-                size,
-                whole_rows=whole_rows,
+                self._minibatch_size(experience),
+                whole_rows=self._whole_rows,
                 generator=self._generator,
                 due=self._batch_size,
                 share=self._share,
             )
 
-    def _step(self, minibatch: Experience) -> dict[str, torch.Tensor]:
-        """Take one gradient step, or none if there is no valid row, without waiting for the device.
-        The version counts the step in either case; `update` subtracts the empty minibatches once
-        their number is known."""
-        with autocast(self._device, self._precision):
-            output = self._loss(self.model, minibatch, self._averaging.all_gather)
-        metrics = self._averaging.backward(output)
-        limit = self._config.max_grad_norm or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit)
+    def _stepwise(self, experience: Experience) -> StepwiseLoss | None:
+        """Return the loss of all minibatches together, if they hold single steps."""
+        if self._whole_rows:
+            return None
+        model, device, precision = self.model, self._device, self._precision
+        network: Network
+        if self._passes is None:
+            network = ByAutograd(model, experience, device, precision)
+        else:
+            network = ByHand(model, self._passes, experience)
+        return self._loss.stepwise(
+            model,
+            network,
+            experience,
+            lambda: self._drawn(experience),
+            self._gather,
+        )
+
+    @cached_property
+    def _passes(self) -> ActorCriticPasses | None:
+        """The passes of the model by hand, if there are any; found at the first update, because
+        passes may be compiled before it."""
+        return passes_of(self.model) if self._precision == "fp32" else None
+
+    def _drawn(self, experience: Experience) -> Minibatches:
+        """Return the minibatches of all epochs."""
+        return Minibatches(
+            [
+                positions
+                for _ in range(self._num_epochs)
+                for positions in minibatch_positions(
+                    experience,
+                    self._minibatch_size(experience),
+                    whole_rows=False,
+                    generator=self._generator,
+                    due=self._batch_size,
+                    share=self._share,
+                )
+            ]
+        )
+
+    def _learn_stepwise(self, losses: StepwiseLoss) -> dict[str, torch.Tensor]:
+        """Take a gradient step for each minibatch, as `_steps` does; return the metrics of all
+        steps together."""
+        empty = losses.rows == 0
+        # Added to the norm of a gradient: a step without a valid row is skipped like one whose
+        # gradient is not finite.
+        burdens = torch.where(empty, torch.inf, 0.0).float().unbind()
+        norms = []
+        for number, burden in enumerate(burdens):
+            self._averaging.clear()
+            losses.differentiate(number)
+            self._averaging.finish()
+            norms.append(self._flat.clip_gradient(self._config.max_grad_norm))
+            skip = (norms[-1] + burden).mul_(0.0).nan_to_num_(nan=1.0)
+            self._optimiser.step(self._learning_rate, skip)
+            self.version += 1
+        metrics, norm = losses.metrics(), torch.stack(norms)
+        weight = losses.rows / torch.where(losses.rows.sum() > 0, losses.rows.sum(), 1.0)
+        deviation = metrics.pop("ratio_deviation")
+        return {
+            **metrics,
+            "ratio_deviation": (deviation * weight).sum(),
+            "ratio_deviation_first": deviation[0],
+            "grad_norm": torch.where(empty, 0.0, norm * weight).sum(),
+            "skipped_steps": (~torch.isfinite(norm) & ~empty).sum(),
+            "empty_minibatches": empty.sum(),
+        }
+
+    def _step(self, minibatch: Experience, rate: float | torch.Tensor) -> dict[str, torch.Tensor]:
+        """Take one gradient step with the learning rate ``rate``, or none if there is no valid row,
+        without waiting for the device."""
+        output = None
+        if self._graphed is None and self._averaging.solo and self._passes is not None:
+            output = self._loss.by_hand(self.model, self._passes, minibatch)
+        if output is not None:
+            metrics = output.metrics
+        else:
+            with autocast(self._device, self._precision):
+                output = self._loss(self.model, minibatch, self._gather)
+            metrics = self._averaging.backward(output)
+        norm = self._flat.clip_gradient(self._config.max_grad_norm)
         empty = output.rows == 0
         skip = (~torch.isfinite(norm) & ~empty).float()
-        # The fused kernel skips the step on the device itself where this is 1 (see GradScaler).
-        self._optimiser.found_inf = skip + empty.float()  # type: ignore[attr-defined]
-        self._optimiser.grad_scale = None  # type: ignore[attr-defined]
-        for group in self._optimiser.param_groups:
-            group["lr"] = self._learning_rate
-        self._optimiser.step()
-        self.version += 1
+        self._optimiser.step(rate, skip + empty.float())
         deviation = output.metrics["ratio_deviation"]  # a maximum: not weighted as means are
-        extra = {"ratio_deviation": deviation, "grad_norm": norm.detach(), "skipped_steps": skip}
+        extra = {"ratio_deviation": deviation, "grad_norm": norm, "skipped_steps": skip}
         return {**metrics, **extra, "rows": output.rows}
 
     @torch.no_grad()
@@ -233,7 +380,7 @@ class Learner:
             leaves = {n: leaf[:rollout].flatten(0, 1) for n, leaf in batch.obs.items()}
             # Observations of invalid steps are left out: some are zeros (env.not_finite).
             valid = batch.valid.flatten()
-            self.model.normaliser.update(leaves, valid, self._averaging.all_gather)
+            self.model.normaliser.update(leaves, valid, self._gather)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
@@ -253,29 +400,19 @@ class Learner:
         """Seed the order of minibatches anew."""
         self._generator.manual_seed(seed)
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
-        tensors = {f"model/{n}": t for n, t in self.model.state_dict().items()}
-        tensors |= optimiser_tensors(self._optimiser)
-        tensors["rng/minibatches"] = self._generator.get_state()
-        tensors["return_scale"] = self._return_scale.state()
-        plain = {
-            "version": self.version,
-            "env_steps": self.env_steps,
-            "learning_rate": self._learning_rate,
-            "hyperparameters": self.hyperparameters(),
-            **({"tag": dict(self.tag)} if self.tag else {}),
+        others = {
+            "rng/minibatches": self._generator.get_state(),
+            "return_scale": self._return_scale.state(),
         }
-        return {n: t.detach().cpu().clone() for n, t in tensors.items()}, plain
+        tensors = state_tensors({"model": self.model}, self._optimiser, others)
+        return tensors, {**state_values(self), "learning_rate": self._learning_rate}
 
-    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
         """Restore a `state`. Raises ValueError if it is of another model."""
-        model = {n[len("model/") :]: t for n, t in tensors.items() if n.startswith("model/")}
-        try:
-            self.model.load_state_dict(model)
-        except RuntimeError as error:
-            raise ValueError(f"the checkpoint is of another model: {error}") from error
-        load_optimiser(self._optimiser, tensors)
+        load_tensors({"model": self.model}, self._optimiser, tensors)
+        self._loads += 1
         self._generator.set_state(tensors["rng/minibatches"])
         if "return_scale" in tensors:
             self._return_scale.load(tensors["return_scale"])
@@ -283,28 +420,8 @@ class Learner:
             self._return_scale.load_batch_moments(tensors["return_moments"])
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
-        self.version = plain["version"]
-        self.env_steps = plain.get("env_steps", 0)
-        self.tag = dict(plain.get("tag", {}))
-        self.change(plain.get("hyperparameters", {}))
+        load_values(self, plain)
         self._learning_rate = plain["learning_rate"]
-
-
-def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the optimiser's state of each parameter, as ``optimiser/<its index>/<name>``."""
-    state = optimiser.state_dict()["state"]
-    return {f"optimiser/{i}/{n}": t for i, entry in state.items() for n, t in entry.items()}
-
-
-def load_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore the optimiser's state of each parameter from what `optimiser_tensors` returned."""
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimiser/"):
-            _, index, key = name.split("/")
-            state.setdefault(int(index), {})[key] = tensor
-    groups = optimiser.state_dict()["param_groups"]
-    optimiser.load_state_dict({"state": state, "param_groups": groups})
 
 
 def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:

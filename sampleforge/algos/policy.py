@@ -6,16 +6,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy.typing as npt
 import torch
 
-from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.algos.direct_policy import DirectActing
+from sampleforge.models.actor_critic import ActorCritic, ModelOutput
 from sampleforge.models.compiled import compile_passes
-from sampleforge.models.q_network import QNetwork
+from sampleforge.models.mlp_pass import MAX_ROWS
+from sampleforge.models.q_network import EVALUATION_EPSILON, GreedyActions, QNetwork
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.spec import ArraySpec
+from sampleforge.spec import ACTION, ArraySpec
 
 Array = npt.NDArray[Any]
 Model = TypeVar("Model", ActorCritic, QNetwork)
@@ -25,8 +28,16 @@ class PolicyOutput(NamedTuple):
     """The behaviour policy's output for ``B`` rows."""
 
     actions: dict[str, torch.Tensor]  # [B, ...]
-    extras: dict[str, torch.Tensor]  # [B] each: the slot's columns of that name
+    extras: dict[str, torch.Tensor]  # [B, ...] each: the slot's columns of that name
     state: torch.Tensor  # float32 [B, S], after this step
+
+
+class ArrayOutput(NamedTuple):
+    """The behaviour policy's output for ``B`` rows as arrays, as in `PolicyOutput`."""
+
+    actions: dict[str, Array]
+    extras: dict[str, Array]
+    state: Array
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
@@ -68,6 +79,38 @@ class FrozenPolicy:
         return {name: leaf.numpy() for name, leaf in chosen.items()}, output.state
 
 
+class ExploringPolicy(FrozenPolicy):
+    """Acts as a `FrozenPolicy` that samples, and keeps what a dataset needs of its last step:
+    ``log_prob`` float32 [B] of the actions, and the ``parameters`` [B, P] of their distribution, of
+    a Q-network the log-probabilities of all actions."""
+
+    log_prob: Array
+    parameters: Array
+
+    @torch.inference_mode()
+    def act(
+        self,
+        obs: Mapping[str, Array],
+        state: torch.Tensor,
+        is_first: Array,
+        *,
+        stochastic: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> tuple[dict[str, Array], torch.Tensor]:
+        leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
+        parameters, _, state = self.model.step(leaves, state, torch.from_numpy(is_first))
+        distribution = self.model.distribution(parameters, leaves)
+        chosen = distribution.sample(generator)
+        if isinstance(distribution, GreedyActions):
+            epsilons = torch.full(parameters.shape[:-1], EVALUATION_EPSILON)
+            parameters = distribution.log_probs(epsilons)
+            log_prob = parameters.gather(-1, chosen[ACTION].unsqueeze(-1)).squeeze(-1)
+        else:
+            log_prob = distribution.log_prob(chosen)
+        self.log_prob, self.parameters = log_prob.numpy(), parameters.float().numpy()
+        return {name: leaf.numpy() for name, leaf in chosen.items()}, state
+
+
 class Policy(Protocol):
     """The policy that acts in an actor or a policy worker: `SampledPolicy`, `EpsilonGreedyPolicy`.
 
@@ -88,6 +131,11 @@ class Policy(Protocol):
     ) -> PolicyOutput:
         """Return actions for observation leaves [B, ...], recurrent state [B, S] and ``is_first``
         (bool [B]). ``rows`` (int64 [B]) are the numbers of the env rows in the run."""
+
+    def act_on_arrays(
+        self, obs: dict[str, Array], state: Array, is_first: Array, rows: torch.Tensor
+    ) -> ArrayOutput:
+        """As `act`, for a policy on the CPU. The arrays are valid until the next call."""
 
     def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
         """Return the values [B] of observations that continue an episode (final observations)."""
@@ -136,6 +184,10 @@ class FollowingModel(Generic[Model]):
         if self._published != self._weights.published:
             with torch.no_grad():
                 self._published, self.version = self._weights.read(self._tensors)
+            self._follow()
+
+    def _follow(self) -> None:
+        """Take over the weights in other forms that they are used in."""
 
     def _begin_anew(self) -> bool:
         """Seed the random generator anew, if there is a new seed, and return whether there is."""
@@ -143,6 +195,28 @@ class FollowingModel(Generic[Model]):
         if seed is not None:
             self._generator.manual_seed(seed)
         return seed is not None
+
+    def act(
+        self,
+        obs: dict[str, torch.Tensor],
+        state: torch.Tensor,
+        is_first: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> PolicyOutput:
+        """Return actions; see `Policy.act`."""
+        raise NotImplementedError
+
+    def act_on_arrays(
+        self, obs: dict[str, Array], state: Array, is_first: Array, rows: torch.Tensor
+    ) -> ArrayOutput:
+        """As `act`, from arrays to arrays, for a policy on the CPU."""
+        leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
+        acted = self.act(leaves, torch.from_numpy(state), torch.from_numpy(is_first), rows)
+        return ArrayOutput(
+            {name: leaf.numpy() for name, leaf in acted.actions.items()},
+            {name: column.numpy() for name, column in acted.extras.items()},
+            acted.state.numpy(),
+        )
 
     @torch.inference_mode()
     def values(self, obs: dict[str, torch.Tensor], state: torch.Tensor) -> torch.Tensor:
@@ -197,6 +271,10 @@ class SampledPolicy(FollowingModel[ActorCritic]):
     ``num_rows``: number of env rows of the run, for each of which it keeps the last noise.
     """
 
+    directly: ClassVar[bool] = True
+    """Whether `act_on_arrays` may use `DirectActing`, which has no extra columns but an
+    actor-critic's."""
+
     def __init__(
         self,
         model: ActorCritic,
@@ -216,10 +294,18 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         if noise_correlation and model.layout.num_boxes:
             size, generator = model.layout.num_boxes, self._generator
             self._noise = CorrelatedNoise(noise_correlation, num_rows, size, generator)
+        self._direct: DirectActing | None = None
+        if self.directly and precision == "fp32":
+            self._direct = DirectActing.of(self._model, self._generator)
+
+    def _follow(self) -> None:
+        if self._direct is not None:
+            self._direct.follow()
 
     def compile(self, observations: Mapping[str, ArraySpec], sizes: Sequence[int]) -> None:
         """Compile the model's passes now, for batches of ``sizes`` rows. With more than one size
         they work for batches of any size. The state of the generator stays the same."""
+        self._direct = None
         compile_passes(self._model, self._device)
         generator_state = self._generator.get_state()
         for rows in sizes:
@@ -247,5 +333,33 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         distribution = self._model.distribution(output.parameters, obs)
         noise = None if self._noise is None else self._noise.draw(rows, is_first)
         actions = distribution.sample(self._generator, noise)
-        extras = {"log_prob": distribution.log_prob(actions), "value": output.values}
+        extras = {"log_prob": distribution.log_prob(actions), **self._extras(output)}
         return PolicyOutput(actions, extras, output.state)
+
+    def act_on_arrays(
+        self, obs: dict[str, Array], state: Array, is_first: Array, rows: torch.Tensor
+    ) -> ArrayOutput:
+        if self._direct is None or len(is_first) > MAX_ROWS:
+            return super().act_on_arrays(obs, state, is_first, rows)
+        noise = None if self._noise is None else partial(self._draw, rows, is_first)
+        actions, extras = self._direct.act(obs, noise)
+        return ArrayOutput(actions, extras, state)
+
+    @torch.inference_mode()
+    def _draw(self, rows: torch.Tensor, is_first: Array) -> torch.Tensor:
+        assert self._noise is not None
+        return self._noise.draw(rows, torch.from_numpy(is_first))
+
+    def _extras(self, output: ModelOutput) -> dict[str, torch.Tensor]:
+        """Return the slot's extra columns, [B, ...] each, beside the log-probabilities."""
+        return {"value": output.values}
+
+
+class RecordedPolicy(SampledPolicy):
+    """A policy whose output also has the parameters [B, P] of the distribution that it samples
+    from."""
+
+    directly = False
+
+    def _extras(self, output: ModelOutput) -> dict[str, torch.Tensor]:
+        return {**super()._extras(output), "parameters": output.parameters.float()}

@@ -3,6 +3,10 @@ row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from sampleforge.algos.policy import (
@@ -13,7 +17,7 @@ from sampleforge.algos.policy import (
     keep_seed,
 )
 from sampleforge.models.noisy import Noise, set_noise
-from sampleforge.models.q_network import QNetwork
+from sampleforge.models.q_network import GreedyActions, QNetwork
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import ACTION
 
@@ -59,13 +63,45 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
     ) -> PolicyOutput:
         with autocast(self._device, self._precision):
             choices, state = self._model.choices(obs, state, is_first)
-        actions = choices.explore(self._epsilons[rows], self._generator)
-        extras = {"value": choices.best.values, "taken": _of(choices.q, actions)}
+        actions = self._choose(choices, rows)
+        self._acted += len(rows)
+        return PolicyOutput({ACTION: actions}, self._extras(choices, actions, rows), state)
+
+    def _choose(self, choices: GreedyActions, rows: torch.Tensor) -> torch.Tensor:
+        """Return the actions int64 [B] of the env rows ``rows``."""
+        return choices.explore(self._epsilons[rows], self._generator)
+
+    def _extras(
+        self, choices: GreedyActions, actions: torch.Tensor, rows: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return the slot's extra columns, [B, ...] each, for ``actions`` [B]: the values that
+        first priorities are computed from."""
+        columns = {"value": choices.best.values, "taken": _of(choices.q, actions)}
         if choices.std is not None:
             best = choices.best.actions
-            extras |= {"value_std": _of(choices.std, best), "taken_std": _of(choices.std, actions)}
-        self._acted += len(rows)
-        return PolicyOutput({ACTION: actions}, extras, state)
+            std = choices.std
+            columns |= {"value_std": _of(std, best), "taken_std": _of(std, actions)}
+        return columns
+
+
+class RecordedEpsilonGreedyPolicy(EpsilonGreedyPolicy):
+    """A policy whose output also has the log-probabilities [B, A] that it draws actions with."""
+
+    def _extras(
+        self, choices: GreedyActions, actions: torch.Tensor, rows: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        log_probs = choices.log_probs(self._epsilons[rows])
+        return {**super()._extras(choices, actions, rows), "parameters": log_probs}
+
+
+class GivenActionsPolicy(EpsilonGreedyPolicy):
+    """A policy whose actions are given, because they were taken before: only the values, and the
+    recurrent state, are its own. ``given`` returns the actions int64 [B]; set it before `act`."""
+
+    given: Callable[[], npt.NDArray[np.int64]]
+
+    def _choose(self, choices: GreedyActions, rows: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.given())
 
 
 def _of(each: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:

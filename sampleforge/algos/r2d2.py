@@ -64,7 +64,7 @@ def r2d2_loss(
     online: QNetwork,
     target: QNetwork,
     batch: Sequences,
-    beta: float,
+    beta: float | torch.Tensor,
     config: DqnConfig,
     burn_in: int,
     gather: Gather = alone,

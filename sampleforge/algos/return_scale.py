@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sampleforge.algos.experience import Experience
 from sampleforge.ops.returns import gae
-from sampleforge.ops.running_stats import Gather, Moments, alone, merge, over_ranks, scalar_moments
+from sampleforge.ops.running_stats import Gather, Moments, alone, merge, over_ranks, row_moments
 
 HORIZON = 100
 """Number of batches that the statistics cover. Older batches fade, so that the scale follows
@@ -43,14 +43,14 @@ class ReturnScale:
         is left out.
         """
         returns = sampled_returns(experience, self.gamma)
-        rewarded = (experience.reward != 0).float()
-        both = [scalar_moments(x, experience.counts) for x in (returns, rewarded)]
-        mean, var = (torch.stack([getattr(m, name) for m in both]) for name in ("mean", "var"))
-        new = over_ranks(Moments(mean, var, both[0].count), gather)
+        both = torch.stack((returns, experience.reward != 0)).flatten(1)
+        new = over_ranks(row_moments(both, experience.counts.flatten().expand(2, -1)), gather)
+        mean, rewarded = new.mean.unbind()
+        var, count = new.var[0], new.count[0]
         steps, old_mean, old_var = self._moments.unbind()
-        old = Moments(old_mean, old_var, steps.clamp(max=(HORIZON - 1) * new.count))
-        total = merge(old, Moments(new.mean[0], new.var[0], new.count))
-        counted = (new.mean[1] > 0) & torch.isfinite(new.mean[0] + new.var[0])
+        old = Moments(old_mean, old_var, torch.minimum(steps, (HORIZON - 1) * count))
+        total = merge(old, Moments(mean, var, count))
+        counted = (rewarded > 0) & torch.isfinite(mean + var)
         updated = torch.stack((total.count, total.mean, total.var))
         self._moments.copy_(torch.where(counted, updated, self._moments))
         return self.scale

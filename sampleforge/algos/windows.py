@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
 from sampleforge.ops.r2d2 import sequence_priority
+from sampleforge.ops.rewards import learned_rewards
 from sampleforge.rollouts.slots import TrajectorySlots
 
 
@@ -33,10 +33,7 @@ class MakeWindows:
         """Return the rewards scaled and clipped, as they are learned from."""
         config = self.config
         assert config.reward_clip != "auto"
-        scaled: Floats = reward * np.float32(config.reward_scale)
-        if config.reward_clip is None:
-            return scaled
-        return scaled.clip(-config.reward_clip, config.reward_clip)
+        return learned_rewards(reward, config.reward_scale, config.reward_clip)
 
     def __call__(
         self, reward: Floats, terminated: Flags, truncated: Flags, valid: Flags

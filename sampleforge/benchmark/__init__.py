@@ -13,14 +13,15 @@ from time import monotonic
 from typing import Any
 
 from sampleforge.benchmark.simulator import SimulatorWorker
-from sampleforge.benchmark.stages import Roles, stages
 from sampleforge.benchmark.table import render, sentence
-from sampleforge.benchmark.verdict import BenchmarkContext, verdict
 from sampleforge.benchmark.window import Window, measure
+from sampleforge.reporting.stages import roles_of, stages
+from sampleforge.reporting.verdict import BenchmarkContext, verdict
 from sampleforge.runners.base import Runner
 from sampleforge.session.session import Session
 from sampleforge.shared.counters import Counters
-from sampleforge.topologies.graph import COUNTERS, Graph, Role
+from sampleforge.topologies.graph import COUNTERS, Graph
+from sampleforge.topologies.marwil.plan import MarwilPlan
 from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.topologies.restarts import END_RUN
 from sampleforge.workers.worker import StopFlag
@@ -48,6 +49,7 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
         return not session.is_interrupted()
 
     config = session.config
+    assert not isinstance(session.plan, MarwilPlan), "its config refuses benchmarks"
     context = BenchmarkContext.of(config, session.plan, session.spec, session.graph)
     benchmark = Benchmark(session.graph, context, config.benchmark_seconds, tick, session.message)
     if config.benchmark_peak:
@@ -175,8 +177,10 @@ class Benchmark:
         table = stages(window.counted, roles_of(self._graph), window.seconds)
         judged = verdict(table, window.free, window.idle_cores, context, self._warnings(window))
         sampled, frames = window.rate("env_steps"), window.rate("env_frames")
+        exchange = self._graph.groups[0].exchange
+        assert exchange is not None, "without actors there is nothing to measure"
         return {
-            "env": self._graph.groups[0].exchange.slots.shape.spec.env_id,
+            "env": exchange.slots.shape.spec.env_id,
             "topology": self._graph.name,
             "seconds": window.seconds,
             "sampled_per_s": sampled,
@@ -197,12 +201,3 @@ class Benchmark:
             "verdict": dataclasses.asdict(judged),
             "setting": dataclasses.asdict(context),
         }
-
-
-def roles_of(graph: Graph) -> Roles:
-    """Return the counter rows of the workers that step environments, only infer, or only learn."""
-
-    def rows(*roles: Role) -> list[int]:
-        return [node.counter_row for node in graph.having(*roles)]
-
-    return Roles(rows("actor", "rank"), rows("policy"), rows("learner"), bool(rows("rank")))

@@ -10,8 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sampleforge.benchmark.verdict import CHANGES_LEARNING
 from sampleforge.reporting.progress import number
+from sampleforge.reporting.verdict import CHANGES_LEARNING
 
 WIDTH = 100
 OTHERS = 0.15

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from sampleforge.reporting.bottleneck import idle_s, mean_fill
 from sampleforge.runners.base import Runner
-from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.graph import COUNTERS, Graph
 
 TICK = 0.1
@@ -138,13 +138,6 @@ def _combination(name: str) -> Callable[[list[float]], Any]:
     return np.max if name.endswith("_max") else np.sum
 
 
-def mean_fill(graph: Graph) -> tuple[float, float]:
-    """Return the mean fractions of free and of ready slots over all groups; 0 without groups."""
-    fills = [group.exchange.fill() for group in graph.groups] or [(0.0, 0.0)]
-    free, ready = np.mean(fills, axis=0)
-    return float(free), float(ready)
-
-
 def _counted(graph: Graph) -> dict[str, npt.NDArray[np.float64]]:
     # A heartbeat is a time, and infinite for a worker without a step timeout.
     return {name: graph.counters.column(name) for name in COUNTERS if name != "heartbeat"}
@@ -154,9 +147,3 @@ def _cpu_s(process: psutil.Process) -> float:
     """Return the processor seconds that all threads of a process have used."""
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def idle_s() -> float:
-    """Return the seconds that the available cores were idle since boot, summed over the cores."""
-    cores = psutil.cpu_times(percpu=True)
-    return float(sum(cores[core].idle for core in available_cores() if core < len(cores)))

@@ -19,14 +19,20 @@ from sampleforge.runtime.streams import write_any_letter
 VERBS = {
     "train": "train an agent, or resume a run",
     "describe": "print the wiring of a run without training",
-    "tune": "find the fastest flags for this machine",
+    "tune": "find the fastest flags, or the settings that learn most",
     "eval": "play episodes with a trained policy",
+    "record": "play episodes with a trained policy into a dataset",
+    "card": "write the model card of a run, with a curve and a video",
     "export": "write a trained policy as an ONNX file or a torch.export program",
+    "estimate": "estimate a policy's return from recorded episodes",
     "plot": "draw runs, sweeps, populations or self-play",
+    "compare": "compare settings over seeds and environments, with intervals",
+    "serve": "show runs live in a browser on this machine",
     "tournament": "let policies play each other",
     "sweep": "search settings by many training runs",
     "pbt": "train a population of runs that copy and mutate",
     "envs": "list the environments",
+    "check-env": "check an environment before training in it",
     "presets": "list the presets, or print one",
     "doctor": "check this machine and installation",
 }
@@ -94,7 +100,8 @@ def _verb(name: str) -> Callable[[list[str]], int]:
             f"Did you mean `sampleforge {near[0]}`?" if near else f"There are {', '.join(VERBS)}."
         )
         raise ConfigError(f"Unknown command {name}. {hint}")
-    run: Callable[[list[str]], int] = importlib.import_module(f"sampleforge.cli.{name}").run
+    module = importlib.import_module(f"sampleforge.cli.{name.replace('-', '_')}")
+    run: Callable[[list[str]], int] = module.run
     return run
 
 

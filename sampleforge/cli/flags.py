@@ -57,7 +57,6 @@ OTHER_NAMES = {
 }
 """Name of a flag in other libraries -> name of the same flag here."""
 
-
 NOT_WITH = {
     "ddppo": dict.fromkeys(
         ("num-policies", "pbt"),
@@ -100,7 +99,9 @@ def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
     """Return ``args`` in the form that the parser of ``cls`` takes.
 
     The flags of a ``bool | None`` field get a value, so that they are typed like all other switches
-    (--async-rl, --no-async-rl). Whole numbers, which may be typed as 1e6, are written in digits."""
+    (--async-rl, --no-async-rl). Whole numbers, which may be typed as 1e6, are written in digits. A
+    list of texts that is given in parts (--stop A --stop B) is put together."""
+    args = _with_whole_lists(cls, args)
     switches, numbers = _optional_switches(cls), _whole_numbers(cls)
     words: list[str] = []
     is_number = False
@@ -115,6 +116,35 @@ def with_values(cls: type[Any], args: Sequence[str]) -> list[str]:
         is_number = arg.replace("_", "-") in numbers
         words += [arg] if value is None or has_value else [flag, value]
     return words
+
+
+def _with_whole_lists(cls: type[Any], args: Sequence[str]) -> list[str]:
+    """Return ``args`` with all values of a list of texts after its first flag."""
+    values: dict[str, list[str]] = {}
+    words: list[str | list[str]] = []
+    current: list[str] | None = None
+    lists = _lists_of_texts(cls)
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        flag = name.replace("_", "-")
+        if flag in lists:
+            if flag not in values:
+                values[flag] = []
+                words += [flag, values[flag]]
+            current = values[flag]
+            current += [value] if equals else []
+        elif current is not None and not arg.startswith("--"):
+            current.append(arg)
+        else:
+            current = None
+            words.append(arg)
+    return [each for word in words for each in (word if isinstance(word, list) else [word])]
+
+
+def _lists_of_texts(cls: type[Any]) -> set[str]:
+    """Return the flags of ``cls`` that take any number of texts."""
+    hints = typing.get_type_hints(cls).items()
+    return {f"--{name.replace('_', '-')}" for name, hint in hints if hint == tuple[str, ...]}
 
 
 def _digits(text: str) -> str:
@@ -238,7 +268,7 @@ def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
 def _shown(text: str, default: Any) -> dict[str, Any]:
     """Return the help of a flag as arguments of `tyro.conf.arg`: its text, and its default unless
     the text has it or there is none."""
-    if default in (None, "", {}) or ("(default:" in text and default is None):
+    if default in (None, "", {}, ()) or ("(default:" in text and default is None):
         return {"help": text, "help_behavior_hint": ""}
     if isinstance(default, bool):
         return {"help": text, "help_behavior_hint": f"(default: {'on' if default else 'off'})"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,7 +73,7 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.populations.across_runs import Population, PopulationFailed
     from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.populations.jobs import open_jobs
+    from sampleforge.populations.launcher import open_jobs
 
     make_cwd_importable()
     settings = population_settings(flags, config)
@@ -95,7 +95,7 @@ def run(args: Sequence[str]) -> int:
         except PopulationFailed as error:
             print(f"sampleforge: error: {error}", file=sys.stderr)
             return 1
-        return report(population, screen, code)
+        return report(population, Path(flags.folder), screen, code)
 
 
 def split(args: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
@@ -111,12 +111,13 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     import numpy as np
 
     from sampleforge.populations.across_runs import PopulationSettings
-    from sampleforge.populations.member import MemberRules
-    from sampleforge.populations.pbt import rules_of
+    from sampleforge.populations.member_change import MemberRules
+    from sampleforge.populations.population_rules import rules_of
 
     check_own(config)
     ids = [str(index) for index in range(flags.population)]
-    rules = rules_of(config, flags, ids, {}, np.random.default_rng(0))
+    shaping = offered_shaping(flags, config)
+    rules = rules_of(config, flags, ids, shaping, np.random.default_rng(0))
     return PopulationSettings(
         flags.population,
         config,
@@ -131,6 +132,37 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
         ranges("pbt_initial", flags.pbt_initial),
         flags.max_member_restarts,
     )
+
+
+def offered_shaping(flags: PbtFlags, config: AnyConfig) -> Mapping[str, float]:
+    """Return the numbers by which the environment offers to shape its rewards, which the population
+    perturbs: none if it perturbs only other hyperparameters, or if runs of the algorithm cannot
+    change them. Raises EnvProbeError if the environment does not work."""
+    from sampleforge.populations.population_rules import given_names
+    from sampleforge.spec import ENV_PREFIX
+
+    changes = any(name.startswith(ENV_PREFIX) for name in given_names(flags))
+    if not isinstance(config, PbtConfig):
+        if changes:
+            raise ConfigError(
+                f"{ENV_PREFIX}...: {config.algo} cannot change the numbers by which an environment "
+                "shapes its rewards; leave them out, or use appo or apex"
+            )
+        return {}
+    if flags.pbt_perturb and not changes:
+        return {}
+    from sampleforge.env.probe import EnvProbeError, probe
+
+    try:
+        return probe(config).shaping_hyperparameters
+    except EnvProbeError as error:
+        if flags.launcher == "local":
+            raise
+        raise type(error)(
+            f"{error}\nThe environment was asked here for its reward-shaping numbers. If it works "
+            "only where the jobs run, name the hyperparameters that are perturbed, as in "
+            "--pbt-perturb learning-rate gamma: then it is not asked"
+        ) from error
 
 
 def check_own(config: AnyConfig) -> None:
@@ -149,12 +181,15 @@ def check_own(config: AnyConfig) -> None:
             )
 
 
-def report(population: Population, screen: JobsScreen, code: int) -> int:
+def report(population: Population, folder: Path, screen: JobsScreen, code: int) -> int:
     """Print the members and the result; return the exit code: 1 if no member has finished."""
     summary = population.summary()
     screen.console.print(table(population.members()))
     for text in population.take_problems():
         screen.say(text)
+    if summary["schedule"] is not None:
+        schedule = folder / summary["schedule"]
+        screen.say(f"One run replays the best member's hyperparameters: --schedule {schedule}")
     if code:
         screen.say("Interrupted; the same command resumes the population")
     print(to_json(summary), flush=True)

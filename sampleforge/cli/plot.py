@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, check_range, typed
 
 FORMATS = (".png", ".pdf", ".svg")
+CURVES_ONLY = ("group", "smooth", "log_x", "log_y")
+"""Flags of the learning curves."""
 
 
-def _curves(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.reporting.plots import draw
+def _curves(folders: Sequence[Path], out: Path, flags: PlotFlags) -> None:
+    from sampleforge.reporting.plots import Look, draw
 
-    draw(folders, out)
+    draw(folders, out, Look(flags.smooth, flags.log_x, flags.log_y, flags.group))
 
 
 def _lineage(folders: Sequence[Path], out: Path) -> None:
@@ -36,10 +39,25 @@ def _lineage(folders: Sequence[Path], out: Path) -> None:
         history = History(events)
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
-    config = read_yaml(config_file) if config_file.is_file() else {}
+    config = read_yaml(config_file) if config_file.is_file() else _of_population(folder)
     known = [str(config[name]) for name in ("env", "algo") if config.get(name)]
     names = known or [folder.resolve().name]
     draw_lineage(history, ", ".join([*names, f"{len(history.members)} members"]), out)
+
+
+def _of_population(folder: Path) -> dict[str, Any]:
+    """Return env and algorithm of a population of runs; empty if the folder is none. Raises
+    ConfigError if its population.json is damaged."""
+    from sampleforge.populations.folder import POPULATION
+
+    path = folder / POPULATION
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_bytes())["settings"]
+        return {"env": settings["config"]["env"], "algo": settings["algo"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}") from error
 
 
 def _self_play(folders: Sequence[Path], out: Path) -> None:
@@ -88,35 +106,48 @@ class PlotFlags:
     """curves: learning curves; lineage: who copied whom in a population, its returns and
     hyperparameters; self-play: win rates against the snapshots of the policy, and ratings;
     sweep: parallel coordinates, importances and results (auto: by what is in the folder)."""
+    group: bool = True
+    """Learning curves: draw the runs that differ only in their seeds as their mean, with its 95%
+    interval; off: each run by itself."""
+    smooth: float = 0.0
+    """Learning curves: weight of the exponential moving average over the reports, such as 0.9 (0:
+    not smoothed)."""
+    log_x: bool = False
+    """Learning curves: logarithmic env steps and time."""
+    log_y: bool = False
+    """Learning curves: logarithmic returns, losses and rates; of values on both sides of zero the
+    middle of the axis is linear."""
 
 
 def run(args: Sequence[str]) -> int:
     """Draw the figure. Raises ConfigError."""
     text = (
-        "Draw one or several runs (return against env steps and time, throughput and policy lag), "
-        "a population (lineage, returns, hyperparameters), self-play (win rates, ratings), or a "
-        "sweep."
+        "Draw one or several runs (returns, losses, throughput, policy lag; the mean over the "
+        "seeds of a setting), a population (lineage, returns, hyperparameters), self-play (win "
+        "rates, ratings), or a sweep."
     )
     flags = parse(PlotFlags, args, "sampleforge plot", text)
     folders = [Path(folder) for folder in flags.folders]
     if not folders:
         raise ConfigError("There is no run to draw; give a run folder: sampleforge plot runs/a")
+    check_range(flags, "smooth", low=0, high=0.9999)
     out = check_out(flags.out)
     name: str = flags.figure
     if name == "auto":
         fitting = [each for each, figure in FIGURES.items() if (folders[0] / figure.file).is_file()]
         name = fitting[0] if fitting and len(folders) == 1 else "curves"
     if name == "curves":
-        _curves(folders, out)
+        _curves(folders, out, flags)
     else:
-        _check(folders, name)
+        _check(folders, name, flags)
         FIGURES[name].draw(folders, out)
     print(out)
     return 0
 
 
-def _check(folders: Sequence[Path], name: str) -> None:
-    """Raise ConfigError unless ``folders`` is one folder that the figure ``name`` fits."""
+def _check(folders: Sequence[Path], name: str, flags: PlotFlags) -> None:
+    """Raise ConfigError unless ``folders`` is one folder that the figure ``name`` fits, and no flag
+    of learning curves is given."""
     if len(folders) > 1:
         raise ConfigError(f"--figure {name}: draws one folder, and {len(folders)} were given")
     if not (folders[0] / FIGURES[name].file).is_file():
@@ -124,6 +155,12 @@ def _check(folders: Sequence[Path], name: str) -> None:
             f"--figure {name}: there is no {FIGURES[name].file} in {folders[0]}; leave it out to "
             "draw learning curves"
         )
+    for flag in CURVES_ONLY:
+        if (value := getattr(flags, flag)) != getattr(PlotFlags, flag):
+            raise ConfigError(
+                f"{typed(flag, value)} is for learning curves, not for --figure {name}; leave it "
+                "out, or add --figure curves"
+            )
 
 
 def check_out(name: str) -> Path:

@@ -1,4 +1,5 @@
-"""The command `sampleforge presets [NAME ...]`: list the presets, or print some."""
+"""The command `sampleforge presets [NAME ...]`: list the presets with their measured scores, or
+print some."""
 
 from __future__ import annotations
 
@@ -9,9 +10,12 @@ from typing import Annotated
 import tyro
 
 from sampleforge.cli.flags import parse
+from sampleforge.cli.jobs import FILE_WIDTH
 from sampleforge.config import ConfigError, nearest
-from sampleforge.presets import description, preset_file, preset_names
+from sampleforge.presets import preset_file, preset_names, preset_values
 from sampleforge.topologies.config import ALGOS
+
+UNMEASURED = "not measured"
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,16 @@ class PresetFlags:
 
 def run(args: Sequence[str]) -> int:
     """List the presets or print those that are named. Raises ConfigError for an unknown name."""
-    text = "List the presets, or print some: sampleforge train ALGO --preset NAME uses one."
+    text = (
+        "List the presets with their measured scores, or print some: sampleforge train ALGO "
+        "--preset NAME uses one."
+    )
     flags = parse(PresetFlags, args, "sampleforge presets", text)
-    presets = {
-        (algo, name): preset_file(algo, name) for algo in ALGOS for name in preset_names(algo)
-    }
+    presets = [(algo, name) for algo in ALGOS for name in preset_names(algo)]
     if not flags.names:
-        width = max((len(name) for _, name in presets), default=0)
-        for (algo, name), path in presets.items():
-            print(f"{algo:<6} {name:<{width}}  {description(path)}")
+        show(presets)
     for wanted in flags.names:
-        paths = [path for (_, name), path in presets.items() if name == wanted]
+        paths = [preset_file(algo, name) for algo, name in presets if name == wanted]
         if not paths:
             near = nearest(wanted, [name for _, name in presets])
             hint = f" Did you mean {near[0]}?" if near else ""
@@ -42,3 +45,36 @@ def run(args: Sequence[str]) -> int:
         for path in paths:
             print(path.read_text(encoding="utf-8"), end="")
     return 0
+
+
+def show(presets: Sequence[tuple[str, str]]) -> None:
+    """Print the table of presets, each given by algorithm and name."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from sampleforge.presets.scores import duration, read_scores
+
+    scores = read_scores()
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("topology", "preset", "environment", "score", "time", "date", "protocol"):
+        table.add_column(title, overflow="fold")
+    older = False
+    for algo, name in presets:
+        about = [algo, name, str(preset_values(algo, name).get("env", ""))]
+        score = scores.get((algo, name))
+        if score is None:
+            table.add_row(*about, UNMEASURED, "", "", "")
+            continue
+        mark = "" if score.is_current else "*"
+        older = older or not score.is_current
+        seeds = len(score.seeds)
+        shown = f"{score.score:,.5g}{mark} ({seeds} seed{'s' if seeds > 1 else ''})"
+        table.add_row(*about, shown, duration(score.time), score.date, score.protocol)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    console.print(table)
+    console.print("score: median over the seeds; time: median of the trainings", style="dim")
+    if older:
+        console.print("* measured before the settings of the preset were changed")

@@ -11,6 +11,7 @@ from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.session.deployment import Deployment
 from sampleforge.session.session import Session, describe
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.tracking.callbacks import tracking_callbacks
 
 
 def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
@@ -20,7 +21,7 @@ def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
     ends it at once. Ctrl-Z pauses it.
     """
     screen = Screen()
-    callbacks = [*population_callbacks(config), screen]
+    callbacks = [*population_callbacks(config), *tracking_callbacks(config), screen]
     session = Session(config, callbacks, deployment=deployment)
     interrupts = Interrupts(session.kill, session.interrupt, session.signal_workers)
     try:

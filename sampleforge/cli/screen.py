@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.reporting.closing import end_line, next_commands
 from sampleforge.reporting.display import QuietDisplay, open_display
@@ -13,6 +13,9 @@ from sampleforge.runtime.streams import LastingStream
 from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 
+if TYPE_CHECKING:
+    from sampleforge.reporting.worker_states import RunState
+
 
 class Screen(Callback):
     """Shows a live panel on a terminal and one line per report elsewhere; with --quiet only alerts
@@ -20,6 +23,9 @@ class Screen(Callback):
 
     def __init__(self) -> None:
         self._display: QuietDisplay | None = None
+        self._is_starting = True
+        self._starting: RunState | None = None
+        """The state that was shown last before the first report."""
         self._told: set[str] = set()
         """The streams that were lost, and said to be."""
 
@@ -29,14 +35,6 @@ class Screen(Callback):
         elif message.level not in ("debug", "error"):
             self._opened(session).message(message.text, message.level)
 
-    def on_start(self, session: Session) -> None:
-        from sampleforge.benchmark.live import BottleneckWatch
-        from sampleforge.benchmark.verdict import BenchmarkContext
-
-        graph = session.graph
-        context = BenchmarkContext.of(session.resolved, session.plan, session.spec, graph)
-        self._watch = BottleneckWatch(graph, context)
-
     def on_poll(self, session: Session) -> None:
         for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
             if isinstance(stream, LastingStream) and stream.lost and name not in self._told:
@@ -45,9 +43,16 @@ class Screen(Callback):
                     f"{name} cannot be written to any more ({stream.lost.strerror}): the run goes "
                     f"on, and {session.folder.log_file.name} has what it says"
                 )
+        state = session.worker_states.state
+        if self._is_starting and state.workers and state is not self._starting:
+            self._starting = state
+            progress = session.graph.progress
+            values = {"env_steps": float(progress.env_steps), "wall_s": progress.wall_s}
+            self._opened(session).starting(values, state)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
-        self._opened(session).update(report, self._watch.look())
+        self._is_starting = False
+        self._opened(session).update(report, session.worker_states.state)
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:
         if summary["status"] != "failed":

@@ -17,7 +17,8 @@ from sampleforge.folder.atomic_file import to_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sampleforge.populations.sweep import Sweep, TrialResult
+    from sampleforge.populations.study import TrialResult
+    from sampleforge.populations.sweep import Sweep
     from sampleforge.populations.sweep_spec import SweepSpec
 
 SHOWN = 15
@@ -45,7 +46,7 @@ def run(args: Sequence[str]) -> int:
     spec, folder = read_spec(Path(flags.spec)), Path(flags.folder)
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.populations.jobs import open_jobs
+    from sampleforge.populations.launcher import open_jobs
     from sampleforge.populations.sweep import TRIALS_ON_SLURM, Sweep, SweepFailed
 
     make_cwd_importable()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +11,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from sampleforge.cli.flags import parse
-from sampleforge.cli.key_values import KEY_VALUES
 from sampleforge.cli.plot import check_out
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.cli.trust_flags import TrustFlags
+from sampleforge.config import ConfigError, check_range
 from sampleforge.folder.atomic_file import to_json
-from sampleforge.folder.trust import Trust
-
-Scalars = dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
-class TournamentFlags(Checked):
+class TournamentFlags(TrustFlags):
     run_dirs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR ...")
     ] = ()
@@ -44,25 +40,6 @@ class TournamentFlags(Checked):
     which ends the command."""
     quiet: bool = False
     """Print nothing but errors and the last line."""
-    trust: bool = False
-    """Use code that the run folders name: an environment package.module:factory, its env_kwargs, an
-    encoder. Such a folder can run any code, so give this only for folders whose origin you know."""
-    env: str | None = None
-    """Repeat the runs' package.module:factory, instead of --trust."""
-    env_kwargs: Annotated[Scalars, KEY_VALUES] = dataclasses.field(default_factory=dict)
-    """Repeat the runs' env_kwargs, instead of --trust."""
-    encoder: Annotated[str | None, tyro.conf.arg(name="model.encoder")] = None
-    """Repeat the runs' package.module:EncoderClass, instead of --trust."""
-
-    @property
-    def trusted(self) -> Trust:
-        """The trust that the flags express in values of the run folders that name code."""
-        given = {
-            "env": self.env,
-            "env_kwargs": self.env_kwargs or None,
-            "model.encoder": self.encoder,
-        }
-        return Trust(self.trust, {name: v for name, v in given.items() if v is not None})
 
 
 def run(args: Sequence[str]) -> int:

@@ -1,33 +1,46 @@
-"""The command `sampleforge tune ID ALGO`: search the fastest flags for an environment."""
+"""The command `sampleforge tune ID ALGO`: search the fastest flags for an environment, or those
+that learn most."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.train import config_class
-from sampleforge.config import Checked, ConfigError, check_range
+from sampleforge.config import Checked, ConfigError, check_range, typed
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sampleforge.cli.tuning import Flags, Search, Trial
 
+SECONDS = 5.0
+"""Default length of a measurement, not counting start and warm-up."""
 STOP_GRACE = 5.0
 """Seconds within which a trial must end after Ctrl-C."""
-LEARNING = (
+KEPT = (
+    "The flags keep what shapes the learning: precision, env rows over all workers, rollout, "
+    "batch, minibatch, epochs. --allow-learning-changes tunes these, too."
+)
+CHANGED = (
     "precision, batch_size, num_workers and num_envs_per_worker may change what is learned, not "
     "only how fast: compare the returns before you rely on them."
 )
+FOR_RETURN = ("minutes", "jobs", "folder")
+FOR_SPEED = ("allow_learning_changes",)
+"""Flags of one of the two searches."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +49,57 @@ class TuneFlags(Checked):
     """Environment, as for --env."""
     algo: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ALGO")]
     """Algorithm, as for train."""
-    seconds_per_trial: float = 5.0
-    """Seconds of each measurement, not counting start and warm-up."""
+    goal: Annotated[Literal["speed", "return"], tyro.conf.arg(name="for")] = "speed"
+    """speed: flags with which the same learning takes less time; return: settings that learn more,
+    such as the learning rate, by many short trainings (docs/sweeps.md)."""
+    allow_learning_changes: bool = False
+    """For speed: also tune what shapes the learning: numbers of env rows, precision, batch size.
+    The fastest of these may learn nothing; off: only how the work is divided."""
+    minutes: float | None = None
+    """For return: length of the search (default: 30)."""
+    seconds_per_trial: float | None = None
+    """Seconds of each measurement, not counting start and warm-up (default: 5); for return, of each
+    training (default: a twentieth of the search, at least 15)."""
+    jobs: int | None = None
+    """For return: trainings at a time, which share the cores (default: 1)."""
+    folder: str | None = None
+    """For return: folder of the sweep that searches (default: a new one in sweeps). With that of an
+    earlier search of the same kind the search goes on."""
     preset: str | None = None
     """Preset to tune (default: none)."""
     out: str | None = None
     """File to write, for --config (default: <env>-<algo>-tuned.yaml in the working directory)."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "seconds_per_trial minutes", low=0, above=True)
+        check_range(self, "jobs", low=1)
+        others = FOR_SPEED if self.goal == "return" else FOR_RETURN
+        for name in others:
+            if (value := getattr(self, name)) != getattr(TuneFlags, name):
+                wrong = "return" if self.goal == "speed" else "speed"
+                raise ConfigError(
+                    f"{typed(name, value)} is for --for {wrong}, not for --for {self.goal}; leave "
+                    "out one of the two"
+                )
+
 
 def run(args: Sequence[str]) -> int:
     """Search, print a table and write the file. Raises ConfigError."""
-    text = "Find the fastest flags for an environment on this machine by short benchmarks."
+    text = (
+        "Find the fastest flags for an environment on this machine by short benchmarks, or with "
+        "--for return the settings that learn most within a budget of minutes."
+    )
     flags = parse(TuneFlags, args, "sampleforge tune", text)
-    check_range(flags, "seconds_per_trial", low=0, above=True)
     config_class(flags.algo)  # raises ConfigError for an unknown name
-    env = re.sub(r"[^A-Za-z0-9._]+", "-", flags.env)
-    out = Path(flags.out or f"{env}-{flags.algo}-tuned.yaml")
+    out = Path(flags.out or f"{file_stem(flags.env)}-{flags.algo}-tuned.yaml")
     if out.exists() or not out.absolute().parent.is_dir():
         problem = "exists already" if out.exists() else "is in no folder that exists"
         raise ConfigError(f"--out {out} {problem}; give another --out")
+    if flags.goal == "return":
+        from sampleforge.cli import return_tuning
+
+        return return_tuning.run(flags, out)
     with tempfile.TemporaryDirectory(prefix="sampleforge-tune-") as scratch:
         tuner = Tuner(flags, Path(scratch))
         return tuner.run(out)
@@ -79,7 +124,7 @@ class Tuner:
         far are written, and the exit code is 130."""
         from sampleforge.cli.tuning import Search
 
-        search = Search(self._run_trial)
+        search = Search(self._run_trial, self._flags.allow_learning_changes)
         with self._interrupts:
             self._interrupts.defer()
             self._search(search)
@@ -94,8 +139,6 @@ class Tuner:
     def _search(self, search: Search) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        from sampleforge.cli.tuning import ORDER
-
         bar = Progress(
             *(TextColumn("{task.description}"), BarColumn(32), TimeElapsedColumn()),
             console=self._console,
@@ -103,14 +146,18 @@ class Tuner:
             disable=not self._console.is_terminal,
         )
         with bar:
-            task = bar.add_task("defaults", total=len(ORDER) + 1)
+            task = bar.add_task("defaults", total=None)
+            order: list[str] = []
             for trial in search.trials():
                 if self._interrupts.received is not None:
                     search.done.remove(trial)
                     return
                 bar.console.print(_line(trial, search), highlight=False, markup=False)
-                done = 1 + ORDER.index(trial.tuned) if trial.tuned in ORDER else 1
-                bar.update(task, completed=done, description=f"after {trial.tuned}")
+                if trial.result is not None:
+                    order = order or search.order(trial.setting)
+                done = 1 + order.index(trial.tuned) if trial.tuned in order else 1
+                text = f"after {trial.tuned}"
+                bar.update(task, completed=done, total=1 + len(order), description=text)
 
     def _run_trial(self, tuned: str, flags: Flags) -> Trial:
         """Run one benchmark. An interrupted trial has no result."""
@@ -127,7 +174,7 @@ class Tuner:
             errors = self._wait(process)
             self._trial = None
         if process.returncode == 0:
-            return Trial(tuned, flags, json.loads((folder / "benchmark.json").read_text()))
+            return Trial(tuned, flags, _result(folder))
         last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         return Trial(tuned, flags, error=last[0])
 
@@ -156,11 +203,13 @@ class Tuner:
         asked = self._flags
         words = [*(sys.executable, "-m", "sampleforge.cli", "train", asked.algo)]
         words += ["--env", asked.env, "--run-dir", str(folder), "--quiet", "--benchmark"]
-        words += ["--no-benchmark-peak", "--benchmark-seconds", str(asked.seconds_per_trial)]
+        words += [
+            "--no-benchmark-peak",
+            "--benchmark-seconds",
+            str(asked.seconds_per_trial or SECONDS),
+        ]
         words += ["--preset", asked.preset] if asked.preset else []
-        for name, value in flags.items():
-            words += [f"--{name.replace('_', '-')}", str(value)]
-        return words
+        return [*words, *shlex.split(_words(flags) if flags else "")]
 
     def _print_results(self, search: Search) -> None:
         """Print all trials, the fastest first, and the flags of the best."""
@@ -176,10 +225,10 @@ class Tuner:
             table.add_column(name, justify="right" if name.endswith("/s") else "left")
         for trial in sorted(search.done, key=lambda trial: -trial.score):
             if trial.result is None:
-                table.add_row("-", "-", "failed", f"{_words(trial.flags)}: {trial.error}")
+                table.add_row("-", "-", "failed", f"{_told(trial, search)}: {trial.error}")
                 continue
             rates = (number(trial.result[name]) for name in ("sampled_per_s", "trained_per_s"))
-            table.add_row(*rates, trial.result["verdict"]["bottleneck"], _words(trial.flags))
+            table.add_row(*rates, trial.result["verdict"]["bottleneck"], _told(trial, search))
         self._console.print(table)
         assert search.best is not None
         defaults = search.done[0].score
@@ -188,7 +237,7 @@ class Tuner:
             self._console.print("interrupted: this is the best so far")
         best = _words(flags_of(search.best))
         self._console.print(f"best{gain}: {best}", soft_wrap=True)
-        self._console.print(LEARNING, soft_wrap=True)
+        self._console.print(self._about_learning, soft_wrap=True)
         results = [trial.result for trial in search.done if trial.result is not None]
         if (
             max(result["others_cores"] for result in results)
@@ -198,34 +247,71 @@ class Tuner:
 
     def _write(self, out: Path, best: Trial) -> None:
         """Write the best flags as a YAML file for --config."""
-        import yaml
-
         from sampleforge.cli.tuning import flags_of
-        from sampleforge.folder.atomic_file import write_atomically
 
-        values: dict[str, Any] = {"algo": self._flags.algo, "env": self._flags.env}
-        text = yaml.safe_dump({**values, **flags_of(best)}, sort_keys=False)
         head = (
             f"# Fastest on {best.setting['cores']} cores: {best.score:,.0f} env steps/s trained, "
         )
-        head += f"by `sampleforge tune`.\n# {LEARNING}\n"
-        write_atomically(out, (head + text).encode())
-        preset = f" --preset {self._flags.preset}" if self._flags.preset else ""
-        self._console.print(
-            f"Written. To use it: sampleforge train {self._flags.algo}{preset} --config {out}",
-            soft_wrap=True,
-        )
+        head += f"by `sampleforge tune`.\n# {self._about_learning}\n"
+        write_tuned(self._console, self._flags, out, head, flags_of(best))
+
+    @property
+    def _about_learning(self) -> str:
+        """What the flags mean for the learning."""
+        return CHANGED if self._flags.allow_learning_changes else KEPT
+
+
+def file_stem(env: str) -> str:
+    """Return the id of an environment as a part of file names."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", env)
+
+
+def write_tuned(
+    console: Console, flags: TuneFlags, out: Path, head: str, values: Mapping[str, Any]
+) -> None:
+    """Write the flags that were found as a YAML file for --config, after the comment ``head``, and
+    print the command that trains with it."""
+    import yaml
+
+    from sampleforge.folder.atomic_file import write_atomically
+
+    text = yaml.safe_dump({"algo": flags.algo, "env": flags.env, **values}, sort_keys=False)
+    write_atomically(out, (head + text).encode())
+    words = ["sampleforge", "train", flags.algo]
+    words += ["--preset", flags.preset] if flags.preset else []
+    console.print(f"Written to {out}. To train with it:", soft_wrap=True, markup=False)
+    print(shlex.join([*words, "--config", str(out)]))
 
 
 def _line(trial: Trial, search: Search) -> str:
     """Return the line that is printed when a trial ends."""
     if trial.result is None:
-        return f"{'failed':>12}  {_words(trial.flags)}: {trial.error}"
+        return f"{'failed':>12}  {_told(trial, search)}: {trial.error}"
     mark = " *" if trial is search.best else "  "
-    return f"{trial.score:>10,.0f}/s{mark} {_words(trial.flags)}"
+    return f"{trial.score:>10,.0f}/s{mark} {_told(trial, search)}"
+
+
+def _told(trial: Trial, search: Search) -> str:
+    """Return the flags of a trial that differ from the defaults."""
+    first = search.done[0]
+    default = {} if first.result is None else first.setting
+    return _words({n: v for n, v in trial.flags.items() if n not in default or default[n] != v})
 
 
 def _words(flags: Flags) -> str:
     """Return flags as they are typed on the command line."""
-    given = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in flags.items())
-    return given or "(the defaults)"
+    return " ".join(typed(name, value) for name, value in flags.items()) or "(the defaults)"
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """Return the contents of a trial's benchmark.json. Its ``setting`` also has the flags that
+    shape the learning, as the run has resolved them."""
+    from sampleforge.cli.tuning import PINNED
+    from sampleforge.folder.stored_config import read_yaml
+
+    result: dict[str, Any] = json.loads((folder / "benchmark.json").read_text())
+    config = read_yaml(folder / "config.yaml")
+    setting = {**result["setting"], **{name: config.get(name) for name in PINNED}}
+    if setting["ranks"]:
+        setting["num_ranks"] = setting["num_workers"]
+    return {**result, "setting": setting}

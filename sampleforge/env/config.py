@@ -16,14 +16,17 @@ class EnvConfig(Checked):
     registers when it is imported, or package.module:factory for your own function or class
     (default: that of the preset)."""
     env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Keyword arguments for the environment's constructor or factory."""
+    """Keyword arguments for the environment's constructor or factory. A factory of your own that
+    has the parameters worker_index or vector_index is given them, too: the number of the worker,
+    and that of the row in it."""
     env_backend: Literal["auto", "vector", "single"] = "auto"
     """vector: the simulator's own vector env, if it has one; single: one gymnasium env per row."""
     env_timeout: float = 60.0
     """Seconds that making, resetting or stepping an environment may take before it counts as hung.
     Rows that start one after the other have this time each, rows of a VectorEnv together."""
     max_episode_steps: int | None = None
-    """Truncate episodes after N env steps (default: the environment's own limit)."""
+    """Truncate episodes after N env steps, which bootstraps from the last observation (default: the
+    environment's own limit)."""
     rescale_actions: bool = True
     """Box actions with bounds: the policy acts in [-1, 1], which is mapped to the bounds. Off: it
     acts in the environment's own units."""

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
-
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.vector import EnvVector
@@ -22,14 +20,21 @@ from sampleforge.env.vector import EnvVector
 __all__ = ["ConfigError", "Family", "nearest"]
 
 
+def no_other_names(env_id: str) -> None:
+    """Return None: nothing else than its ids names an environment of the family."""
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of environments.
 
     ``claims`` returns whether an id has the form of this family's ids, even with a typing error;
-    ``ids`` returns the existing ids (also without the simulator, if possible). ``requires`` is the
+    ``ids`` returns the existing ids (also without the simulator, if possible). ``meant`` returns
+    the id of this family that an id of another library, or of an earlier version of the simulator,
+    means, or None; it answers without the simulator, too. ``requires`` is the
     simulator's module, and ``extra`` the extra of `pip install "sampleforge[extra]"` that installs
-    it. ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``. ``plain_kwargs`` promises
+    it. ``make_single(config, render_mode)`` returns one environment, of gymnasium or PettingZoo;
+    ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``. ``plain_kwargs`` promises
     that no string in env_kwargs names code to import or a file to load code from: a run folder's
     strings then need no --trust."""
 
@@ -37,10 +42,11 @@ class Family:
     claims: Callable[[str], bool]
     ids: Callable[[], Sequence[str]]
     make_vector: Callable[[EnvConfig, int, Sequence[int]], EnvVector]
-    make_single: Callable[[EnvConfig, str | None], gym.Env[Any, Any]]
+    make_single: Callable[[EnvConfig, str | None], Any]
     requires: str | None = None
     extra: str | None = None
     plain_kwargs: bool = False
+    meant: Callable[[str], str | None] = no_other_names
 
     @property
     def installed(self) -> bool:

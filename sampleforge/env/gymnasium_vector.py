@@ -12,7 +12,8 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import env_spec, offset
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.interface import checked_reset, refuse_step
-from sampleforge.env.vector import Array, EnvVector, StepOut
+from sampleforge.env.tasks import RowTasks, task_setter
+from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
@@ -70,6 +71,7 @@ class GymnasiumVector(EnvVector):
             max_episode_steps=max_episode_steps,
             protocol=protocol,
             asynchronous=asynchronous or isinstance(env, AsyncVectorEnv),
+            takes_task=task_setter(env) is not None,
         )
         super().__init__(spec, len(seeds))
         if env.num_envs != len(seeds):
@@ -78,6 +80,7 @@ class GymnasiumVector(EnvVector):
                 "asked for; its factory must honour its argument num_envs"
             )
         self._env = env
+        self._tasks = RowTasks.of_this_call(1)
         self._all_rows = f"all {env.num_envs} rows"
         self._seeds = list(seeds)
         self._leaves = dict(leaves(space, OBSERVATION))
@@ -85,6 +88,8 @@ class GymnasiumVector(EnvVector):
         self._resets_rows = self._is_gymnasiums_own or self._mode is AutoresetMode.DISABLED
 
     def reset(self, obs: Mapping[str, Array]) -> None:
+        if self._tasks is not None:
+            self._tasks.follow(0, self._env)
         # Only gymnasium's own VectorEnvs take a seed per row; others are promised to take an int.
         seed: Any = self._seeds if self._is_gymnasiums_own else self._seeds[0]
         result = self._env.reset(seed=seed)
@@ -170,5 +175,65 @@ class GymnasiumVector(EnvVector):
                 start = offset(self._leaves[name])
                 final_obs[name][row] = leaf if start is None else leaf - start
 
+    def _finish_episodes(self) -> list[Episode]:
+        if self._tasks is not None:  # for the next resets, which are the VectorEnv's own
+            self._tasks.follow(0, self._env)
+        return super()._finish_episodes()
+
+    @property
+    def mode(self) -> AutoresetMode:
+        """The autoreset mode of the VectorEnv."""
+        return self._mode
+
+    def row_env(self, row: int) -> VectorEnv[Any, Any, Any]:
+        return self._env
+
     def close(self) -> None:
         self._env.close()
+
+
+class TruncatedVector(GymnasiumVector):
+    """A `GymnasiumVector` whose episodes are truncated after ``config.max_episode_steps`` steps.
+    Raises ConfigError if its rows cannot be reset one by one."""
+
+    def __init__(
+        self, config: EnvConfig, env: VectorEnv[Any, Any, Any], seeds: Sequence[int]
+    ) -> None:
+        assert config.max_episode_steps is not None
+        self._limit = config.max_episode_steps
+        super().__init__(config, env, seeds, max_episode_steps=self._limit)
+        self._cut = np.zeros(self.num_rows, np.bool_)
+        """Rows that were truncated here in the step before, which the environment does not know."""
+        if not self._resets_rows:
+            raise ConfigError(
+                f"{config.env} makes rows of its own (it takes num_envs), and --max-episode-steps "
+                f"{self._limit} does not reach them, because a VectorEnv with autoreset mode "
+                f"{self._mode.name} resets no single row; give the limit to the environment, as "
+                "an argument of its own in --env-kwargs, or use AutoresetMode.DISABLED"
+            )
+
+    def _complete(self, out: StepOut) -> None:
+        super()._complete(out)
+        due = self._lengths + 1 >= self._limit
+        if self._same_step:
+            self._cut_same_step(out, due)
+            return
+        if self._cut.any():  # they were stepped once more; their flags are ignored
+            self._reset_rows(self._cut, out.obs)
+        due &= ~self._ended
+        self._cut = due & ~(out.terminated | out.truncated)
+        out.truncated |= due
+
+    def _cut_same_step(self, out: StepOut, due: Array) -> None:
+        """Truncate the rows ``due``, and reset those that the environment has not reset."""
+        cut = due & ~(out.terminated | out.truncated)
+        out.truncated |= due
+        if cut.any():
+            assert out.final_obs is not None, "the layout same_step needs final_obs"
+            for name, leaf in out.obs.items():
+                out.final_obs[name][cut] = leaf[cut]
+            self._reset_rows(cut, out.obs)
+
+    def _reset_rows(self, rows: Array, obs: Mapping[str, Array]) -> None:
+        observations, _ = self._env.reset(options={"reset_mask": rows})
+        self._write(observations, obs, rows)

@@ -54,6 +54,14 @@ class SeatVector(EnvVector):
     def limit_episodes(self, steps: int) -> bool:
         return self._rows.limit_episodes(steps)
 
+    @property
+    def present(self) -> Array:
+        present: Array = self._rows.present[self.seat]
+        return present
+
+    def row_env(self, row: int) -> Any:
+        return self._rows.row_env(row)
+
     def leave_out_first_episodes(self) -> None:
         """Do not count the first episode of any row."""
         self._leave_out_first = True
@@ -195,6 +203,10 @@ class MultiAgentRows(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the environments; a second call is allowed."""
+
+    def row_env(self, row: int) -> Any:
+        """Return the Python object that steps ``row``; see `EnvVector.row_env`."""
+        return self
 
     def _decorrelate(self, limit: int) -> None:
         """Truncate row i's first episode at (i+1)/rows of the limit, as

@@ -18,6 +18,7 @@ from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_stats
 from sampleforge.env.starting import tell_of_row
+from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array
 from sampleforge.spec import ACTION_MASK, EnvSpaces
 
@@ -57,20 +58,24 @@ class ParallelRows(MultiAgentRows):
     def __init__(
         self,
         config: EnvConfig,
-        make: Callable[[], Any],
+        make: Callable[[int], Any],
         num_rows: int,
         seeds: Sequence[int],
         **options: Any,
     ) -> None:
-        """``options``: ``limit`` of an episode's env steps, and fields of `EnvSpec`."""
-        self._make: Callable[[], Any] = lambda: as_parallel(make(), config.env)
+        """``make``: is given the number of the row. ``options``: ``limit`` of an episode's env
+        steps, and fields of `EnvSpec`."""
+        self._make: Callable[[int], Any] = lambda row: as_parallel(make(row), config.env)
         self._seeds = list(seeds)
         self._envs: list[Any] = []
-        for _ in range(num_rows):
-            self._envs.append(self._make())
+        self._tasks = RowTasks.of_this_call(num_rows)
+        for row in range(num_rows):
+            self._envs.append(self._make(row))
             tell_of_row()
         self._first: list[Reset] = []
-        for env, seed in zip(self._envs, seeds, strict=True):
+        for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
+            if self._tasks is not None:
+                self._tasks.follow(row, env)
             self._first.append(_checked_reset(env.reset(seed=seed), config.env))
             tell_of_row()
         env, infos = self._envs[0], self._first[0][1]
@@ -83,7 +88,12 @@ class ParallelRows(MultiAgentRows):
             for agent in env.possible_agents
         }
         super().__init__(
-            config, agents, num_rows, metadata=getattr(env, "metadata", None), **options
+            config,
+            agents,
+            num_rows,
+            metadata=getattr(env, "metadata", None),
+            takes_task=task_setter(env) is not None,
+            **options,
         )
         self._observations = [ObservationAdapter(seat.spec) for seat in self.seats]
         for adapter, seat in zip(self._observations, self.seats, strict=True):
@@ -106,6 +116,8 @@ class ParallelRows(MultiAgentRows):
             try:
                 if is_over[row]:
                     self._faults.pop(row, None)
+                    if self._tasks is not None:
+                        self._tasks.follow(row, env)
                     first = _checked_reset(env.reset(), self.seats[0].spec.env_id)
                 else:
                     acting = [seat for seat in self.seats if present[row][seat.seat]]
@@ -179,7 +191,9 @@ class ParallelRows(MultiAgentRows):
             with suppress(Exception):  # a broken environment may fail to close as well
                 self._envs[row].close()
             try:
-                self._envs[row] = self._make()
+                self._envs[row] = self._make(row)
+                if self._tasks is not None:
+                    self._tasks.renew(row, self._envs[row])
                 seed = next_seed(self._seeds[row], self.rebuilt)
                 fresh: Reset = self._envs[row].reset(seed=seed)
             except Exception as again:
@@ -192,6 +206,9 @@ class ParallelRows(MultiAgentRows):
             f"between which the environment was rebuilt {count} times"
         )
         raise first
+
+    def row_env(self, row: int) -> Any:
+        return self._envs[row]
 
     def close(self) -> None:
         """Close every environment, even where another one's ``close`` raises."""

@@ -1,7 +1,8 @@
 """The probe: a test of an environment in a child process before anything else starts.
 
 An environment that cannot be imported, raises, hangs or gives bad observations leads to an error
-message within seconds, and this process has not imported any of it.
+message within seconds, and this process has not imported any of it. `sampleforge check-env` tries
+out an environment for longer, in a child process of the same kind.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from multiprocessing import spawn
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.spec_json import spec_from_plain
+from sampleforge.runtime.processes import MissingMainGuard, check_main_guard
 from sampleforge.spec import EnvSpec
 
 GRACE_S = 2.0
@@ -29,7 +32,9 @@ GRACE_S = 2.0
 ends itself, unless it cannot."""
 
 CHILD = """
-import json, sys
+import json, os, sys
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 payload = json.loads(sys.stdin.readline())
 sys.path[:] = payload["path"]
 from sampleforge.env.probe_child import main
@@ -47,13 +52,27 @@ class EnvFailed(EnvProbeError):
     exit_code = 1
 
 
+class Silent(Exception):
+    """The child has written nothing for too long."""
+
+
 def probe(config: EnvConfig) -> EnvSpec:
     """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
 
     Raises EnvProbeError with the child's traceback, or with its stacks if a row's construction or
-    reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. No process is
-    left in any case.
+    reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. Raises
+    MissingMainGuard, which is no error but the end of the program, if the script that calls this
+    would do so again where the child imports it. No process is left in any case.
     """
+    (message,) = child_messages(config, "probe")
+    return spec_from_plain(message["spec"])
+
+
+def child_messages(
+    config: EnvConfig, work: Literal["probe", "check"], **options: float
+) -> Iterator[dict[str, Any]]:
+    """Do ``work`` on ``config.env`` in a child process, and yield its messages; ``options`` are
+    those of the work. The errors are those of `probe`."""
     if ":" in config.env:
         make_cwd_importable()
     read_end, write_end = os.pipe()
@@ -63,22 +82,28 @@ def probe(config: EnvConfig) -> EnvSpec:
         os.fdopen(read_end, "rb") as answers,
     ):
         try:
-            child = _start(config, write_end, output, scratch)
+            child = _start(config, {"work": work, **options}, write_end, output, scratch)
         finally:
             os.close(write_end)
+        last, hangs = None, False
         try:
-            answer = _read(child, answers, config.env_timeout + GRACE_S)
-            if answer is not None:
-                child.wait(GRACE_S)
+            for line in _lines(child, answers, config.env_timeout + GRACE_S):
+                last = json.loads(line)
+                if not last.pop("goes_on", False):
+                    child.wait(GRACE_S)
+                    break
+                yield last
+        except Silent:
+            hangs = True
         except subprocess.TimeoutExpired:
             pass  # it has answered but does not end; `_end` kills it
         finally:
             _end(child)
-        return _result(config, answer, child.returncode, _printed(output))
+        yield _checked(config, work, last, hangs, (child.returncode, _printed(output)))
 
 
 def _start(
-    config: EnvConfig, write_end: int, output: IO[bytes], scratch: str
+    config: EnvConfig, work: dict[str, Any], write_end: int, output: IO[bytes], scratch: str
 ) -> subprocess.Popen[bytes]:
     """Start the child, in a process group and a directory of its own, with the payload in its
     stdin."""
@@ -93,7 +118,7 @@ def _start(
         cwd=scratch,
     )
     path = [os.path.abspath(entry) for entry in sys.path]
-    payload = {"config": _own_part(config), "path": path, "fd": write_end, "main": main}
+    payload = {"config": _own_part(config), "path": path, "fd": write_end, "main": main, **work}
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once; its output says why
         child.stdin.write(json.dumps(payload).encode() + b"\n")
@@ -105,9 +130,10 @@ def _main_module() -> dict[str, Any]:
     """Return the location of the main module, for the child to import it as multiprocessing's
     children do: it may register environments, or be the module of the factory.
 
-    Raises RuntimeError if this process is in such an import itself: a script without ``if __name__
-    == "__main__"`` would start itself for ever.
+    Raises MissingMainGuard if this process is in such an import itself: a script without ``if
+    __name__ == "__main__"`` would start itself for ever.
     """
+    check_main_guard()
     data = spawn.get_preparation_data("probe")
     return {name: value for name, value in data.items() if name.startswith("init_main")}
 
@@ -118,11 +144,11 @@ def _own_part(config: EnvConfig) -> dict[str, Any]:
     return {name: value for name, value in to_plain(config).items() if name in names}
 
 
-def _read(child: subprocess.Popen[bytes], answers: IO[bytes], limit: float) -> bytes | None:
-    """Return the child's line, or the part of it that was written when the child ended; None if
-    nothing is written for ``limit`` seconds. The end of the pipe is no sign that the child has
-    ended, because a simulator's processes may keep it open."""
-    answer, deadline = b"", time.monotonic() + limit
+def _lines(child: subprocess.Popen[bytes], answers: IO[bytes], limit: float) -> Iterator[bytes]:
+    """Yield the child's lines, until it has ended. The end of the pipe is no sign of that, because
+    a simulator's processes may keep it open. Raises Silent if nothing is written for ``limit``
+    seconds."""
+    text, deadline = b"", time.monotonic() + limit
     reader = select.poll()  # not select(), which takes no descriptors from 1024 on
     reader.register(answers, select.POLLIN)
     while time.monotonic() < deadline:
@@ -131,11 +157,12 @@ def _read(child: subprocess.Popen[bytes], answers: IO[bytes], limit: float) -> b
         ready = bool(reader.poll(0 if ended else 50))
         if ready:
             part = os.read(answers.fileno(), 1 << 16)
-            answer += part
+            *whole, text = (text + part).split(b"\n")
+            yield from whole
             deadline = time.monotonic() + limit
-        if answer.endswith(b"\n") or ((ready or ended) and not part):
-            return answer.strip()
-    return None
+        if (ready or ended) and not part:
+            return
+    raise Silent
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -154,18 +181,24 @@ def _printed(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace").strip()
 
 
-def _result(config: EnvConfig, answer: bytes | None, code: int, printed: str) -> EnvSpec:
-    """Return the spec in the answer. Raises EnvProbeError if it holds an error, or is missing."""
-    if answer:
-        message = json.loads(answer)
-        if "spec" in message:
-            return spec_from_plain(message["spec"])
-        kind = EnvFailed if "Traceback (" in message["error"] else EnvProbeError
-        raise kind(message["error"])
-    if answer is None or "Timeout (" in printed:
+def _checked(
+    config: EnvConfig, work: str, last: dict[str, Any] | None, hangs: bool, ended: tuple[int, str]
+) -> dict[str, Any]:
+    """Return ``last``, the child's last message. Raises EnvProbeError if it is an error, or not the
+    end of the work (``last`` is None or has been yielded), and MissingMainGuard if our script would
+    start itself in the child. ``ended``: the child's exit code, and what it has printed."""
+    code, printed = ended
+    if last and "error" in last:
+        kind = EnvFailed if "Traceback (" in last["error"] else EnvProbeError
+        raise kind(last["error"])
+    if last and last.get("unguarded"):
+        raise MissingMainGuard(os.path.basename(sys.argv[0]))
+    if last and last.get("done"):
+        return last
+    if hangs or "Timeout (" in printed:
         raise EnvFailed(
             f"{printed}\n{config.env} hangs: its construction, a reset or a step took more than "
             f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
         )
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    raise EnvFailed(f"{printed}\n{config.env} ended its process in the probe, with {how}")
+    raise EnvFailed(f"{printed}\n{config.env} ended its process in the {work}, with {how}")

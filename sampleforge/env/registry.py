@@ -26,8 +26,9 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import Family
-from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
 from sampleforge.env.parallel import ParallelRows, is_multi_agent
+from sampleforge.env.place import Place, takes
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.single import SyncVector
 from sampleforge.env.vector import EnvVector
@@ -35,6 +36,7 @@ from sampleforge.env.vector import EnvVector
 GROUP = "sampleforge.envs"
 PLUGINS = "gymnasium.envs"
 Env = gym.Env[Any, Any]
+SOMEWHERE = Place()
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +88,12 @@ def load_plugins() -> None:
 
 
 def known_ids() -> list[str]:
-    """Return the ids of the installed families, gymnasium's own, and those of its plugins."""
+    """Return the ids of the installed families, gymnasium's own, and those of its plugins. What
+    else the families' packages register with gymnasium, such as ids of earlier protocols, is left
+    out: it can be had as module:Id only."""
     load_plugins()
-    ids = set(gym.registry)
+    served = {family.requires for family in families()}
+    ids = {env_id for env_id, spec in gym.registry.items() if _package(spec) not in served}
     for family in families():
         try:
             ids.update(family_ids(family))
@@ -97,26 +102,34 @@ def known_ids() -> list[str]:
     return sorted(ids)
 
 
-def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+def _package(spec: registration.EnvSpec) -> str:
+    """Return the package that an environment's entry point is in; empty if it is an object."""
+    return spec.entry_point.partition(".")[0] if isinstance(spec.entry_point, str) else ""
+
+
+def make_vector(
+    config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place = SOMEWHERE
+) -> EnvVector:
     """Return ``num_rows`` rows of ``config.env``, with one seed each; rewards are never clipped.
+    ``place``: theirs, for a factory that asks for it.
     Box actions are in [-1, 1] unless ``config.rescale_actions`` is off.
     In a multi-agent environment these are the rows of the first agent; ``seats`` has those of all.
 
     Raises ConfigError for an unknown name or a missing library, and the environment's own
     exceptions.
     """
-    vector = _vector(config, num_rows, seeds)
+    vector = _vector(config, num_rows, seeds, place)
     if config.rescale_actions:
         for seat in vector.seats:
             seat.rescale_actions()
     return vector
 
 
-def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
+def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place) -> EnvVector:
     """Return the rows, with actions in the environment's own units."""
     factory, config = resolve(config)
     if factory is not None:
-        return _factory_vector(config, factory, num_rows, seeds)
+        return _factory_vector(config, factory, num_rows, seeds, place)
     family = find(config.env)
     if family is not None:
         return family.make_vector(config, num_rows, seeds)
@@ -126,22 +139,27 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
-    """Return a single environment with its raw rewards, for videos or use by hand; evaluation uses
-    `make_vector`."""
+    """Return a single environment, of gymnasium or PettingZoo, with its raw rewards, for videos or
+    use by hand; evaluation uses `make_vector`."""
     factory, config = resolve(config)
     if factory is None:
         family = find(config.env)
         make = gymnasium_env if family is None else family.make_single
         return make(config, render_mode)
-    if _takes(factory, "num_envs"):
+    if takes(factory, "num_envs"):
         raise ConfigError(
             f"{config.env} makes rows (it takes num_envs), and this needs a single environment; "
             "name a factory that returns a gymnasium.Env"
         )
     rendering = {} if render_mode is None else {"render_mode": render_mode}
-    env: Env = factory(**config.env_kwargs, **rendering)
+    if rendering and not _takes_keyword(factory, "render_mode"):
+        raise ConfigError(
+            f"{config.env} cannot be rendered, because its factory takes no render_mode; give it "
+            "that parameter, and pass it on to the environment"
+        )
+    env: Env = factory(**SOMEWHERE.arguments(factory, 0, config.env_kwargs), **rendering)
     limit = config.max_episode_steps
-    return env if limit is None else TimeLimit(env, limit)
+    return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)
 
 
 def find(env_id: str) -> Family | None:
@@ -168,16 +186,20 @@ def _claiming(env_id: str) -> Family | None:
 
 
 def _lacking(env: str, family: Family) -> ConfigError:
-    return ConfigError(
-        f"--env {env} needs the package {family.requires}, which is not installed: "
+    return ConfigError(f"--env {env} {_needs(family)}")
+
+
+def _needs(family: Family) -> str:
+    return (
+        f"needs the package {family.requires}, which is not installed: "
         f'pip install "sampleforge[{family.extra}]"'
     )
 
 
 def _unknown(env_id: str) -> str:
-    best = _nearest_id(env_id)
+    best, needs = _suggestion(env_id)
     remedy = (
-        f"Did you mean {best}?"
+        f"Did you mean {best}?{needs}"
         if best is not None
         else "`sampleforge envs` lists the known ones; an id that a module registers when it is "
         "imported is written module:Id, and an environment of your own package.module:factory"
@@ -190,15 +212,32 @@ def _unknown(env_id: str) -> str:
     return f"Unknown environment {env_id}. {remedy}"
 
 
+def _suggestion(env_id: str) -> tuple[str | None, str]:
+    """Return the id that an unknown one probably means, or None, and a sentence on what has to be
+    installed for it. Another version of the same name comes first, then what a family knows the id
+    as, then the most similar one."""
+    known = known_ids()
+    if (newest := _newest_version(env_id, known)) is not None:
+        return newest, ""
+    for family in families():
+        meant = family.meant(env_id)
+        if meant is not None:
+            return meant, "" if family.installed else f" It {_needs(family)}"
+    return next(iter(nearest(env_id, known)), None), ""
+
+
 def _nearest_id(env_id: str) -> str | None:
     """Return the known id most similar to ``env_id``; its newest version if only the version is
     wrong."""
     known = known_ids()
+    return _newest_version(env_id, known) or next(iter(nearest(env_id, known)), None)
+
+
+def _newest_version(env_id: str, known: Sequence[str]) -> str | None:
+    """Return the newest of the ids that differ from ``env_id`` in their version only, or None."""
     name = env_id.rpartition("-v")[0] or env_id
     versions = [i for i in known if i.rpartition("-v")[0].lower() == name.lower()]
-    if versions:
-        return max(versions, key=_version)
-    return next(iter(nearest(env_id, known)), None)
+    return max(versions, key=_version, default=None)
 
 
 def _version(env_id: str) -> int:
@@ -228,6 +267,17 @@ def sync_vector(
 ) -> SyncVector:
     """Return rows of single envs; ``options`` are further keywords of SyncVector. Raises
     ConfigError if the config asks for a vector env."""
+    return _single_rows(config, lambda row: make(), num_rows, seeds, **options)
+
+
+def _single_rows(
+    config: EnvConfig,
+    make: Callable[[int], Env],
+    num_rows: int,
+    seeds: Sequence[int],
+    **options: Any,
+) -> SyncVector:
+    """As `sync_vector`, where ``make`` is given the number of the row."""
     if config.env_backend == "vector":
         raise ConfigError(
             f"{config.env} has no vector env of its own; use --env-backend auto or single"
@@ -319,27 +369,35 @@ def _import(env: str, module_name: str) -> ModuleType:
 
 
 def _factory_vector(
-    config: EnvConfig, factory: Callable[..., Any], num_rows: int, seeds: Sequence[int]
+    config: EnvConfig,
+    factory: Callable[..., Any],
+    num_rows: int,
+    seeds: Sequence[int],
+    place: Place,
 ) -> EnvVector:
     """Return rows of a factory's environments: one VectorEnv if it takes num_envs, otherwise one
     env per row, of gymnasium or of PettingZoo."""
     kwargs = config.env_kwargs
-    if not _takes(factory, "num_envs"):
-        made = [factory(**kwargs)]  # tells its kind, and is the first row
+    if not takes(factory, "num_envs"):
+        made = [factory(**place.arguments(factory, 0, kwargs))]  # tells its kind; the first row
 
-        def make() -> Any:
-            return made.pop() if made else factory(**kwargs)
+        def make(row: int) -> Any:
+            return made.pop() if made else factory(**place.arguments(factory, row, kwargs))
 
         if is_multi_agent(made[0]):
             return ParallelRows(config, make, num_rows, seeds).seats[0]
-        return sync_vector(config, lambda: _checked(config, make(), gym.Env), num_rows, seeds)
-    if config.env_backend == "single" or config.max_episode_steps is not None:
-        raise ConfigError(
-            f"{config.env} makes rows of its own (it takes num_envs): --env-backend single and "
-            "--max-episode-steps do not reach them; give its own arguments in --env-kwargs"
+        return _single_rows(
+            config, lambda row: _checked(config, make(row), gym.Env), num_rows, seeds
         )
+    if config.env_backend == "single":
+        raise ConfigError(
+            f"{config.env} makes rows of its own (it takes num_envs): --env-backend single does "
+            "not reach them; leave it out"
+        )
+    kwargs = place.arguments(factory, 0, kwargs)
     env = _checked(config, factory(num_envs=num_rows, **kwargs), VectorEnv)
-    return GymnasiumVector(config, env, seeds)
+    kind = GymnasiumVector if config.max_episode_steps is None else TruncatedVector
+    return kind(config, env, seeds)
 
 
 def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
@@ -354,5 +412,7 @@ def _checked(config: EnvConfig, env: Any, kind: type[Any]) -> Any:
     )
 
 
-def _takes(factory: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(factory).parameters
+def _takes_keyword(factory: Callable[..., Any], name: str) -> bool:
+    """Return whether a factory can be called with the keyword ``name``."""
+    parameters = inspect.signature(factory).parameters.values()
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)

@@ -19,6 +19,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.interface import checked_reset, first_reset, refuse_step
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
+from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
@@ -35,7 +36,8 @@ TRUE_OBJECTIVE = "true_objective"
 of the sum of its rewards. An environment that offers reward-shaping numbers should give it."""
 EPISODE_STATS = "episode_extra_stats"
 """The key in ``info`` of an episode's last step under which an environment reports statistics of
-the episode, {name: number}. Their means over 100 episodes are reported as ``env_<name>``."""
+the episode, {name: number}. Their means over the last episodes (--metrics-window) are reported as
+``env_<name>``."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class SyncVector(EnvVector):
     def __init__(
         self,
         config: EnvConfig,
-        make: Callable[[], gym.Env[Any, Any]],
+        make: Callable[[int], gym.Env[Any, Any]],
         num_rows: int,
         seeds: Sequence[int],
         *,
@@ -68,18 +70,21 @@ class SyncVector(EnvVector):
         protocol: str = "",
         max_episode_steps: int | None = None,
     ) -> None:
-        """Create and reset the envs. ``max_episode_steps`` is the limit that ``make`` has set, if
-        the env's spec does not name it; ``config.max_episode_steps`` takes precedence and is
-        enforced here."""
+        """Create and reset the envs; ``make`` is given the number of the row.
+        ``max_episode_steps`` is the limit that ``make`` has set, if the env's spec does not name
+        it; ``config.max_episode_steps`` takes precedence and is enforced here."""
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
         self._envs: list[gym.Env[Any, Any]] = []
-        for _ in range(num_rows):
-            self._envs.append(make())
+        self._tasks = RowTasks.of_this_call(num_rows)
+        for row in range(num_rows):
+            self._envs.append(make(row))
             tell_of_row()
         self._first: list[tuple[Any, dict[str, Any]]] = []
         for row, env in enumerate(self._envs):
+            if self._tasks is not None:
+                self._tasks.follow(row, env)
             self._first.append(first_reset(env, seeds[row], config.env, row))
             tell_of_row()
         env = self._envs[0]
@@ -94,6 +99,7 @@ class SyncVector(EnvVector):
             max_episode_steps=limit,
             protocol=protocol,
             reward_shaping=offered_shaping(env, config.env),
+            takes_task=task_setter(env) is not None,
         )
         super().__init__(spec, num_rows)
         self._observations = ObservationAdapter(spec)
@@ -185,6 +191,9 @@ class SyncVector(EnvVector):
         for env in self._envs:
             env.unwrapped.reward_shaping.update(numbers)  # type: ignore[attr-defined]
 
+    def row_env(self, row: int) -> gym.Env[Any, Any]:
+        return self._envs[row]
+
     def _plain(self, obs: Mapping[str, Array]) -> tuple[Any, Any, Any]:
         """Return array, shape and dtype of a plain Box observation; otherwise Nones, which equal no
         observation's."""
@@ -195,6 +204,8 @@ class SyncVector(EnvVector):
     def _reset_row(self, row: int) -> tuple[Any, dict[str, Any]]:
         if self._limits is not None:
             self._limits[row] = self.spec.max_episode_steps or 0  # after a shorter first episode
+        if self._tasks is not None:
+            self._tasks.follow(row, self._envs[row])
         return checked_reset(self._envs[row].reset(), self.spec.env_id, f"row {row}")
 
     def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
@@ -229,11 +240,13 @@ class SyncVector(EnvVector):
             with suppress(Exception):  # a broken env may fail to close as well
                 self._envs[row].close()
             try:
-                self._envs[row] = self._make()
+                self._envs[row] = self._make(row)
                 if self._shaping:
                     self._envs[row].unwrapped.reward_shaping.update(  # type: ignore[attr-defined]
                         self._shaping
                     )
+                if self._tasks is not None:
+                    self._tasks.renew(row, self._envs[row])
                 first = self._envs[row].reset(seed=next_seed(self._seeds[row], self.rebuilt))
             except Exception as again:
                 error = again

@@ -50,6 +50,7 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
         "protocol": spec.protocol,
         "asynchronous": spec.asynchronous,
         **({"reward_shaping": dict(spec.reward_shaping)} if spec.reward_shaping else {}),
+        **({"takes_task": True} if spec.takes_task else {}),
     }
     if spec.agents:
         plain["agents"] = list(spec.agents)
@@ -92,6 +93,7 @@ def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
         asynchronous=reader.value("asynchronous", bool),
         agents=reader.names("agents"),
         reward_shaping={str(name): float(number) for name, number in shaping.items()},
+        takes_task=bool(reader.value("takes_task", bool, optional=True)),
     )
     spec = with_action_units(spec, rescale=rescales)
     others = [

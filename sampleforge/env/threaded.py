@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut, own_outputs
+from sampleforge.shared.events import send_through_in_thread, sender_of_thread
 
 
 class ThreadedVector(EnvVector):
@@ -19,7 +21,9 @@ class ThreadedVector(EnvVector):
     """
 
     def __init__(self, make: Callable[[], EnvVector], wake: Callable[[], None]) -> None:
-        self._thread = ThreadPoolExecutor(1, "env rows")
+        self._thread = ThreadPoolExecutor(
+            1, "env rows", send_through_in_thread, (sender_of_thread(),)
+        )
         self._wake = wake
         try:
             self._inner = self._thread.submit(make).result()
@@ -38,6 +42,12 @@ class ThreadedVector(EnvVector):
     def ready(self) -> bool:
         """Whether the step that was sent is done."""
         return self._step is not None and self._step.done()
+
+    def shortened_rows(self) -> Array | None:
+        return self._inner.shortened_rows()
+
+    def row_env(self, row: int) -> Any:
+        return self._inner.row_env(row)
 
     def reset(self, obs: Mapping[str, Array]) -> None:
         self._thread.submit(self._inner.reset, obs).result()

@@ -166,6 +166,24 @@ class EnvVector(ABC):
         """Whether ``recv`` would not wait; if False, the actor can serve other splits meanwhile."""
         return True
 
+    @property
+    def present(self) -> Array | None:
+        """Bool [rows]: whether the agent takes part in the next step; None if it always does."""
+        return None
+
+    def shortened_rows(self) -> Array | None:
+        """Return which rows are in their first episode, if decorrelation shortens it, bool [rows];
+        None if no row is."""
+        if not self._leave_out_first:
+            return None
+        in_first = self._finished == 0
+        return in_first if in_first.any() else None
+
+    def row_env(self, row: int) -> Any:
+        """Return the Python object that steps ``row``: an environment of its own, or else the
+        vector env of all rows."""
+        return self
+
     def limit_episodes(self, steps: int) -> bool:
         """Truncate every episode after ``steps`` steps; call it before the first `reset`. Return
         False if this is not possible, because rows cannot be ended one by one."""

@@ -95,8 +95,8 @@ def random_steps(policy: LoadedPolicy, count: int, seed: int) -> tuple[Columns, 
         action, next_state = policy.act(obs, torch.from_numpy(state), mask=mask)
         for name, leaf in flatten(spec.spaces.action, action, ACTION).items():
             actions[name].append(leaf)
-        states.append(next_state)
-        slot_rows.append(policy.as_row(obs, mask))
+        states.append(torch.zeros(1, 0) if next_state is None else next_state)
+        slot_rows.append(policy.as_rows(obs, mask))
     columns = {
         column.name: np.asarray(inputs[column.name], column.dtype) for column in program.inputs
     }

@@ -32,9 +32,10 @@ def writing(path: Path) -> Iterator[None]:
         raise CannotWrite(error.errno, reason, str(path)) from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Replace the contents of ``path`` by ``data``: write a temporary file beside it, sync it,
-    rename it, and sync the folder. At any moment ``path`` has either the old or the new contents.
+    rename it, and sync the folder. At any moment ``path`` has either the old or the new contents;
+    without ``sync`` that does not hold across a power cut, but the disk is not waited for.
 
     Raises OSError (disk full, read-only, ...); ``path`` is then unchanged and no temporary file is
     left. A process that is killed meanwhile may leave a file with `TEMPORARY_SUFFIX`.
@@ -46,12 +47,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
-    fsync_folder(path.parent)
+    if sync:
+        fsync_folder(path.parent)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -67,6 +70,11 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
     """Return JSON that every reader accepts: NaN and infinities, which JSON does not have, become
     null."""
     return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def write_json(path: Path, values: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Replace the contents of ``path`` by `to_json` of ``values``; see `write_atomically`."""
+    write_atomically(path, (to_json(values, indent=indent) + "\n").encode())
 
 
 def _finite(value: Any) -> Any:

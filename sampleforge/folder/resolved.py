@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.registry import topology
-from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.registry import AnyPlan, topology
 
 C = TypeVar("C", bound=AnyConfig)
 
 
-def with_plan(config: C, plan: Plan | ApexPlan) -> C:
+def with_plan(config: C, plan: AnyPlan) -> C:
     """Return ``config`` with the values that the plan has chosen for this machine: workers or
     ranks, envs, device, precision, inference, threads, and the limit of the policy lag."""
+    workers = {f"num_{topology(config).sampler}s": plan.num_workers} if plan.num_workers else {}
     chosen: dict[str, Any] = {
-        f"num_{topology(config).sampler}s": plan.num_workers,
+        **workers,
         "learner_threads": plan.learner_threads,
         **plan.chosen,
     }

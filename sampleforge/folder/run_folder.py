@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
-from sampleforge.folder.atomic_file import to_json, write_atomically, writing
+from sampleforge.folder.atomic_file import (
+    TEMPORARY_SUFFIX,
+    to_json,
+    write_atomically,
+    writing,
+)
 from sampleforge.folder.lock import lock_folder
 from sampleforge.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
 
@@ -27,7 +32,8 @@ C = TypeVar("C")
 
 _FILES = (
     *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
-    *("tb", "checkpoints", "snapshots", "self_play.json", ".lock"),
+    *("tb", "checkpoints", "snapshots", "self_play.json", "workers.json", "metrics.csv"),
+    ".lock",
 )
 """The files and folders that a run keeps in its folder."""
 
@@ -81,12 +87,14 @@ class RunFolder:
         self.summary_file = self.path / "summary.json"
         self.benchmark_file = self.path / "benchmark.json"
         self.log_file = self.path / "log.txt"
+        self.workers_file = self.path / "workers.json"
         self.tensorboard = self.path / "tb"
         self.scratch = self.path / "scratch"
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.self_play_file = self.path / "self_play.json"
         self._lock: int | None = None
+        self._created = False
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -109,11 +117,14 @@ class RunFolder:
         another run has the lock, the folder cannot be created, or a link in it leads out of it.
         """
         try:
+            self._created = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             check_places(self.path, _FILES)
             self._lock = lock_folder(self.path, "--run-dir")
             self.checkpoints.mkdir(exist_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)  # a killed run leaves it
+            for left in self.path.glob(f".{self.workers_file.name}.*{TEMPORARY_SUFFIX}"):
+                left.unlink()
             self.scratch.mkdir()
         except OSError as error:
             self.close()
@@ -121,6 +132,11 @@ class RunFolder:
                 f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
                 "give another --run-dir"
             ) from error
+
+    def discard(self) -> None:
+        """Remove the folder if `create` has made it: its run was refused before it began."""
+        if self._created:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def check_there(self) -> None:
         """Raise RunFolderGone unless this is still the folder that `create` has locked."""
@@ -259,3 +275,8 @@ class RunFolder:
     def write_benchmark(self, result: Mapping[str, Any]) -> None:
         """Write benchmark.json."""
         write_atomically(self.benchmark_file, (to_json(result, indent=2) + "\n").encode())
+
+    def write_workers(self, states: Mapping[str, Any]) -> None:
+        """Write workers.json, without waiting for the disk: the next report replaces it."""
+        with writing(self.workers_file):
+            write_atomically(self.workers_file, (to_json(states) + "\n").encode(), sync=False)

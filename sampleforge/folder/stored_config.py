@@ -32,13 +32,19 @@ DEEPEST, MOST_VALUES = 50, 100_000
 """Of the values in a YAML file."""
 HEADER = ("algo", "versions", "left_open")
 """Keys of config.yaml that are not fields of the config."""
-NOT_STORED = ("run_dir", "resume")
-"""Fields that are not in config.yaml, because the folder may be moved."""
-_STOP = {"train_for_env_steps", "train_for_seconds"}
+NOT_STORED = (
+    *("run_dir", "resume"),
+    *("record", "record_max_gb", "record_segment_mb", "record_compression"),
+)
+"""Fields that are not in config.yaml: the folder may be moved, and one that another user has made
+must not name a place to write to."""
+_STOP = {"train_for_env_steps", "train_for_seconds", "stop"}
 _REPORTING = {
     *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
     *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
-    *("evaluate_interval", "evaluate_episodes", "evaluate_stochastic"),
+    *("evaluate_interval", "evaluate_episodes", "evaluate_stochastic", "num_evaluators"),
+    *("evaluation_env", "evaluation_env_kwargs", "evaluation_function", "metrics_window"),
+    *("track", "track_project", "track_name", "track_group"),
 }
 _MACHINE = {
     *("serial", "device", "precision", "compile", "inference", "env_timeout", "decorrelate"),
@@ -49,7 +55,7 @@ _MACHINE = {
     *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
     *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
     "max_policy_lag",  # its default depends on the number of workers
-    *("num_replay_shards", "prefetch_batches"),
+    *("num_replay_shards", "prefetch_batches", "replay_gpu_memory", "cuda_graphs"),
     *("samples_per_insert_tolerance", "save_replay"),
 }
 _REMOVED = {"keep_driver_weights_in_sync": "rank 0's weights are always in shared memory"}
@@ -90,6 +96,8 @@ _RESOLVED_SINCE = "rescale_actions"
 MAY_CHANGE = frozenset({*NOT_STORED, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: the stop condition, reporting, and the use of the machine.
 All other fields affect what is learned."""
+SAME_SETTING = frozenset({"seed", *NOT_STORED, *_REPORTING})
+"""Fields in which runs of the same setting may differ: their seeds, places and reporting."""
 
 
 def write_config(path: Path, resolved: Any, asked: Any) -> None:
@@ -97,7 +105,7 @@ def write_config(path: Path, resolved: Any, asked: Any) -> None:
     the versions."""
     fields, given = flat_fields(resolved), flat_fields(asked)
     for name in NOT_STORED:
-        del fields[name]
+        fields.pop(name, None)  # some algorithms do not have it
     left_open = {name: given[name] for name in fields if given[name] != fields[name]}
     stored = {"algo": resolved.algo, "versions": versions(), **nested(fields)}
     text = yaml.safe_dump(

@@ -19,7 +19,11 @@ from sampleforge.config import ConfigError, typed
 CODE_TO_ACT = ("env", "env_kwargs", "model.encoder")
 """Fields of a config, by dotted name, whose values can name code that a policy or its environment
 consists of."""
-IMPORTABLE = (*CODE_TO_ACT, "policy_mapping")
+IMPORTABLE = (
+    *CODE_TO_ACT,
+    *("policy_mapping", "callbacks"),
+    *("evaluation_env", "evaluation_env_kwargs", "evaluation_function"),
+)
 """Fields of a config whose values can name code to import."""
 
 
@@ -67,6 +71,7 @@ def check_trust(
 def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any]:
     """Return the values of the fields ``used``, by dotted name, that make Python import code; the
     value is empty if it names no code."""
+    from sampleforge.env.config import EnvConfig
     from sampleforge.env.importable import importable_kwargs, names_code
 
     encoder, values = config.model.encoder, {}
@@ -78,6 +83,18 @@ def naming_code(config: Any, used: Sequence[str] = CODE_TO_ACT) -> dict[str, Any
         values["model.encoder"] = encoder if ":" in encoder else ""
     if "policy_mapping" in used:
         values["policy_mapping"] = getattr(config, "policy_mapping", None) or ""
+    if "callbacks" in used:
+        values["callbacks"] = config.callbacks
+    if "evaluation_env" in used:
+        own = config.evaluation_env or ""
+        values["evaluation_env"] = own if names_code(own) else ""
+    if "evaluation_env_kwargs" in used:
+        given = EnvConfig(
+            env=config.evaluation_env or config.env, env_kwargs=config.evaluation_env_kwargs
+        )
+        values["evaluation_env_kwargs"] = importable_kwargs(given)
+    if "evaluation_function" in used:
+        values["evaluation_function"] = config.evaluation_function or ""
     return values
 
 

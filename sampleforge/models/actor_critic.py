@@ -74,6 +74,20 @@ class ActorCritic(nn.Module):
         critics, of_critic = self.critic.step(obs, of_critic, is_first)
         return self._output(features, critics, torch.cat((of_actor, of_critic), -1))
 
+    def policy_step(
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the parameters [B, P] and the state [B, S] that `step` returns, without the work
+        for the values: the part of the state that is a separate critic's stays as it is."""
+        if self.normaliser is not None:
+            obs = self.normaliser(obs)
+        if self.critic is None:
+            features, state = self.actor.step(obs, state, is_first)
+            return self._parameters_of(features), state
+        of_actor, of_critic = state.chunk(2, -1)
+        features, of_actor = self.actor.step(obs, of_actor, is_first)
+        return self._parameters_of(features), torch.cat((of_actor, of_critic), -1)
+
     def forward(self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor) -> ModelOutput:
         """Return the output of a rollout: leaves [T, B, ...], state [B, S] before step 0, is_first
         bool [T, B] (the state is zeroed before step t where is_first[t])."""
@@ -131,12 +145,21 @@ class ActorCritic(nn.Module):
             with torch.autocast(actor.device.type, enabled=False):  # 8 bits are too few for a value
                 return self._output(actor, critic, state)
         p: dict[str, Any] = self._parameters
+        values = torch.matmul(critic, p["value_weight"]) + p["value_bias"]
+        return ModelOutput(self._policy_head(actor), values * self.value_scale, state)
+
+    def _parameters_of(self, actor: Tensor) -> Tensor:
+        """Return the parameters of the action distribution, in full precision."""
+        with torch.autocast(actor.device.type, enabled=False):
+            return self._policy_head(actor)
+
+    def _policy_head(self, actor: Tensor) -> Tensor:
+        p: dict[str, Any] = self._parameters
         parameters = F.linear(actor, p["policy_weight"], p["policy_bias"])
         if self.log_std is not None:
             log_std = self.log_std.expand(*parameters.shape[:-1], -1)
             parameters = torch.cat((parameters, log_std), -1)
-        values = torch.matmul(critic, p["value_weight"]) + p["value_bias"]
-        return ModelOutput(parameters, values * self.value_scale, state)
+        return parameters
 
 
 def _check_fit(

@@ -52,6 +52,7 @@ class DictEncoder(nn.Module):
                 f"--model.encoder {config.encoder}: no observation leaf is an image "
                 f"(rank 3, at least 8x8 pixels): {shapes}; use mlp, or auto"
             )
+        self.layer_norm = config.layer_norm
         act = activation(config.activation, "relu")
         towers = (ImageTower(spec, self, config, act) for spec in self.images.values())
         self.towers = nn.ModuleList(towers)
@@ -60,7 +61,12 @@ class DictEncoder(nn.Module):
         self.vector = Vector(rest) if rest else None
         if self.vector is not None:
             rest_act = activation(config.activation, "tanh")
-            self.dense = Dense(self.vector.out_features, config.hidden_sizes, rest_act)
+            self.dense = Dense(
+                self.vector.out_features,
+                config.hidden_sizes,
+                rest_act,
+                layer_norm=config.layer_norm,
+            )
             self.out_features += self.dense.out_features
 
     def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
@@ -92,7 +98,7 @@ class ImageTower(nn.Module):
         self.stem, self.rest = stem, nn.Sequential(*rest)
         with torch.no_grad():
             flat = self._convolve(torch.zeros(1, c, h, w)).flatten(1).shape[1]
-        self.dense = Dense(flat, (config.cnn_features,), act)
+        self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=config.layer_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_channel_last:
@@ -145,7 +151,7 @@ class NatureCNN(DictEncoder):
         layers = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         if smaller_side < 36:
             layers = [(16, 3, 1), (32, 3, 1 if smaller_side < 16 else 2)]
-        return _stack(channels, layers, act)
+        return _stack(channels, layers, act, self.layer_norm)
 
 
 class DoomCNN(DictEncoder):
@@ -158,15 +164,21 @@ class DoomCNN(DictEncoder):
                 f"model.encoder doom_cnn needs images of at least 44x44 pixels, not {smaller_side} "
                 "on a side; use nature_cnn"
             )
-        return _stack(channels, [(32, 8, 4), (64, 4, 2), (128, 3, 2)], act)
+        layers = [(32, 8, 4), (64, 4, 2), (128, 3, 2)]
+        return _stack(channels, layers, act, self.layer_norm)
 
 
-def _stack(channels: int, layers: list[tuple[int, int, int]], act: Activation) -> list[nn.Module]:
-    """Return convolutions (width, kernel, stride) without padding, with an activation after
-    each."""
+def _stack(
+    channels: int, layers: list[tuple[int, int, int]], act: Activation, layer_norm: bool
+) -> list[nn.Module]:
+    """Return convolutions (width, kernel, stride) without padding, with an activation after each;
+    with ``layer_norm`` normalised before it, over channels and pixels."""
     modules: list[nn.Module] = []
     for width, kernel, stride in layers:
-        modules += [orthogonal_(nn.Conv2d(channels, width, kernel, stride)), Activate(act)]
+        modules.append(orthogonal_(nn.Conv2d(channels, width, kernel, stride)))
+        if layer_norm:
+            modules.append(nn.GroupNorm(1, width))
+        modules.append(Activate(act))
         channels = width
     return modules
 
@@ -176,6 +188,11 @@ class ImpalaResNet(DictEncoder):
     each with a convolution, a 3x3/2 max-pool and two residual blocks."""
 
     def convolutions(self, channels: int, smaller_side: int, act: Activation) -> list[nn.Module]:
+        if self.layer_norm:
+            raise ConfigError(
+                "--model.layer-norm --model.encoder impala_resnet: its residual blocks have no "
+                "normalisation; leave it out, or use nature_cnn"
+            )
         modules: list[nn.Module] = []
         for width in (16, 32, 32):
             conv = orthogonal_(nn.Conv2d(channels, width, 3, padding=1))

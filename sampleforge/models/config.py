@@ -22,6 +22,9 @@ class ModelConfig(Checked):
     """Width of the layer after the convolutions of an image encoder."""
     activation: Literal["auto", "tanh", "relu", "elu", "silu"] = "auto"
     """auto: tanh for the MLP, relu for the CNNs."""
+    layer_norm: bool = False
+    """Normalise the outputs of the encoder's layers before their activations (LayerNorm;
+    convolutions over channels and pixels)."""
     core: Literal["none", "gru", "lstm"] = "none"
     """Recurrent core between encoder and heads."""
     core_size: int = 256

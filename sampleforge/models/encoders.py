@@ -43,6 +43,18 @@ def out_of_place(act: Activation) -> Activation:
     return pure.get(act, act)
 
 
+def derivative(act: Activation) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return the backward pass of an activation: (gradient of its output, output) -> gradient of
+    its argument. None if it needs the argument itself."""
+    aten = torch.ops.aten
+    known: dict[Activation, Callable[[Tensor, Tensor], Tensor]] = {
+        torch.tanh_: aten.tanh_backward.default,
+        torch.relu_: lambda gradient, y: aten.threshold_backward.default(gradient, y, 0),
+        _elu_: lambda gradient, y: aten.elu_backward.default(gradient, 1, 1, 1, True, y),
+    }
+    return known.get(act)
+
+
 def is_image(spec: ArraySpec) -> bool:
     """Return whether a leaf is an image for an encoder: rank 3 and not categorical, [C, H, W] or
     [H, W, C], H and W at least 8 pixels. Unlike ``ArraySpec.is_image`` it may have any dtype:
@@ -65,16 +77,20 @@ def orthogonal_(layer: Layer, gain: float = math.sqrt(2.0)) -> Layer:
 
 class Dense(nn.Module):
     """Linear layers [N, in] -> [N, sizes[-1]] with an activation after each; without layers the
-    identity.
+    identity. ``layer_norm``: with LayerNorm (Ba et al. 2016, arXiv 1607.06450) before each
+    activation.
 
     The module has the parameters itself and calls F.linear directly: at 16 rows, an nn.Sequential
     costs as much again as its arithmetic (25 against 14 us for two layers of 64 and a head).
     """
 
-    def __init__(self, in_features: int, sizes: Sequence[int], act: Activation) -> None:
+    def __init__(
+        self, in_features: int, sizes: Sequence[int], act: Activation, *, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self.out_features = in_features
-        self._act = act
+        self.act = act
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for size in sizes) if layer_norm else None
         self._names: list[tuple[str, str]] = []
         for i, size in enumerate(sizes):
             layer = orthogonal_(nn.Linear(self.out_features, size))
@@ -83,8 +99,18 @@ class Dense(nn.Module):
             setattr(self, f"bias_{i}", layer.bias)
             self.out_features = size
 
+    @property
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight [out, in] and bias [out] of each layer, which are all that there is without
+        ``norms``."""
+        return [(getattr(self, weight), getattr(self, bias)) for weight, bias in self._names]
+
     def forward(self, x: Tensor) -> Tensor:
-        parameters, act = self._parameters, self._act  # attribute look-ups of a Module are slow
+        parameters, act = self._parameters, self.act  # attribute look-ups of a Module are slow
+        if self.norms is not None:
+            for (weight, bias), norm in zip(self._names, self.norms, strict=True):
+                x = act(norm(F.linear(x, parameters[weight], parameters[bias])))  # type: ignore[arg-type]
+            return x
         for weight, bias in self._names:
             x = act(F.linear(x, parameters[weight], parameters[bias]))  # type: ignore[arg-type]
         return x
@@ -155,11 +181,12 @@ class MLP(Dense):
             raise ConfigError("the environment's observation has no leaf that a model could see")
         vector = Vector(observations)
         act = activation(config.activation, "tanh")
-        super().__init__(vector.out_features, config.hidden_sizes, act)
+        norm = config.layer_norm
+        super().__init__(vector.out_features, config.hidden_sizes, act, layer_norm=norm)
         self.vector = vector
-        self._plain = vector.plain_leaf
+        self.plain_leaf = vector.plain_leaf
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:  # type: ignore[override]
-        if self._plain is not None:
-            return super().forward(obs[self._plain])
+        if self.plain_leaf is not None:
+            return super().forward(obs[self.plain_leaf])
         return super().forward(self.vector(obs))

@@ -60,6 +60,10 @@ class ObservationNormaliser(nn.Module):
             leaves[name] = leaf.forward(obs[name])
         return leaves
 
+    def leaf(self, name: str) -> LeafNormaliser:
+        """Return the normaliser of one observation leaf."""
+        return dict(self._by_name)[name]
+
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *more: Any, **named: Any
     ) -> None:

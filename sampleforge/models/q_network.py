@@ -98,6 +98,13 @@ class QNetwork(nn.Module):
         actions, state = self.choices(obs, state, is_first)
         return ModelOutput(actions.q, actions.best.values, state)
 
+    def policy_step(
+        self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the Q-values [B, A] and the state [B, S] that `step` returns."""
+        actions, state = self.choices(obs, state, is_first)
+        return actions.q, state
+
     def choices(
         self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor
     ) -> tuple[GreedyActions, Tensor]:
@@ -217,6 +224,14 @@ class GreedyActions:
             self._any(generator),
             self.best.actions,
         )
+
+    def log_probs(self, epsilons: Tensor) -> Tensor:
+        """Return the log-probability of each action, float32 [..., A], when `explore` draws it."""
+        allowed = torch.ones_like(self.q) if self.mask is None else self.mask.to(self.q.dtype)
+        exploring = epsilons.to(self.q.dtype).unsqueeze(-1)
+        probability = exploring * allowed / allowed.sum(-1, keepdim=True)
+        best = self.best.actions.unsqueeze(-1)
+        return probability.scatter_add(-1, best, 1.0 - exploring).log()
 
     def _any(self, generator: torch.Generator | None) -> Tensor:
         shape, device = self.q.shape, self.q.device

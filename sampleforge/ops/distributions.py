@@ -110,7 +110,7 @@ class ActionDistribution:
             logits = parameters[..., : layout.num_logits]
             self._discrete = Categoricals(logits, layout.sizes, mask)
         mean, log_std = parameters[..., layout.num_logits :].chunk(2, -1)
-        low, high = _bounds(layout, parameters.device) if squash else (None, None)
+        low, high = bounds_of(layout, parameters.device) if squash else (None, None)
         self._box = Gaussian(mean, log_std, low, high)
 
     def sample(
@@ -207,7 +207,7 @@ class ActionDistribution:
 
 
 @lru_cache(maxsize=64)
-def _bounds(layout: ActionLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+def bounds_of(layout: ActionLayout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return low and high, float64 [number of box elements]. Raises ValueError if an element is
     unbounded or has low >= high."""
     if not layout.is_bounded:

@@ -21,14 +21,19 @@ def value_moments(values: Tensor, targets: Tensor, mask: Tensor) -> dict[str, Te
     ``values``, ``targets`` and ``mask`` have one shape; a ``mask`` of floats says how much each
     element counts. Means of parts add up to those of the whole, weighted by what the parts count.
     """
-    targets = targets.double()
-    both, weight = torch.stack((targets, targets - values)).flatten(1), mask.flatten().double()
-    both = torch.where(weight > 0, both, 0.0)
+    columns, weight = moment_columns(values, targets), mask.flatten().double()
+    stacked = torch.stack(list(columns.values())).flatten(1)
     total = weight.sum()
-    means = torch.stack((both @ weight, both.square() @ weight), 1) / torch.where(
-        total > 0, total, 1.0
-    )
-    return dict(zip(MOMENTS, means.flatten().unbind(), strict=True))
+    means = torch.where(weight > 0, stacked, 0.0) @ weight / torch.where(total > 0, total, 1.0)
+    return dict(zip(MOMENTS, means.unbind(), strict=True))
+
+
+def moment_columns(values: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Return the elements, float64, whose means over the valid ones are `value_moments`."""
+    targets = targets.double()
+    error = targets - values
+    columns = targets, targets.square(), error, error.square()
+    return dict(zip(MOMENTS, columns, strict=True))
 
 
 def explained_variance(moments: dict[str, float]) -> float | None:

@@ -81,41 +81,55 @@ class Gaussian:
         return low + half * (1.0 + u.double().tanh().clamp(-SATURATION, SATURATION))
 
     def _unsquash(self, actions: Tensor) -> Tensor:
-        if self.bounds is None:
-            return actions.float()
-        low, half = self.bounds
-        y = (actions.double() - low) / half - 1.0
-        return y.clamp(-SATURATION, SATURATION).atanh().float()
+        return actions.float() if self.bounds is None else unsquash(actions, *self.bounds)
 
     def _log_slope(self, u: Tensor) -> Tensor:
-        """Return log da/du = log half + log(1 - tanh^2 u), in a form without cancellation."""
         assert self.bounds is not None
-        log_half = self.bounds[1].log().float()
-        return log_half + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+        return log_slope(u, self.bounds[1])
 
 
-class _MeanLogTwoCosh(torch.autograd.Function):
-    """E log(2 cosh u) for u ~ N(mean, std), elementwise, of ``mean`` and ``log_std``.
+def unsquash(actions: Tensor, low: Tensor, half: Tensor) -> Tensor:
+    """Return the u, float32 [..., n], that squashed actions [..., n] stand for. ``low`` and
+    ``half``, float64 [n]: the lower bounds, and half of the ranges."""
+    y = (actions.double() - low) / half - 1.0
+    return y.clamp(-SATURATION, SATURATION).atanh().float()
+
+
+def log_slope(u: Tensor, half: Tensor) -> Tensor:
+    """Return log da/du = log half + log(1 - tanh^2 u) [..., n], in a form without cancellation."""
+    log_half = half.log().float()
+    return log_half + 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+
+
+def mean_log_two_cosh(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return E log(2 cosh u) for u ~ N(mean, std), elementwise, and its derivatives by ``mean`` and
+    ``log_std``.
 
     It is E|u + v| over the mixture components of v, for each of which u + v is normal, and
     E|N(m, s)| = s sqrt(2 / pi) exp(-m^2 / 2 s^2) + m erf(m / s sqrt 2). The derivatives are two
-    factors that the forward pass computes anyway: d/dm is the erf, d/ds the factor of s.
+    factors that the expectation needs anyway: d/dm is the erf, d/ds the factor of s.
 
     Gauss-Hermite quadrature would be off by .25 at a std of 4.5: log cosh bends within a part of
     the distribution that lies between its nodes. Here a larger std only makes the error smaller.
     """
+    variances, weights = _mixture(mean.dtype, mean.device)
+    variance = (2.0 * log_std).exp()
+    std = (variance.unsqueeze(-1) + variances).sqrt()
+    z = mean.unsqueeze(-1) / std
+    by_std = z.square().mul_(-0.5).exp_().mul_(weights * math.sqrt(2 / math.pi))
+    # No matrix product: autocast would take it in bfloat16.
+    by_mean = z.mul_(math.sqrt(0.5)).erf_().mul_(weights).sum(-1)
+    expectation = (std * by_std).sum(-1) + mean * by_mean
+    return expectation, by_mean, variance * (by_std / std).sum(-1)
+
+
+class _MeanLogTwoCosh(torch.autograd.Function):
+    """`mean_log_two_cosh` for autograd."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor) -> Tensor:
-        variances, weights = _mixture(mean.dtype, mean.device)
-        variance = (2.0 * log_std).exp()
-        std = (variance.unsqueeze(-1) + variances).sqrt()
-        z = mean.unsqueeze(-1) / std
-        by_std = z.square().mul_(-0.5).exp_().mul_(weights * math.sqrt(2 / math.pi))
-        # No matrix product: autocast would take it in bfloat16.
-        by_mean = z.mul_(math.sqrt(0.5)).erf_().mul_(weights).sum(-1)
-        expectation = (std * by_std).sum(-1) + mean * by_mean
-        ctx.save_for_backward(by_mean, variance * (by_std / std).sum(-1))
+        expectation, *derivatives = mean_log_two_cosh(mean, log_std)
+        ctx.save_for_backward(*derivatives)
         return expectation
 
     @staticmethod

@@ -10,10 +10,14 @@ that are masked out.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Floats = npt.NDArray[np.floating[Any]]
 
 
 class VTrace(NamedTuple):
@@ -30,15 +34,36 @@ def linear_recurrence(delta: Tensor, decay: Tensor) -> Tensor:
 
     Parallel doubling: after k rounds x[t] holds the terms t .. t + 2**k - 1 and ``reach[t]`` the
     product of their decays. It takes log2(T) rounds of whole-tensor operations, without a loop over
-    T and without host synchronisation.
+    T and without host synchronisation. On the CPU numpy makes the rounds, and the inputs must not
+    require a gradient.
     """
     assert delta.shape == decay.shape and delta.ndim >= 1, (delta.shape, decay.shape)
-    x, reach, step = delta, decay, 1
-    while step < delta.shape[0]:
+    if delta.device.type == "cpu":
+        return torch.from_numpy(_doubling_in_place(delta.clone().numpy(), decay.clone().numpy()))
+    return doubling(delta, decay)
+
+
+def doubling(x: Tensor, reach: Tensor) -> Tensor:
+    """Return `linear_recurrence` of tensors on any device."""
+    step = 1
+    while step < x.shape[0]:
         head = reach[:-step]
         x = torch.cat((torch.addcmul(x[:-step], head, x[step:]), x[-step:]))
         reach = torch.cat((head * reach[step:], reach[-step:]))
         step *= 2
+    return x
+
+
+def _doubling_in_place(x: Floats, reach: Floats) -> Floats:
+    """Return `linear_recurrence` of arrays, which are overwritten. For few rows numpy's calls take
+    a fraction of the time of torch's (benchmarks/results/learner_step.md)."""
+    step = 1
+    with np.errstate(all="ignore"):  # what is not finite is noticed in the loss
+        while step < len(x):
+            head, factor = x[:-step], reach[:-step]
+            head += factor * x[step:]
+            factor *= reach[step:]
+            step *= 2
     return x
 
 

@@ -31,7 +31,7 @@ class Moments:
     var: Tensor
     """float64 [...], the population variance (divided by n)."""
     count: Tensor
-    """float64 []: number of observations."""
+    """float64 []: number of observations; or one for each mean."""
 
 
 def moments(x: Tensor, mask: Tensor | None = None) -> Moments:
@@ -77,6 +77,18 @@ def scalar_moments(x: Tensor, mask: Tensor) -> Moments:
     return _moments(x, mask, tuple(range(x.ndim)))
 
 
+def row_moments(x: Tensor, weight: Tensor) -> Moments:
+    """Return the moments [S] of each row of ``x`` [S, N], without waiting for the device.
+    ``weight`` [S, N]: bool, or float weights, as in `scalar_moments`."""
+    weight = weight.double()
+    count = weight.sum(1)
+    share = weight / torch.where(count > 0, count, 1.0).unsqueeze(1)
+    x = torch.where(weight > 0, x.double(), 0.0)
+    mean = torch.linalg.vecdot(x, share)
+    var = torch.linalg.vecdot((x - mean.unsqueeze(1)).square_(), share)
+    return Moments(mean, var, count)
+
+
 def _moments(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Moments:
     """Return the moments over the axes ``dim``. On these axes ``mask`` is as long as ``x``, on the
     others as long or 1. Selecting the rows instead would wait for the device to say how many there
@@ -100,11 +112,13 @@ def over_ranks(own: Moments, gather: Gather) -> Moments:
 
     w_i = n_i / n, mean = sum w_i mean_i, var = sum w_i (var_i + (mean_i - mean)^2).
     """
+    if gather is alone:
+        return own
     size = own.mean.numel()
-    flat = torch.cat((own.mean.flatten(), own.var.flatten(), own.count.reshape(1)))
-    mean, var, count = torch.split(gather(flat), [size, size, 1], dim=1)
-    total = count.sum()
+    flat = torch.cat((own.mean.flatten(), own.var.flatten(), own.count.flatten()))
+    mean, var, count = torch.split(gather(flat), [size, size, own.count.numel()], dim=1)
+    total = count.sum(0)
     weight = count / torch.where(total > 0, total, 1.0)
     merged = (weight * mean).sum(0)
     spread = (weight * (var + (mean - merged).square())).sum(0)
-    return Moments(merged.view_as(own.mean), spread.view_as(own.var), total)
+    return Moments(merged.view_as(own.mean), spread.view_as(own.var), total.view_as(own.count))

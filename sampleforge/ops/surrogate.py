@@ -60,9 +60,16 @@ def clipped_surrogate(
     log pi - log mu, mu being the behaviour policy.
     """
     _check(log_ratio, advantages)
-    ratio = _valid(log_ratio, mask).exp()
+    return masked_mean(
+        surrogate_of_steps(_valid(log_ratio, mask), advantages, clip_ratio), mask, total
+    )
+
+
+def surrogate_of_steps(log_ratio: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
+    """Return the elements whose mean `clipped_surrogate` is."""
+    ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 / (1.0 + clip_ratio), 1.0 + clip_ratio)
-    return -masked_mean(torch.minimum(ratio * advantages, clipped * advantages), mask, total)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def clipped_value_loss(
@@ -79,12 +86,19 @@ def clipped_value_loss(
     The customary factor 1/2 is part of the value coefficient.
     """
     _check(values, old_values, targets)
-    values = _valid(values, mask)
+    error = value_error_of_steps(_valid(values, mask), old_values, targets, clip)
+    return masked_mean(error, mask, total)
+
+
+def value_error_of_steps(
+    values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None
+) -> Tensor:
+    """Return the elements whose mean `clipped_value_loss` is."""
     error = (values - targets).square()
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
         error = torch.maximum(error, (near - targets).square())
-    return masked_mean(error, mask, total)
+    return error
 
 
 def approx_kl(log_ratio: Tensor, mask: Tensor | None = None, total: Tensor | None = None) -> Tensor:
@@ -92,8 +106,12 @@ def approx_kl(log_ratio: Tensor, mask: Tensor | None = None, total: Tensor | Non
 
     It is the estimator k3 of http://joschu.net/blog/kl-approx.html, which is never negative.
     """
-    log_ratio = _valid(log_ratio, mask)
-    return masked_mean(log_ratio.expm1() - log_ratio, mask, total)
+    return masked_mean(kl_of_steps(_valid(log_ratio, mask)), mask, total)
+
+
+def kl_of_steps(log_ratio: Tensor) -> Tensor:
+    """Return the elements whose mean `approx_kl` is."""
+    return log_ratio.expm1() - log_ratio
 
 
 def clip_fraction(
@@ -103,8 +121,12 @@ def clip_fraction(
     total: Tensor | None = None,
 ) -> Tensor:
     """Return the fraction of valid rows whose ratio lies outside [1/(1+e), 1+e]."""
-    edge = math.log1p(clip_ratio)
-    return masked_mean((log_ratio.abs() > edge).to(log_ratio.dtype), mask, total)
+    return masked_mean(is_clipped(log_ratio, clip_ratio).to(log_ratio.dtype), mask, total)
+
+
+def is_clipped(log_ratio: Tensor, clip_ratio: float) -> Tensor:
+    """Return which ratios lie outside the range, bool in the shape of ``log_ratio``."""
+    return log_ratio.abs() > math.log1p(clip_ratio)
 
 
 def _valid(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ are to run, again those that have died, and merges their parts of the lineage.
     lineages/0.jsonl   what has happened to member 0; lineage.jsonl has all of them
     jobs/              what the jobs printed
     results.json       the result, at the end
+    schedule.json      the hyperparameters over env steps of the best member, at the end
 """
 
 from __future__ import annotations
@@ -24,25 +25,20 @@ from typing import Any, Literal
 import numpy as np
 
 from sampleforge.config import ConfigError, difference
-from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.folder.atomic_file import to_json, write_json
 from sampleforge.folder.stored_config import MAY_CHANGE, flat_fields
-from sampleforge.populations import lineage
 from sampleforge.populations.explore import Bounds, first_values
 from sampleforge.populations.folder import POPULATION
 from sampleforge.populations.jobs import Jobs
-from sampleforge.populations.member import (
-    LINEAGES,
-    PUBLISHED,
-    MemberJob,
-    MemberRules,
-    lineage_file,
-    run_folder,
-    with_first_values,
-)
+from sampleforge.populations.member import PUBLISHED, MemberJob, run_folder
+from sampleforge.populations.member_change import MemberRules, shaping_of
+from sampleforge.populations.merged_lineage import MergedLineage
 from sampleforge.populations.published import Published, PublishedStates
+from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
 from sampleforge.populations.training_job import forget_outcome, read_outcome
 from sampleforge.topologies.builders import seed_of_policy
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.population_config import PbtConfig
 
 _RESULTS = "results.json"
 HOPELESS = 3
@@ -74,7 +70,9 @@ class PopulationSettings:
         if getattr(config, "num_policies", 1) > 1:
             raise ConfigError(
                 "--num-policies: a member of a population of runs has one policy; leave it out, or "
-                "train a population in one run: sampleforge train ALGO --pbt"
+                "train a population in one run: sampleforge train ALGO --pbt. (If agents with "
+                "different spaces need several policies, search hyperparameters with `sampleforge "
+                "sweep`.)"
             )
         if config.resume != "auto":
             raise ConfigError("--resume: the same command resumes a population; leave it out")
@@ -156,7 +154,7 @@ class Population:
             rng = np.random.default_rng([settings.rules.seed, len(first)])
             first += first_values(settings.first, joining, rng)
         plain = {"seed": settings.rules.seed, "settings": now, "first": first}
-        write_atomically(path, (to_json(plain, indent=1) + "\n").encode())
+        write_json(path, plain)
         return settings, first
 
     def _goes_on(self, state: Published) -> bool:
@@ -198,8 +196,11 @@ class Population:
 
     def _work(self, member: str) -> MemberJob:
         index = int(member)
-        config = dataclasses.replace(
-            with_first_values(self.settings.config, self._first[index]),
+        shaping = shaping_of(self._first[index])
+        own = {n: value for n, value in self._first[index].items() if n not in shaping}
+        config: AnyConfig = dataclasses.replace(
+            self.settings.config,
+            **own,  # type: ignore[arg-type]
             run_dir=str(run_folder(self._folder, member)),
             seed=seed_of_policy(self.settings.rules.seed, index),
             quiet=True,
@@ -207,7 +208,7 @@ class Population:
         rules = dataclasses.replace(
             self.settings.rules, turns=self._jobs.limit < self.settings.size
         )
-        return MemberJob(self._folder, member, config, rules)
+        return MemberJob(self._folder, member, config, rules, shaping)
 
     def _end(self, member: str) -> None:
         """Take the outcome of a member's job."""
@@ -260,66 +261,40 @@ class Population:
         return taken
 
     def summary(self) -> dict[str, Any]:
-        """Return the result as plain values, and write it to results.json."""
+        """Return the result as plain values, and write it to results.json; write the schedule of
+        the best member to schedule.json."""
         self._merged.update()
         members = self.members()
         best = best_member(members)
-        events = [event["event"] for event in self._merged.read()]
+        lineage_so_far = self._merged.read()
+        events = [event["event"] for event in lineage_so_far]
         summary = {
             "best": None if best is None else best.member,
             "return_mean": None if best is None else best.objective,
             **{"copies": events.count("exploit"), "mutations": events.count("explore")},
             "run_dir": None if best is None else f"members/{best.member}",
             "hyperparameters": None if best is None else dict(best.hyperparameters),
+            "schedule": self._write_schedule(best, lineage_so_far),
             "members": len(members),
             "finished": sum(member.state == "finished" for member in members),
             "failed": sum(member.state == "failed" for member in members),
         }
-        path = self._folder / _RESULTS
-        write_atomically(path, (to_json(summary, indent=1) + "\n").encode())
+        write_json(self._folder / _RESULTS, summary)
         return summary
 
-
-class MergedLineage:
-    """Appends to lineage.jsonl the events of all members as they appear in the members' own files.
-
-    Each file has one writer at a time. The number of a member's lines that have been merged is that
-    of its lines in lineage.jsonl, so that a launcher which is killed leaves nothing to repair.
-    """
-
-    def __init__(self, folder: Path, members: Sequence[str]) -> None:
-        (folder / LINEAGES).mkdir(exist_ok=True)
-        self._folder, self._members = folder, members
-        self._path = folder / lineage.FILE
-        self._merged = dict.fromkeys(members, 0)
-        if self._path.is_file():
-            for event in lineage.read(self._path):
-                self._merged[event["member"]] = self._merged.get(event["member"], 0) + 1
-        self._sizes = dict.fromkeys(members, 0)
-        lineage.Lineage(self._path).close()  # cuts off an incomplete line
-
-    def update(self) -> None:
-        """Append the new events of all members."""
-        for member in self._members:
-            path = lineage_file(self._folder, member)
-            size = path.stat().st_size if path.is_file() else 0
-            if size == self._sizes[member]:
-                continue
-            self._sizes[member] = size
-            self._append(member, lineage.read(path))
-
-    def _append(self, member: str, events: list[dict[str, Any]]) -> None:
-        merged = lineage.Lineage(self._path)
+    def _write_schedule(self, best: Published | None, events: list[dict[str, Any]]) -> str | None:
+        """Write the schedule of the best member, if runs of its algorithm can follow one; return
+        the name of the file."""
+        config = self.settings.config
+        if best is None or not isinstance(config, PbtConfig):
+            return None
         try:
-            for event in events[self._merged[member] :]:
-                merged.append(event)
-                self._merged[member] += 1
-        finally:
-            merged.close()
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return all merged events."""
-        return lineage.read(self._path)
+            found = schedule_of_round(events, best.member, best.round, config.algo)
+        except ValueError as error:  # the lineage was damaged or removed by hand
+            self.problems.append(f"{SCHEDULE_FILE} was not written: {error}")
+            return None
+        write_json(self._folder / SCHEDULE_FILE, found)
+        return SCHEDULE_FILE
 
 
 def best_member(members: Sequence[MemberStatus]) -> Published | None:

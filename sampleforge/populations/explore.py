@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from sampleforge.populations.exploit import Value, Variant
+from sampleforge.spec import ENV_PREFIX
 
 Bounds = tuple[float, float]
 """Lowest and highest value."""
@@ -89,8 +90,6 @@ PERTURBED: tuple[str, ...] = (
     *("clip_ratio", "value_clip", "gamma", "gae_lambda", "lr_target_kl", "huber_delta"),
 )
 """The hyperparameters that are perturbed unless others are named."""
-ENV_PREFIX = "env."
-"""Beginning of the names of the reward-shaping numbers of an environment."""
 
 
 def explore_rule(

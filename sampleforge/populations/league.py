@@ -26,6 +26,11 @@ FADE = 0.5
 """Factor by which all games of the policy fade when a snapshot is taken: also those against
 snapshots that it rarely plays."""
 
+RATED = 250
+"""Games after a snapshot from which the ratings follow fewer and fewer games: of the n-th game on,
+every (n / RATED)-th. A rating takes much longer than an episode of a fast game, in which there can
+be thousands of games per second."""
+
 
 @dataclass(frozen=True)
 class LeagueRules:
@@ -78,6 +83,7 @@ class League:
         self.ratings.add_player(LEARNER)
         self.taken = 0
         self.games = 0
+        self._games_since = 0  # the newest snapshot was taken
 
     def take(self, env_steps: int) -> Change:
         """Add a snapshot of the policy that learns, with the policy's rating and results."""
@@ -90,6 +96,7 @@ class League:
         free = next(entry for entry in range(self._rules.size) if entry not in used)
         taken = Snapshot(self.taken, env_steps, free)
         self.taken += 1
+        self._games_since = 0
         self.snapshots.append(taken)
         self.results.add_player(taken.name, like=LEARNER)
         for earlier in self.snapshots[:-1]:
@@ -111,9 +118,11 @@ class League:
         if snapshot is None:
             return
         self.games += 1
+        self._games_since += 1
         self.results.fade(LEARNER, snapshot.name, 1.0 - 1.0 / MEMORY)
         self.results.add(LEARNER, snapshot.name, score)
-        self.ratings.add(LEARNER, snapshot.name, score)
+        if self._games_since % max(1, self._games_since // RATED) == 0:
+            self.ratings.add(LEARNER, snapshot.name, score)
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """Return the probability [size + 1] of each entry of the pool, and last that of the newest
@@ -137,7 +146,7 @@ class League:
 
     @property
     def rating(self) -> Rating:
-        """The rating of the policy that learns, which follows its games one by one."""
+        """The rating of the policy that learns, which follows its games: see `RATED`."""
         return self.ratings[LEARNER]
 
     def fitted(self) -> Elo:
@@ -180,6 +189,7 @@ class League:
         return {
             "taken": self.taken,
             "games": self.games,
+            "games_since": self._games_since,
             "snapshots": [asdict(snapshot) for snapshot in self.snapshots],
             "results": self.results.state(),
             "ratings": self.ratings.state(),
@@ -188,6 +198,7 @@ class League:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` has returned."""
         self.taken, self.games = int(state["taken"]), int(state["games"])
+        self._games_since = int(state["games_since"])
         self.snapshots = [Snapshot(**each) for each in state["snapshots"]]
         self.results = Results.from_state(state["results"])
         self.ratings.load(state["ratings"])

@@ -62,10 +62,15 @@ def read(path: Path) -> list[dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, where: str) -> list[dict[str, Any]]:
+    """As `read`, of the contents of a file that messages call ``where``."""
     *lines, _incomplete = text.split("\n")
     kept: list[dict[str, Any] | None] = []
     for number, line in enumerate(lines, 1):
-        event = _parsed(line, f"{path}, line {number}")
+        event = _parsed(line, f"{where}, line {number}")
         if event["event"] == "resume":
             undone = range(min(event["lines"], len(kept)), len(kept))
             kept = [None if at in undone else earlier for at, earlier in enumerate(kept)]

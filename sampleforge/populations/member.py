@@ -15,13 +15,12 @@ the member's next job writes those into the lineage that a killed one has not.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,23 @@ import numpy as np
 from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
 from sampleforge.folder.checkpoint import Checkpoint, CheckpointEntry, CheckpointStore
-from sampleforge.populations.exploit import ExploitRule, Member, Value, exploit, exploring
-from sampleforge.populations.explore import ExploreRule, explore
 from sampleforge.populations.lineage import Lineage, read
-from sampleforge.populations.pbt import MIN_EPISODES
+from sampleforge.populations.member_change import (
+    Change,
+    MemberRules,
+    about,
+    changed_checkpoint,
+    decide,
+    hyperparameters_of,
+    shaping_of,
+)
+from sampleforge.populations.pbt_member import MIN_EPISODES
 from sampleforge.populations.published import Published, PublishedStates
 from sampleforge.populations.training_job import Status, train, with_outcome
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
-from sampleforge.topologies.config import AnyConfig
+from sampleforge.spec import ENV_PREFIX
+from sampleforge.topologies.config import AnyConfig, ApexConfig
 
 RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
 """Folders of a population: the run folders of its members, what they publish, their lineages."""
@@ -47,42 +54,16 @@ PREDECESSOR_S = 60.0
 
 
 @dataclass(frozen=True)
-class MemberRules:
-    """The rules of a population of runs.
-
-    ``period``: env steps of a member between two rounds; ``start``: env steps before the first
-    change; ``turns``: a job
-    ends after a round, because there are more members than jobs at a time; ``seed``: of all
-    decisions.
-    """
-
-    period: int
-    start: int
-    exploit: ExploitRule
-    explore: ExploreRule
-    turns: bool
-    seed: int
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a member does after a round: copy ``donor`` (None: keep its weights), perturb its
-    hyperparameters, or both."""
-
-    round: int
-    donor: str | None
-    explores: bool
-
-
-@dataclass(frozen=True)
 class MemberJob:
     """The function of a job that trains one ``member`` of the population in ``folder``. ``config``:
-    of its run, with its first hyperparameters."""
+    of its run, with its first hyperparameters. ``shaping``: those of its first reward-shaping
+    numbers that differ from what its environment begins with, by their names ``env.<name>``."""
 
     folder: Path
     member: str
     config: AnyConfig
     rules: MemberRules
+    shaping: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self) -> None:
         with _only_job(self.folder / PUBLISHED, self.member):
@@ -183,6 +164,8 @@ class MemberRun:
         checkpoint, entry = found
         returns = checkpoint.state["statistics"]["returns"]
         rated = len(returns) >= MIN_EPISODES
+        # What a Q-learner draws from its replay has no env steps of its own.
+        counts = not isinstance(self.job.config, ApexConfig)
         return Published(
             member=self.id,
             round=self.round,
@@ -192,7 +175,8 @@ class MemberRun:
             episodes=len(returns),
             checkpoint=entry.file,
             done=done,
-            hyperparameters=checkpoint.state["learner"]["hyperparameters"],
+            learned=checkpoint.state["learner"].get("env_steps") if counts else None,
+            hyperparameters=hyperparameters_of(checkpoint),
         )
 
     def end_round(self, *, done: bool = False) -> Change | None:
@@ -207,10 +191,22 @@ class MemberRun:
             return None
         return decide(self.id, self.round, self.states.read(), self.rules)
 
-    def log_start(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Log the beginning of the member."""
+    def log_start(self, hyperparameters: Mapping[str, Any], seed: int | None) -> None:
+        """Log the beginning of the member. ``seed``: of its run."""
         position = {"member": self.id, "round": 0, "env_steps": 0, "wall_s": 0.0}
-        self.log({"event": "start", **position, "hyperparameters": dict(hyperparameters)})
+        first = {"seed": seed, "hyperparameters": dict(hyperparameters)}
+        self.log({"event": "start", **position, **first})
+
+    def shaping(self, offered: Mapping[str, float]) -> dict[str, float]:
+        """Return the reward-shaping numbers with which the environments of the next session begin,
+        by their names ``env.<name>``: none if the population changes none. ``offered``: those that
+        the environment begins with."""
+        named = {*self.rules.explore.parameters, *self.job.shaping}
+        if not any(name.startswith(ENV_PREFIX) for name in named):
+            return {}
+        found = self._latest()
+        reached = {} if found is None else shaping_of(hyperparameters_of(found[0]))
+        return {**offered, **self.job.shaping, **reached}
 
     # ---- a change ----
 
@@ -247,9 +243,18 @@ class Rounds(Callback):
         self._member = member
         self._ended = False
 
+    def on_wire(self, session: Session) -> None:
+        if shaping := self._member.shaping(session.spec.shaping_hyperparameters):
+            (policy,) = session.opened.policies
+            session.hyperparameters = {policy.id: shaping}
+            session.schedule = ()  # without changes: the learner tells the environments its numbers
+
     def on_start(self, session: Session) -> None:
         if self._member.round == 0:
-            self._member.log_start(changeable(session.resolved))
+            (policy,) = session.opened.policies
+            own = session.hyperparameters.get(policy.id, {})
+            first = {**changeable(session.resolved), **own}
+            self._member.log_start(first, session.resolved.seed)
 
     def on_poll(self, session: Session) -> None:
         env_steps = session.graph.progress.env_steps
@@ -267,106 +272,3 @@ class Rounds(Callback):
 
     def on_stop(self, session: Session) -> None:
         self.is_done = session.graph.progress.done
-
-
-def about(state: Published) -> dict[str, Any]:
-    """Return what every event of the lineage has, from a member's state."""
-    return {
-        **{"member": state.member, "round": state.round, "env_steps": state.env_steps},
-        **{"wall_s": state.wall_s, "hyperparameters": dict(state.hyperparameters)},
-    }
-
-
-def decide(
-    member: str, round_number: int, states: Mapping[str, Published], rules: MemberRules
-) -> Change | None:
-    """Return the change that the rules make of a member after a round, given the newest states of
-    all; None for no change. The same states give the same change."""
-    members = [
-        Member(state.member, state.objective, _values(state), state.env_steps)
-        for state in states.values()
-    ]
-    rng = np.random.default_rng([rules.seed, int(member), round_number, 0])
-    replaced = exploit(members, rules.exploit, rng)
-    change = Change(
-        round_number,
-        replaced.get(member),
-        member in exploring(members, replaced, rules.exploit),
-    )
-    return change if change.donor is not None or change.explores else None
-
-
-def _values(state: Published) -> dict[str, Value]:
-    return {name: v for name, v in state.hyperparameters.items() if v is not None}
-
-
-def changed_checkpoint(
-    member: str,
-    own: Checkpoint,
-    donor: tuple[Published, Checkpoint] | None,
-    change: Change,
-    rules: MemberRules,
-    rng: np.random.Generator,
-) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
-    """Return the checkpoint of a member after a change, and the events of the lineage; None if
-    nothing changes. ``own``: its newest checkpoint; ``donor``: what it copies, if anything.
-
-    The version is one above both, so that no experience of before counts as current. The donor's
-    random generators and episodes are not copied: seeds stay different, and the objective counts
-    only the member's own episodes.
-    """
-    base = own if donor is None else donor[1]
-    before = base.state["learner"]["hyperparameters"]
-    after = explore(before, rules.explore, rng) if change.explores else dict(before)
-    if donor is None and after == before:
-        return None, []
-    learner = {**own.state["learner"], "hyperparameters": after}
-    learner["version"] = 1 + max(c.state["learner"]["version"] for c in (own, base))
-    if "learning_rate" in learner:  # the present one of a schedule, which follows the first one
-        rate = base.state["learner"]["learning_rate"]
-        learner["learning_rate"] = rate * after["learning_rate"] / before["learning_rate"]
-    statistics = dict(own.state["statistics"])
-    if donor is not None:
-        statistics |= {"returns": [], "lengths": [], "exploring": {}, "evaluation": {}}
-    events = list(_events(member, own, donor, change, before, after))
-    state = {
-        **own.state,
-        **{"learner": learner, "statistics": statistics, "milestone": False},
-        **{"return_mean": None, "eval_return_mean": None, "eval_env_steps": None},
-        "across_runs": {"round": change.round, "events": events},
-    }
-    tensors = {name: t for name, t in base.tensors.items() if not name.startswith("rng/")}
-    tensors |= {name: t for name, t in own.tensors.items() if name.startswith("rng/")}
-    return Checkpoint(tensors, state), events
-
-
-def _events(
-    member: str,
-    own: Checkpoint,
-    donor: tuple[Published, Checkpoint] | None,
-    change: Change,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-) -> Iterator[dict[str, Any]]:
-    position = {
-        **{"member": member, "round": change.round},
-        **{"env_steps": own.state["env_steps"], "wall_s": own.state["wall_s"]},
-    }
-    if donor is not None:
-        state = donor[0]
-        returns = own.state["statistics"]["returns"]
-        yield {
-            **{"event": "exploit", **position, "donor": state.member},
-            **{"donor_env_steps": state.env_steps, "snapshot": state.checkpoint},
-            "objective": float(np.mean(returns)) if returns else None,
-            **{"donor_objective": state.objective, "hyperparameters": dict(before)},
-        }
-    changed = {name: [before[name], after[name]] for name in after if after[name] != before[name]}
-    if changed:
-        yield {"event": "explore", **position, "changed": changed, "hyperparameters": dict(after)}
-
-
-def with_first_values(config: AnyConfig, first: Mapping[str, Value]) -> AnyConfig:
-    """Return the config of a member that begins with these hyperparameters. Raises ConfigError for
-    values that are out of range."""
-    return dataclasses.replace(config, **first)  # type: ignore[arg-type]

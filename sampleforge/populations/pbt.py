@@ -9,38 +9,27 @@ through shared memory. The member's learners apply it between two updates
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
-from sampleforge.folder.atomic_file import to_json, write_atomically
-from sampleforge.populations.exploit import (
-    EXPLOIT_RULES,
-    ExploitRule,
-    Member,
-    Value,
-    exploit,
-    exploring,
-)
-from sampleforge.populations.explore import ExploreRule, explore, explore_rule, first_values
+from sampleforge.folder.atomic_file import write_json
+from sampleforge.populations.exploit import Member, exploit, exploring
+from sampleforge.populations.explore import explore
 from sampleforge.populations.lineage import FILE, Lineage, read
+from sampleforge.populations.pbt_member import MemberInRun, Pending
+from sampleforge.populations.population_rules import rules_of
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
-from sampleforge.reporting.policy_statistics import PolicyStatistics
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
-from sampleforge.shared.member_board import ENV_PREFIX, ChangeInbox, MemberBoard, Segment
+from sampleforge.shared.member_board import Segment
+from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import seed_of_policy
-from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
-from sampleforge.topologies.graph import PolicyGroup
-from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
+from sampleforge.topologies.config import ApexConfig, AppoConfig
 
-MIN_EPISODES = 10
-"""Least number of a member's own episodes whose mean return is its objective."""
 ANSWER_TIMEOUT = 300.0
 """Seconds that a donor may need to put its newest state into shared memory, which it does between
 two updates."""
@@ -48,173 +37,39 @@ _STREAM = 7_000_000
 """Distinguishes the seeds of decisions and of segments from other seeds of the run."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """The rules of a population, and the ``first`` hyperparameters of each member."""
-
-    exploit: ExploitRule
-    explore: ExploreRule
-    first: Sequence[Mapping[str, Value]]
-
-
-def rules_of(
-    config: AnyConfig,
-    flags: PbtRulesConfig,
-    ids: Sequence[str],
-    shaping: Mapping[str, float],
-    rng: np.random.Generator,
-) -> Rules:
-    """Return the rules that ``flags`` stand for. ``config``: the members', with resolved defaults;
-    ``ids``: theirs; ``shaping``: the reward-shaping numbers that the environment offers. Raises
-    ConfigError for a hyperparameter that cannot change, and for a bound that it cannot have."""
-    variant = flags.pbt_variant
-    defaults = changeable(config) | {f"{ENV_PREFIX}{name}": n for name, n in shaping.items()}
-    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(flags):
-        defaults.pop("lr_target_kl", None)  # nothing reads it
-    bounds = ranges("pbt_bounds", flags.pbt_bounds)
-    initial = ranges("pbt_initial", flags.pbt_initial)
-    for name, both in {**bounds, **initial}.items():
-        for bound in both if name in changeable(config) else ():
-            dataclasses.replace(config, **{name: bound})  # type: ignore[arg-type]
-    if unknown := sorted(set(initial) - set(defaults)):
-        raise ConfigError(
-            f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
-            f"{', '.join(sorted(defaults))}"
-        )
-    try:
-        perturbed = explore_rule(
-            variant,
-            defaults,
-            [hyperparameter(word) for word in flags.pbt_perturb],
-            bounds,
-            initial if variant == "truncation" else {},
-        )
-    except ValueError as error:
-        raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
-    given: dict[str, Any] = {}
-    if flags.pbt_perturb_chance is not None:
-        given["chance"] = flags.pbt_perturb_chance
-    if flags.pbt_factors:
-        low, high = flags.pbt_factors
-        given |= {"factors": (low, high), "steps": ()}
-    gaps = {
-        name: getattr(flags, f"pbt_{name}")
-        for name in ("replaced", "donors", "relative_gap", "absolute_gap", "deviation_gap")
-    }
-    reference = None if flags.pbt_reference is None else ids[flags.pbt_reference]
-    return Rules(
-        dataclasses.replace(
-            EXPLOIT_RULES[variant],
-            reference=reference,
-            **{name: gap for name, gap in gaps.items() if gap is not None},
-        ),
-        dataclasses.replace(perturbed, **given),
-        first_values(initial, len(ids), rng),
+def _check_agents(config: AppoConfig | ApexConfig, spec: EnvSpec) -> None:
+    """Raise ConfigError for an environment with several agents, with what to do instead."""
+    if spec.num_seats == 1:
+        return
+    instead = (
+        "train a population of runs, in each of which one policy plays all agents: sampleforge pbt "
+        f"--population {config.num_policies} --folder DIR {config.algo} --env {config.env}"
     )
-
-
-def given_names(flags: PbtRulesConfig) -> set[str]:
-    """Return the hyperparameters that the flags of a population name."""
-    return {*map(hyperparameter, (*flags.pbt_perturb, *flags.pbt_bounds, *flags.pbt_initial))}
-
-
-@dataclass
-class Pending:
-    """A change that was sent to a member. ``events``: what it means, for the lineage, without the
-    values that are known when it has been applied. ``hyperparameters``: those after it.
-    ``donor``: whose weights it copies (None: no weights are copied)."""
-
-    number: int
-    events: list[dict[str, Any]]
-    hyperparameters: dict[str, Value]
-    segment: Segment | None = None
-    donor: str | None = None
-
-
-@dataclass
-class InRun:
-    """A member as the driver knows it.
-
-    ``number``: of the newest change that was sent to it; ``segment``: of its newest segment.
-    ``counting`` is "no" from a copy until all of its environments have begun anew, "soon" until
-    what had ended before is taken from the queue, and "yes" while its episodes are its own.
-    """
-
-    id: str
-    index: int
-    group: PolicyGroup
-    statistics: PolicyStatistics
-    hyperparameters: dict[str, Value]
-    board: MemberBoard
-    inbox: ChangeInbox
-    number: int = 0
-    segment: int = 0
-    counting: Literal["no", "soon", "yes"] = "yes"
-    pending: Pending | None = None
-    copied_from: str | None = None
-    copies: int = 0
-    mutations: int = 0
-
-    @property
-    def env_steps(self) -> int:
-        """The member's own env steps."""
-        return self.board.sampled
-
-    @property
-    def objective(self) -> float | None:
-        """Mean return of the last 100 episodes of its own; None if there are fewer than
-        `MIN_EPISODES`."""
-        if self.counting != "yes" or len(self.statistics.returns) < MIN_EPISODES:
-            return None
-        return self.statistics.return_mean
-
-    def count_own_episodes(self) -> None:
-        """Forget episodes of the weights before the last copy."""
-        if self.counting == "yes":
-            return
-        self.statistics.returns.clear()
-        self.statistics.lengths.clear()
-        if self.counting == "soon":
-            self.counting = "yes"
-        elif self.board.has_restarted:
-            self.counting = "soon"
-
-    def state(self) -> dict[str, Any]:
-        """Return the plain values that a checkpoint stores."""
-        pending = None if self.pending is None else dataclasses.asdict(self.pending)
-        if pending is not None and self.pending is not None and self.pending.segment is not None:
-            pending["segment"] = list(self.pending.segment)
-        return {
-            "env_steps": self.env_steps,
-            "number": self.number,
-            "segment": self.segment,
-            "hyperparameters": dict(self.hyperparameters),
-            "copied_from": self.copied_from,
-            "copies": self.copies,
-            "mutations": self.mutations,
-            "pending": pending,
-        }
+    if spec.other_groups:
+        instead = (
+            "search the hyperparameters of policies for agents with different spaces with "
+            "`sampleforge sweep`, whose trials may have several policies"
+        )
+    raise ConfigError(
+        f"--pbt: {config.env} has {spec.num_seats} agents, at whose seats the policies take turns, "
+        f"so that an episode is played by several members and measures none of them; {instead}"
+    )
 
 
 class Pbt(Callback):
     """Trains the policies of a session as a population; see the head of this file."""
 
     def __init__(self) -> None:
-        self._members: list[InRun] = []
+        self._members: list[MemberInRun] = []
 
     def on_wire(self, session: Session) -> None:
         config, ids = session.resolved, [stored.id for stored in session.opened.policies]
         assert isinstance(config, AppoConfig | ApexConfig) and config.seed is not None
-        if session.spec.num_agents > 1:
-            raise ConfigError(
-                f"--pbt: {config.env} has {session.spec.num_agents} agents, and an episode would "
-                "be that of several members; train a population of runs with `sampleforge pbt`"
-            )
+        _check_agents(config, session.spec)
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, _STREAM])
-        shaping = session.spec.reward_shaping
-        self._rules = rules_of(config, config, ids, shaping, self._rng)
-        offered = {f"{ENV_PREFIX}{name}": number for name, number in shaping.items()}
+        offered = session.spec.shaping_hyperparameters
+        self._rules = rules_of(config, config, ids, offered, self._rng)
         session.hyperparameters = {
             name: {**offered, **first} for name, first in zip(ids, self._rules.first, strict=True)
         }
@@ -228,14 +83,9 @@ class Pbt(Callback):
     def on_start(self, session: Session) -> None:
         defaults = changeable(self._config)
         for index, group in enumerate(session.graph.groups):
-            assert group.member is not None and group.member.inbox is not None
             first = {**defaults, **session.hyperparameters[group.id]}
-            self._members.append(
-                InRun(
-                    *(group.id, index, group, session.statistics.policies[index]),
-                    *(first, group.member.board, group.member.inbox),
-                )
-            )
+            statistics = session.statistics.policies[index]
+            self._members.append(MemberInRun(index, group, statistics, first))
         self._by_id = {member.id: member for member in self._members}
         self._lineage = Lineage(session.folder.path / FILE)
         earlier = [stored.earlier for stored in session.opened.policies]
@@ -317,26 +167,22 @@ class Pbt(Callback):
             segment = None
             if donor is not None:
                 segment = self._next_segment(member)
-                events.append(
-                    {
-                        "event": "exploit",
-                        "donor": donor.id,
-                        "donor_env_steps": donor.env_steps,
-                        "snapshot": str(states[donor.id][1]["version"]),
-                        "objective": objectives[member.id],
-                        "donor_objective": objectives[donor.id],
-                        "segment": list(segment),
-                        "hyperparameters": dict(before),
-                    }
-                )
+                objective, donor_objective = objectives[member.id], objectives[donor.id]
+                copied = {
+                    **{"event": "exploit", "donor": donor.id, "donor_env_steps": donor.env_steps},
+                    "snapshot": str(states[donor.id][1]["version"]),
+                    **{"objective": objective, "donor_objective": donor_objective},
+                    **{"segment": list(segment), "hyperparameters": dict(before)},
+                }
+                events.append(copied)
             changed = {n: [before[n], after[n]] for n in after if after[n] != before[n]}
             if changed:
                 events.append({"event": "explore", "changed": changed, "hyperparameters": after})
             if events:
                 named = [{**event, "round": self._round} for event in events]
                 number = member.number + 1
-                copied = None if donor is None else donor.id
-                pending = Pending(number, named, after, segment, copied)
+                source = None if donor is None else donor.id
+                pending = Pending(number, named, after, segment, source)
                 self._send(member, pending, None if donor is None else states[donor.id])
 
     def _published(
@@ -351,7 +197,7 @@ class Pbt(Callback):
             states[name] = group.snapshot.read()
         return states
 
-    def _next_segment(self, member: InRun) -> Segment:
+    def _next_segment(self, member: MemberInRun) -> Segment:
         number = member.segment + 1
         entropy = [self._seed, _STREAM, member.index, number]
         seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0] >> 1)
@@ -359,7 +205,7 @@ class Pbt(Callback):
 
     def _send(
         self,
-        member: InRun,
+        member: MemberInRun,
         pending: Pending,
         state: tuple[Mapping[str, Any], Mapping[str, Any]] | None,
     ) -> None:
@@ -376,7 +222,7 @@ class Pbt(Callback):
             },
         )
 
-    def _applied(self, session: Session, member: InRun, pending: Pending, at: int) -> None:
+    def _applied(self, session: Session, member: MemberInRun, pending: Pending, at: int) -> None:
         """Record that a member's learners have applied a change. ``at``: the env steps that have
         led to its weights."""
         member.hyperparameters = dict(pending.hyperparameters)
@@ -390,7 +236,9 @@ class Pbt(Callback):
             member.mutations += event["event"] == "explore"
             self._log(session, member, event["event"], {**event, "at": at})
 
-    def _log(self, session: Session, member: InRun, name: str, more: Mapping[str, Any]) -> None:
+    def _log(
+        self, session: Session, member: MemberInRun, name: str, more: Mapping[str, Any]
+    ) -> None:
         """Append an event of a member to the lineage."""
         self._lineage.append(
             {
@@ -407,7 +255,7 @@ class Pbt(Callback):
     # ---- reports, checkpoints, the end ----
 
     @property
-    def best(self) -> InRun | None:
+    def best(self) -> MemberInRun | None:
         """The member with the highest objective; None if no member has one."""
         rated = [(m.objective, -m.index, m) for m in self._members if m.objective is not None]
         return max(rated, key=lambda each: each[:2])[2] if rated else None
@@ -455,8 +303,7 @@ class Pbt(Callback):
         if best is not None:
             events = read(session.folder.path / FILE)
             found = schedule_of(events, best.id, self._config.algo, best.board.learned)
-            text = to_json(found, indent=1) + "\n"
-            write_atomically(session.folder.path / SCHEDULE_FILE, text.encode())
+            write_json(session.folder.path / SCHEDULE_FILE, found)
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
         best = self.best

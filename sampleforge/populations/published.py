@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import from_plain
-from sampleforge.folder.atomic_file import TEMPORARY_SUFFIX, to_json, write_atomically
+from sampleforge.folder.atomic_file import TEMPORARY_SUFFIX, write_json
 from sampleforge.folder.checkpoint_file import Checkpoint, CheckpointError, decode
 
 _CHECKPOINT = re.compile(r"\d{12,}-([0-9a-f]{16})\.safetensors")
@@ -39,7 +39,8 @@ class Published:
     """The state of a member when it wrote the ``checkpoint`` (file name in its run's folder).
 
     ``round``: its number of rounds so far; ``objective``: mean return of its last ``episodes`` of
-    its own (None: there are too few); ``done``: it has reached the stop condition.
+    its own (None: there are too few); ``done``: it has reached the stop condition; ``learned``: the
+    env steps that have led to its weights (None: its learner does not count them).
     """
 
     member: str
@@ -50,6 +51,7 @@ class Published:
     episodes: int
     checkpoint: str
     done: bool = False
+    learned: int | None = None
     hyperparameters: dict[str, float | bool | None] = field(default_factory=dict)
 
 
@@ -67,8 +69,7 @@ class PublishedStates:
         name = f"{state.member}-{state.checkpoint}"
         _link(checkpoints / state.checkpoint, self._folder / name)
         before = self.of(state.member)
-        plain = to_json(asdict(state))
-        write_atomically(self._folder / f"{state.member}.json", (plain + "\n").encode())
+        write_json(self._folder / f"{state.member}.json", asdict(state), indent=None)
         kept = {name} if before is None else {name, f"{state.member}-{before.checkpoint}"}
         for path in self._folder.glob(f"{state.member}-*.safetensors"):
             own = _CHECKPOINT.fullmatch(path.name[len(state.member) + 1 :])

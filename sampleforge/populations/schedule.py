@@ -16,7 +16,7 @@ from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError, typed
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
-from sampleforge.shared.member_board import ENV_PREFIX, Segment
+from sampleforge.shared.member_board import Segment
 from sampleforge.workers.change_follower import ScheduledChange
 
 SCHEDULE_FILE = "schedule.json"
@@ -42,12 +42,37 @@ def schedule_of(events: Sequence[Event], member: str, algo: str, env_steps: int)
     """Return the schedule of a member, with those of the ancestors whose weights it has, as values
     for JSON. ``events``: the lineage; ``env_steps``: those that have led to the member's weights.
     Raises ValueError if the lineage has no beginning of the member or of an ancestor."""
-    chain = _chain(events, member)
+    after_all = max((event["round"] for event in events), default=0) + 1
+    return _schedule_values(_chain(events, member, after_all), member, algo, env_steps)
+
+
+def schedule_of_round(
+    events: Sequence[Event], member: str, round_number: int, algo: str
+) -> dict[str, Any]:
+    """Return the schedule of the weights that a member of a population of runs has published in a
+    round; see `schedule_of`. Raises ValueError also if the lineage lacks that round."""
+    scores = [
+        event
+        for event in events
+        if (event["event"], event["member"], event["round"]) == ("score", member, round_number)
+    ]
+    if not scores:
+        raise ValueError(f"the lineage has no score of member {member} in round {round_number}")
+    # What the member has changed after publishing is logged with the same round.
+    chain = _chain(events, member, before=round_number)
+    env_steps = _positions([*chain, scores[-1]])[-1]
+    return _schedule_values(chain, member, algo, env_steps)
+
+
+def _schedule_values(
+    chain: Sequence[Event], member: str, algo: str, env_steps: int
+) -> dict[str, Any]:
+    """Return the values for JSON of the schedule that consists of the events ``chain``."""
     entries: list[dict[str, Any]] = []
     segments = 0
-    for event in chain:
+    for event, at in zip(chain, _positions(chain), strict=True):
         entry = {
-            "env_steps": 0 if event["event"] == "start" else event.get("at", event["env_steps"]),
+            "env_steps": at,
             "member": event["member"],
             "hyperparameters": dict(event["hyperparameters"]),
         }
@@ -68,11 +93,25 @@ def schedule_of(events: Sequence[Event], member: str, algo: str, env_steps: int)
     }
 
 
-def _chain(events: Sequence[Event], member: str) -> list[Event]:
-    """Return the events that have led to the weights and hyperparameters of a member: its own since
-    its last copy, the copy, those of the donor before it, and so on, the oldest first."""
+def _positions(chain: Sequence[Event]) -> list[int]:
+    """Return for each event of a chain the env steps that had led to the weights by then: "at" of
+    the event, if the learner counts them. Otherwise the count of a member runs as many env steps
+    ahead of its weights as its newest copy has made it."""
+    positions, ahead = [], 0
+    for event in chain:
+        position = 0 if event["event"] == "start" else event.get("at")
+        if event["event"] == "exploit":
+            position = event["donor_env_steps"] - ahead if position is None else position
+            ahead = event["env_steps"] - position
+        positions.append(event["env_steps"] - ahead if position is None else position)
+    return positions
+
+
+def _chain(events: Sequence[Event], member: str, before: int) -> list[Event]:
+    """Return the events of rounds ``before`` that have led to the weights and hyperparameters of a
+    member: its own since its last copy, the copy, those of the donor before it, and so on, the
+    oldest first."""
     newest_first: list[Event] = []
-    before = max((event["round"] for event in events), default=0) + 1
     while True:
         own = [e for e in events if e["member"] == member and e["round"] < before]
         begins = [i for i, e in enumerate(own) if e["event"] in ("start", "exploit")]
@@ -83,7 +122,7 @@ def _chain(events: Sequence[Event], member: str) -> list[Event]:
         newest_first += [*reversed(changes), first]
         if first["event"] == "start":
             return newest_first[::-1]
-        member, before = first["donor"], first["round"]
+        member, before = first["donor"], first.get("donor_round", first["round"])
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -153,15 +192,16 @@ class FollowSchedule(Callback):
             raise ConfigError(
                 f"{given}: it is a schedule for {schedule.algo}, not for {config.algo}"
             )
-        if session.spec.num_agents > 1:
+        if session.spec.num_seats > 1:
             raise ConfigError(
-                f"{given}: {config.env} has {session.spec.num_agents} agents, and a schedule is "
-                "that of a policy with an environment of its own; leave it out"
+                f"{given}: {config.env} has {session.spec.num_seats} agents, and schedules are "
+                "replayed in single-agent environments only; leave it out, and give the "
+                "hyperparameters that the schedule ends with as flags"
             )
         self._end = schedule.env_steps
         first, *changes = schedule.changes
         (policy,) = session.opened.policies
-        offered = {f"{ENV_PREFIX}{name}": n for name, n in session.spec.reward_shaping.items()}
+        offered = session.spec.shaping_hyperparameters
         known = {*changeable(config), *offered}
         named = {name for change in schedule.changes for name in change.hyperparameters}
         if unknown := sorted(named - known):

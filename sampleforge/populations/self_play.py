@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.folder.atomic_file import to_json, write_atomically, writing
+from sampleforge.folder.atomic_file import write_json, writing
 from sampleforge.folder.checkpoint_file import CheckpointError
 from sampleforge.folder.resume import load_weights, model_tensors
 from sampleforge.folder.snapshots import SnapshotFiles
@@ -59,6 +59,7 @@ class SelfPlay(Callback):
         self._files = SnapshotFiles(session.folder.snapshots)
         self._weights = group.weights
         self._state = session.new_model().state_dict()
+        self._drawn: list[float] = []  # the probabilities that the pool has
         self._in_checkpoints: deque[frozenset[int]] = deque(
             maxlen=max(1, session.config.keep_checkpoints)
         )
@@ -97,7 +98,10 @@ class SelfPlay(Callback):
         self._publish()
 
     def _publish(self) -> None:
-        self._pool.set_probabilities(self.league.probabilities().tolist())
+        drawn = self.league.probabilities().tolist()
+        if drawn != self._drawn:
+            self._pool.set_probabilities(drawn)
+            self._drawn = drawn
         self._games_published = self.league.games
 
     def on_poll(self, session: Session) -> None:
@@ -107,9 +111,9 @@ class SelfPlay(Callback):
         if self.league.games != self._games_published:
             self._publish()
 
-    def on_episode(self, session: Session, episode: EpisodeRecord) -> None:
-        if episode.opponent >= 0:
-            self.league.add(episode.opponent, score_of(episode.ret, episode.opponent_ret))
+    def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
+        if record.opponent >= 0:
+            self.league.add(record.opponent, score_of(record.ret, record.opponent_ret))
 
     def extend_report(self, session: Session, report: dict[str, float]) -> None:
         report.update(self.league.scalars())
@@ -131,9 +135,8 @@ class SelfPlay(Callback):
         summary[STATE] = self.league.scalars()
 
     def _write(self, folder: RunFolder) -> None:
-        text = to_json(self.league.summary(), indent=1) + "\n"
         with writing(folder.self_play_file):
-            write_atomically(folder.self_play_file, text.encode())
+            write_json(folder.self_play_file, self.league.summary())
 
 
 def load_snapshots(folder: RunFolder, model: Model) -> Iterator[tuple[int, Model]]:

@@ -17,16 +17,27 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError, difference, nearest, to_plain
-from sampleforge.folder.atomic_file import to_json, write_atomically
-from sampleforge.folder.trust import check_places
+from sampleforge.folder.atomic_file import write_atomically, write_json
 from sampleforge.populations.folder import STUDY
 from sampleforge.populations.jobs import Jobs
-from sampleforge.populations.sweep_spec import SweepSpec, read_spec
+from sampleforge.populations.study import (
+    State,
+    TrialResult,
+    best_trial,
+    distribution,
+    import_optuna,
+    open_study,
+    open_trial,
+    pruner,
+    results,
+    sampler,
+    trial_state,
+)
+from sampleforge.populations.sweep_spec import SweepSpec, encoded, read_spec
 from sampleforge.populations.training_job import (
     TrainingJob,
     ask_to_stop,
@@ -50,58 +61,9 @@ HOPELESS = 3
 FEWEST = 4
 """Complete trials that the importance of settings needs."""
 
-State = Literal["waiting", "running", "complete", "pruned", "failed"]
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """A trial of a sweep. ``fraction``: the part of it that is done, 0 to 1; ``value``: the newest
-    value of the metric, None before the first; ``params``: the values of the searched settings."""
-
-    number: int
-    state: State
-    fraction: float
-    value: float | None
-    params: Mapping[str, Any]
-
 
 class SweepFailed(RuntimeError):
     """The first trials have all failed; the message ends with the error of the last."""
-
-
-def import_optuna() -> Any:
-    """Return the module. Raises ConfigError if it is missing."""
-    try:
-        import optuna
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'sweeps need optuna, which is not installed: pip install "sampleforge[populations]"'
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
-
-
-def open_study(folder: Path, **new: Any) -> optuna.Study:
-    """Return the study of the sweep in ``folder``; with ``new``, arguments of
-    `optuna.create_study`, also if there is none yet. Raises ConfigError if it cannot be read."""
-    library = import_optuna()
-    from sqlalchemy.engine import URL
-    from sqlalchemy.exc import SQLAlchemyError
-
-    check_places(folder, (STUDY,))
-    url = URL.create("sqlite", database=str((folder / STUDY).absolute()))
-    broken = (SQLAlchemyError, library.exceptions.OptunaError, KeyError, RuntimeError)
-    try:
-        storage = library.storages.RDBStorage(url.render_as_string())
-        study: optuna.Study = (
-            library.create_study(study_name="sweep", storage=storage, load_if_exists=True, **new)
-            if new
-            else library.load_study(study_name=None, storage=storage)
-        )
-    except broken as error:
-        text = str(error).splitlines()[0]
-        raise ConfigError(f"{folder / STUDY} cannot be read: {text}") from error
-    return study
 
 
 class Sweep:
@@ -116,14 +78,15 @@ class Sweep:
         self.study = open_study(
             folder,
             direction=spec.method.direction,
-            sampler=_sampler(spec, earlier),
-            pruner=_pruner(spec),
+            sampler=sampler(spec, earlier),
+            pruner=pruner(spec),
         )
-        self._distributions = {name: _distribution(spec, name) for name in spec.search}
+        self._distributions = {name: distribution(spec, name) for name in spec.search}
         self._trials: dict[str, _Running] = {}
         self._to_start: list[str] = []
         self.error: str | None = None
         """The error of the trial that failed last."""
+        self._closed = False
         self._failed = self._succeeded = 0
         for frozen in self.study.trials:
             self._count(frozen.state.name)
@@ -148,9 +111,29 @@ class Sweep:
     # ---- running ----
 
     @property
+    def spec(self) -> SweepSpec:
+        return self._spec
+
+    @property
     def done(self) -> bool:
         """Whether all trials have ended."""
-        return not self._trials and len(self.study.trials) >= self._spec.num_trials
+        return not self._trials and (self._closed or self._begun >= self._spec.num_trials)
+
+    @property
+    def _begun(self) -> int:
+        """Number of trials that have begun."""
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(trial.state.name != "WAITING" for trial in trials)
+
+    def propose(self, values: Mapping[str, Any]) -> None:
+        """Have a trial with these values of all searched settings come first, unless the sweep has
+        had it already."""
+        choices = {name: encoded(value) for name, value in values.items()}
+        self.study.enqueue_trial(choices, skip_if_exists=True)
+
+    def finish(self) -> None:
+        """Begin no more trials; those that have begun go on to their end."""
+        self._closed = True
 
     def step(self) -> None:
         """Take the reports of the running trials, end those that have ended or are to be pruned,
@@ -166,8 +149,8 @@ class Sweep:
         """Start trials in the free places: first those that had begun."""
         free = self._jobs.limit - len(self._jobs.running)
         names, self._to_start = self._to_start[:free], self._to_start[free:]
-        asked = len(self.study.trials)
-        while len(names) < free and asked < self._spec.num_trials:
+        asked = self._begun
+        while len(names) < free and asked < self._spec.num_trials and not self._closed:
             names.append(self._follow(self._ask()))
             asked += 1
         works = {}
@@ -211,10 +194,10 @@ class Sweep:
         ]
         if wrong or frozen.params.keys() != self._spec.search.keys():
             # A launcher was killed while it asked, or the storage is not of this sweep.
-            self.study.tell(frozen.number, state=_state("FAIL"))
+            self.study.tell(frozen.number, state=trial_state("FAIL"))
             self._count("FAIL")
             return
-        name = self._follow(_trial(self.study, frozen))
+        name = self._follow(open_trial(self.study, frozen))
         self._trials[name].step = max(frozen.intermediate_values, default=-1)
         if name in self._jobs.running:
             return
@@ -272,7 +255,7 @@ class Sweep:
             del self._trials[name]
 
     def _tell(self, name: str, state: str) -> None:
-        self.study.tell(self._trials.pop(name).trial, state=_state(state))
+        self.study.tell(self._trials.pop(name).trial, state=trial_state(state))
         self._count(state)
 
     def _fail(self, name: str, error: str) -> None:
@@ -316,8 +299,7 @@ class Sweep:
             **{"best": found, "metric": self._spec.method.metric, "trials": len(every)},
             **{state: states.count(state) for state in ("complete", "pruned", "failed")},
         }
-        path = self._folder / _RESULTS
-        write_atomically(path, (to_json(summary, indent=1) + "\n").encode())
+        write_json(self._folder / _RESULTS, summary)
         return summary
 
 
@@ -360,31 +342,6 @@ class ReportTail:
         yield from map(json.loads, data[:whole].splitlines())
 
 
-def results(study: optuna.Study) -> list[TrialResult]:
-    """Return the trials of a study, in order."""
-    states: dict[str, State] = {
-        **{"WAITING": "waiting", "RUNNING": "running", "COMPLETE": "complete"},
-        **{"PRUNED": "pruned", "FAIL": "failed"},
-    }
-    return [
-        TrialResult(
-            trial.number,
-            states[trial.state.name],
-            1.0 if trial.state.name == "COMPLETE" else 0.0,
-            trial.value if trial.state.name != "RUNNING" else None,
-            trial.params,
-        )
-        for trial in study.get_trials(deepcopy=False)
-    ]
-
-
-def best_trial(trials: list[TrialResult], direction: str) -> TrialResult | None:
-    """Return the complete trial with the best value, None if there is none."""
-    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-    sign = 1.0 if direction == "maximize" else -1.0
-    return max(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
-
-
 def _plain(spec: SweepSpec) -> dict[str, Any]:
     """Return what must not change when a sweep is resumed."""
     method = to_plain(spec.method)
@@ -394,54 +351,6 @@ def _plain(spec: SweepSpec) -> dict[str, Any]:
         "config": dict(spec.shared),
         "search": {name: to_plain(values) for name, values in spec.search.items()},
     }
-
-
-def _state(name: str) -> Any:
-    return import_optuna().trial.TrialState[name]
-
-
-def _trial(study: optuna.Study, frozen: optuna.trial.FrozenTrial) -> optuna.Trial:
-    trial: optuna.Trial = import_optuna().trial.Trial(study, frozen._trial_id)
-    return trial
-
-
-def _distribution(spec: SweepSpec, name: str) -> Any:
-    """Return a range as Optuna has it."""
-    kinds, values = import_optuna().distributions, spec.search[name]
-    if spec.method.sampler == "grid" or values.choices is not None:
-        return kinds.CategoricalDistribution(spec.grid(name))
-    assert values.low is not None and values.high is not None
-    if spec.is_whole(name):
-        step = 1 if values.step is None else int(values.step)
-        return kinds.IntDistribution(int(values.low), int(values.high), values.log, step)
-    return kinds.FloatDistribution(values.low, values.high, values.log, values.step)
-
-
-def _sampler(spec: SweepSpec, earlier: int) -> Any:
-    """Return the sampler; that of a resumed sweep continues with another seed after ``earlier``
-    trials, or it would draw the same values again."""
-    samplers, seed = import_optuna().samplers, spec.method.seed + earlier
-    if spec.method.sampler == "grid":
-        space = {name: spec.grid(name) for name in spec.search}
-
-        class AskedGrid(samplers.GridSampler):  # type: ignore[misc, name-defined]
-            def after_trial(self, *_: Any) -> None:
-                """Do nothing: the original stops Optuna's own loop, which does not run here."""
-
-        return AskedGrid(space, seed=spec.method.seed)
-    if spec.method.sampler == "random":
-        return samplers.RandomSampler(seed=seed)
-    return samplers.TPESampler(seed=seed, constant_liar=True)
-
-
-def _pruner(spec: SweepSpec) -> Any:
-    pruners, points = import_optuna().pruners, spec.method.pruning_points
-    makers = {
-        "none": pruners.NopPruner,
-        "median": partial(pruners.MedianPruner, n_warmup_steps=max(1, points // 10)),
-        "hyperband": partial(pruners.HyperbandPruner, min_resource=1, max_resource=points),
-    }
-    return makers[spec.method.pruner]()
 
 
 def picture(folder: Path) -> SweepPicture:

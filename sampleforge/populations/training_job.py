@@ -11,11 +11,12 @@ from typing import Literal, get_args
 
 from sampleforge.config import ConfigError
 from sampleforge.env.probe import EnvProbeError
-from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.folder.atomic_file import write_json
 from sampleforge.populations.jobs import EndingInOrder
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session, describe
 from sampleforge.topologies.config import AnyConfig
+from sampleforge.tracking.callbacks import tracking_callbacks
 
 Status = Literal["finished", "stopped", "interrupted", "failed"]
 """stopped: by `ask_to_stop`; interrupted: by the end of the job."""
@@ -65,7 +66,7 @@ def with_outcome(folder: Path, work: Callable[[], Status]) -> None:
 def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:
     """Train ``config`` until its stop condition, SIGTERM or `Session.stop`; return "interrupted" or
     "finished". Raises what a session raises."""
-    session = Session(config, callbacks)
+    session = Session(config, [*tracking_callbacks(config), *callbacks])
     with EndingInOrder(session.interrupt) as ending:
         try:
             session.open()
@@ -110,7 +111,7 @@ def is_asked_to_stop(folder: Path) -> bool:
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Write the outcome of the job of the run in ``folder``."""
     plain = {"status": outcome.status, "error": outcome.error}
-    write_atomically(folder / _OUTCOME, (to_json(plain) + "\n").encode())
+    write_json(folder / _OUTCOME, plain, indent=None)
 
 
 def read_outcome(folder: Path) -> Outcome | None:

@@ -32,9 +32,3 @@ def preset_values(algo: str, name: str) -> dict[str, Any]:
     """Return the config fields that a preset sets. Raises ConfigError if there is no such
     preset."""
     return config_values(preset_file(algo, name), algo)
-
-
-def description(path: Path) -> str:
-    """Return a preset's first line, without the comment sign."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().lstrip("#").strip()

@@ -17,6 +17,10 @@ class ReplayConfig(Checked):
     replay_compression_ratio: float = 10.0
     """Factor by which frames are assumed to shrink: their memory is their size divided by it. Where
     they shrink less, the replay holds fewer transitions."""
+    replay_gpu_memory: float = 0.0
+    """GiB of the learner's GPU for copies of stacked frames, so that samples are gathered there (0:
+    frames are in the machine's memory alone). With fewer than all frames, the other samples are
+    copied to the GPU as without it."""
     save_replay: bool = False
     """Keep the replay of the latest checkpoint, so that a resumed run goes on with it; off: a
     resumed run fills its replay anew."""
@@ -61,12 +65,19 @@ class ReplayConfig(Checked):
         check_range(self, "learning_starts sequence_length", low=1)
         check_range(self, "sequence_overlap", low=0)
         check_range(self, "replay_compression_ratio", low=1)
+        check_range(self, "replay_gpu_memory", low=0)
         check_range(self, "priority_alpha", low=0)
         check_range(self, "priority_beta priority_beta_final", low=0, high=1)
         check_range(self, "priority_epsilon", low=0, above=True)
         check_range(self, "samples_per_insert_tolerance", low=0, above=True)
         if self.samples_per_insert != "auto":
             check_range(self, "samples_per_insert", low=0, above=True)
+        if self.replay_gpu_memory and self.replay_compression != "none":
+            raise ConfigError(
+                f"--replay-gpu-memory {self.replay_gpu_memory:g} --replay-compression "
+                f"{self.replay_compression}: the GPU's copies are of frames that are not "
+                "compressed; leave out one of the two"
+            )
         if self.learning_starts is not None and self.learning_starts > self.replay_capacity:
             raise ConfigError(
                 f"--learning-starts {self.learning_starts}: the replay holds only "

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sampleforge.replay.observation_stats import Shapes, packed_size
+from sampleforge.replay.shares import Shares
 from sampleforge.rollouts.exchange import abandoned_slots
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
 from sampleforge.shared.arrays import SharedArrays
@@ -35,6 +36,7 @@ class ReplayExchange:
         shard_wakeups: list[Wakeup],
         leases: int,
         finish: Callable[[TrajectorySlots, int], None],
+        shares: Shares | None = None,
     ) -> None:
         self.slots = slots
         self.actors = len(actor_wakeups)
@@ -44,6 +46,8 @@ class ReplayExchange:
         self._actor_wakeups = actor_wakeups
         self._shard_wakeups = shard_wakeups
         self._finish = finish
+        self.shares = shares
+        """The shares of several sources in what the actors hand over."""
         self._free = IndexRings(self._shards * self.actors, leases)
         self._ready = IndexRings(self._shards * self.actors, leases)
         self._turn = [0] * self.actors
@@ -98,6 +102,11 @@ class ReplayExchange:
         shard = int(self._lease_of["shard"][slot])
         self._ready.push(self._ring(shard, actor), slot)
         self._shard_wakeups[shard].set()
+
+    def ready_actors(self, shard: int) -> list[int]:
+        """Return the actors that have complete slots for a shard. Called by the shard."""
+        actors: list[int] = self._ready.filled(self._ring(shard, 0), self.actors).tolist()
+        return actors
 
     def take_ready(self, shard: int, actor: int) -> int | None:
         """Return the oldest complete slot of one actor, or None. Called by the shard."""
@@ -190,33 +199,33 @@ class SampleRequests:
         self.seen: npt.NDArray[np.float64] = self._arrays["seen"]
 
     def ask(self, shard: int, request: int, kind: int) -> None:
-        """Send a request of this ``kind`` (SAMPLE or UPDATE) to a shard. Called by the learner."""
+        """Send a request of this ``kind`` (SAMPLE or UPDATE) to a shard, which serves it once it is
+        awake: see `wake_shards`. Called by the learner."""
         self.kind[request] = kind
         self._to_shard.push(shard, request)
-        self._shard_wakeups[shard].set()
 
     def wake_shards(self) -> None:
-        """Wake the shards: samples were requested, so they may insert more. Called by the
-        learner."""
+        """Wake the shards: there are requests for them, and they may insert more, because samples
+        were requested. Called by the learner."""
         for wakeup in self._shard_wakeups:
             wakeup.set()
 
     def wake_learner(self) -> None:
-        """Wake the learner: experience was inserted, so it may request more samples. Called by a
-        shard."""
+        """Wake the learner: requests were answered, or experience was inserted, so that it may
+        request more samples. Called by a shard."""
         self._learner_wakeup.set()
 
-    def next_asked(self, shard: int) -> int | None:
-        """Return the request to serve next, until it is answered; None if there is none. Called by
-        the shard."""
-        return self._to_shard.peek(shard)
+    def asked(self, shard: int) -> list[int]:
+        """Return the requests to serve, in their order; each is returned until it is answered.
+        Called by the shard."""
+        return self._to_shard.in_order(shard)
 
     def answer(self, shard: int, request: int) -> None:
-        """Return a served request to the learner. Called by the shard. For a moment the request is
-        in both rings: if the shard is killed then, its successor removes it."""
+        """Return the first request of `asked`, which was served, to the learner. Called by the
+        shard, which then wakes the learner. For a moment the request is in both rings: if the
+        shard is killed then, its successor removes it."""
         self._to_learner.push(shard, request)
         self._to_shard.pop(shard)
-        self._learner_wakeup.set()
 
     def take_over_shard(self, shard: int) -> None:
         """Complete the answer that the shard's previous process, which was killed, had begun.

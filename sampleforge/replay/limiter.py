@@ -5,6 +5,7 @@ An item is a transition, or, with a recurrent core, a sequence of transitions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ _LEARNER_COUNTERS = {
     "carried": "float64",  # [0]: the balance at the end of the previous run
     "sampled": "int64",  # [0]
     "learning": "bool",  # [0]
-    "begun": "bool",  # [0]: learning had begun in the run whose replay is restored
+    "begun": "bool",  # [0]: learning had begun when the replay that is restored was saved
 }
 
 
@@ -152,10 +153,12 @@ class RateLimiter:
             replay_counters.learning[0] = True
         return True
 
-    def may_sample(self, count: int) -> bool:
-        """Return whether ``count`` more samples may be drawn. Called by the learner once it may
-        learn."""
-        return self.ratio is None or self.balance - count >= -self.tolerance
+    def may_sample(self, count: int, batches: int = 1) -> int:
+        """Return how many batches of ``count`` more samples may be drawn, at most ``batches``.
+        Called by the learner once it may learn."""
+        if self.ratio is None:
+            return batches
+        return max(0, min(batches, math.floor((self.balance + self.tolerance) / count)))
 
     def count_samples(self, count: int) -> None:
         """Count ``count`` requested samples. Called by the learner."""
@@ -164,12 +167,12 @@ class RateLimiter:
     def state(self) -> dict[str, Any]:
         return {
             "balance": self.balance if self.ratio is not None else 0.0,
-            "learning": bool(self.replay_counters.learning[0] or self.replay_counters.begun[0]),
         }
 
-    def load(self, state: dict[str, Any], *, restoring: bool = False) -> None:
-        """Restore the balance of a `state`. ``restoring``: its replay is restored too, and each
-        shard clears its flag when it has read its part."""
+    def load(self, state: dict[str, Any], *, restoring: bool = False, begun: bool = False) -> None:
+        """Restore the balance of a `state`. ``restoring``: a replay is restored too, and each shard
+        clears its flag when it has read its part. ``begun``: learning had begun when that replay
+        was saved; the learner's state may be later, for it is saved after the replay."""
         self.replay_counters.carried[0] = state["balance"] if self.ratio is not None else 0.0
         self.replay_counters.restoring[:] = restoring
-        self.replay_counters.begun[0] = restoring and state["learning"]
+        self.replay_counters.begun[0] = begun

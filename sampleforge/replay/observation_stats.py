@@ -27,8 +27,11 @@ def packed_size(shapes: Shapes) -> int:
     return sum(2 * math.prod(shape) + 1 for shape in shapes.values())
 
 
-def unpack(packed: npt.NDArray[np.float64], shapes: Shapes) -> dict[str, Moments]:
-    """Return the moments of each leaf that `ObservationStats.take` has packed."""
+def unpack(packed: npt.NDArray[np.float64], shapes: Shapes) -> dict[str, Moments] | None:
+    """Return the moments of each leaf that `ObservationStats.take` has packed; None if they are of
+    no observations."""
+    if not shapes or not packed[-1]:  # the count, which all leaves have in common
+        return None
     of_leaves, values = {}, torch.from_numpy(packed.copy())
     for name, shape in shapes.items():
         size = math.prod(shape)
@@ -53,6 +56,8 @@ class ObservationStats:
     def add(self, slot: int) -> None:
         """Count the observations of a rollout that is not inserted yet, each exactly once. Those of
         dropped steps are left out, because they may have been zeroed."""
+        if not self._shapes:
+            return
         real = torch.from_numpy(self._real(slot))
         self._seen = {
             name: merge(seen, self._of(slot, name, real)) for name, seen in self._seen.items()
@@ -61,9 +66,11 @@ class ObservationStats:
     def take(self, packed: npt.NDArray[np.float64]) -> None:
         """Write the moments of the observations since the last call into ``packed``, float64
         [`packed_size`]."""
+        if self._seen is self._empty:
+            packed[:] = 0.0
+            return
         parts = [part for seen in self._seen.values() for part in (seen.mean, seen.var, seen.count)]
-        if parts:
-            packed[:] = torch.cat([part.reshape(-1) for part in parts]).numpy()
+        packed[:] = torch.cat([part.reshape(-1) for part in parts]).numpy()
         self._seen = self._empty
 
     def _of(self, slot: int, name: str, real: torch.Tensor) -> Moments:

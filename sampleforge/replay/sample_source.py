@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,9 @@ import numpy.typing as npt
 from sampleforge.replay.exchange import SAMPLE, UPDATE, SampleRequests
 from sampleforge.replay.limiter import RateLimiter
 
+WAKE_INTERVAL = 0.005
+"""Seconds between the wake-ups of the shards while enough samples are ready. Short updates need not
+each wake a process, and shards serve several requests together faster than one by one."""
 _LEARNER = 1 << 20
 """In the seed of a learner's later lives, where shards have their index."""
 
@@ -53,6 +57,10 @@ class SampleSource:
             self._random.bit_generator.state = self._shard_choice
         self._spare = deque(self.requests.spare())
         self._ready: deque[ReadySample] = deque()
+        self._few = self.requests.count // 2
+        self._unseen = True
+        """Whether shards may sleep although there is something for them to do."""
+        self._wake_at = 0.0  # perf_counter
 
     @property
     def batch(self) -> int:
@@ -68,7 +76,12 @@ class SampleSource:
         """Take what shards have answered, and send more requests; return whether there was
         anything to do."""
         answered = self._take_answers()
-        return self._request() or answered
+        requested = self._request()
+        if self._unseen and (len(self._ready) <= self._few or perf_counter() >= self._wake_at):
+            self.requests.wake_shards()
+            self._unseen = False
+            self._wake_at = perf_counter() + WAKE_INTERVAL
+        return requested or answered
 
     def take(self) -> ReadySample | None:
         """Return the sample to learn from next, or None."""
@@ -81,6 +94,7 @@ class SampleSource:
             return
         self.requests.errors[sample.request] = errors
         self.requests.ask(sample.shard, sample.request, UPDATE)
+        self._unseen = True
 
     def _take_answers(self) -> bool:
         requests, moved = self.requests, False
@@ -97,14 +111,19 @@ class SampleSource:
         """Request as many samples as spare requests and the limiter allow."""
         # Beginning to learn counts as progress too: the shards may have to act next.
         limiter = self.limiter
-        replay_counters = limiter.replay_counters
-        moved = not replay_counters.learning[0] and limiter.begin_learning()
-        while self._spare and replay_counters.learning[0] and limiter.may_sample(self.batch):
-            priority_sum = replay_counters.priority_sum.copy()
-            shard = int(self._random.choice(len(priority_sum), p=priority_sum / priority_sum.sum()))
-            limiter.count_samples(self.batch)
-            self.requests.ask(shard, self._spare.popleft(), SAMPLE)
-            moved = True
-        if moved:
-            self.requests.wake_shards()
+        learning = limiter.replay_counters.learning
+        moved = not learning[0] and limiter.begin_learning()
+        if self._spare and learning[0]:
+            for _ in range(limiter.may_sample(self.batch, len(self._spare))):
+                limiter.count_samples(self.batch)
+                self.requests.ask(self._drawn_shard(), self._spare.popleft(), SAMPLE)
+                moved = True
+        self._unseen = self._unseen or moved
         return moved
+
+    def _drawn_shard(self) -> int:
+        """Draw a shard in proportion to its sum of priorities."""
+        ends = self.limiter.replay_counters.priority_sum.cumsum()
+        if len(ends) == 1:
+            return 0
+        return int((ends / ends[-1]).searchsorted(self._random.random(), side="right"))

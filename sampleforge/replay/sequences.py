@@ -11,6 +11,7 @@ import torch
 
 from sampleforge.ops.n_step import Flags, Floats, Windows
 from sampleforge.replay.compressed import CompressedFrames
+from sampleforge.replay.device_frames import DeviceFrames, stack_readers
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.spec import ACTION
 
@@ -96,15 +97,16 @@ class SequenceReader:
         slots: TrajectorySlots,
         make_windows: MakeWindows,
         frames: CompressedFrames | None = None,
+        copies: DeviceFrames | None = None,
     ) -> None:
-        """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
-        frames are in the slots."""
+        """Make a reader of ``slots``; see `sampleforge.replay.transitions.TransitionReader`."""
         sequences = slots.shape.sequences
         assert sequences is not None
         self._slots = slots
         self._sequences = sequences
         self._make_windows = make_windows
-        self._stacks = slots.stacks if frames is None else frames.columns(slots)
+        self._copies = copies
+        self._stacks = stack_readers(slots, frames, copies)
         columns = slots.columns()
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2) for n in slots.obs}
         self._first = columns["first"].flatten(0, 2)
@@ -122,6 +124,8 @@ class SequenceReader:
         [B]."""
         shape, length = self._slots.shape, self._sequences.length
         slot, within = np.divmod(items, shape.items)
+        if self._copies is not None:
+            self._copies.follow(slot, generations)
         start, row = np.divmod(within, shape.rows)
         t = start * self._sequences.stride + np.arange(length + 1)[:, None]  # [L+1, B]
         seen = torch.from_numpy((slot * (shape.rollout + 1) + t) * shape.rows + row)

@@ -18,7 +18,7 @@ replay from the store that marks it as STORED to the one that marks it as FREE.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,8 +74,8 @@ class Prioritisation:
     epsilon: float
 
     def __call__(self, errors: npt.NDArray[np.float32]) -> Floats:
-        good = np.isfinite(errors) & (errors >= 0)
-        if not good.all():
+        if not (errors.min() >= 0 and errors.max() < np.inf):  # NaN fails every comparison
+            good = np.isfinite(errors) & (errors >= 0)
             raise ValueError(
                 f"TD errors must be finite and not negative, but {np.count_nonzero(~good)} of "
                 f"{errors.size} are not, such as {errors[~good][0]}; an environment that gives "
@@ -164,34 +164,43 @@ class ReplayShard:
 
     def draw(self, count: int) -> Sample:
         """Draw ``count`` items in proportion to their priorities. At least one must be stored."""
+        (sample,) = self.draw_batches(count, 1)
+        return sample
+
+    def draw_batches(self, count: int, batches: int) -> Iterator[Sample]:
+        """Draw samples of ``count`` items, as `draw` does ``batches`` times; fewer and larger array
+        operations make it faster. A sample is counted when it is taken from the iterator."""
         replay_counters, me = self._replay_counters, self._index
-        everything = float(replay_counters.stored.sum())
         if self._tree is None:
-            leaves = self._draw_uniformly(count)
-            scaled_probability = np.ones(count)
+            leaves = np.concatenate([self._draw_uniformly(count) for _ in range(batches)])
+            scaled_probability = np.ones(len(leaves))
         else:
-            leaves = self._tree.draw(count, self._random)
-            scaled_probability = self._tree.leaves[leaves] * (
-                everything / float(replay_counters.priority_sum.sum())
-            )
-        local = leaves // self._items
-        replay_counters.drawn[me] += count
-        replay_counters.age_sum[me] += float(
-            (replay_counters.inserted[me] - self._memory.born[local]).sum()
-        )
-        items = leaves + self._first * self._items
-        return Sample(items, self._slots.generation[local + self._first], scaled_probability)
+            leaves = self._tree.draw(count, self._random, batches)
+            scale = float(replay_counters.stored.sum()) / float(replay_counters.priority_sum.sum())
+            scaled_probability = self._tree.leaves.take(leaves) * scale
+        slots = leaves // self._items
+        ages = (replay_counters.inserted[me] - self._memory.born.take(slots)).reshape(batches, -1)
+        slots += self._first
+        generations = self._slots.generation.take(slots)
+        leaves += self._first * self._items
+        for batch, age in enumerate(ages.sum(1).tolist()):
+            here = slice(batch * count, (batch + 1) * count)
+            replay_counters.drawn[me] += count
+            replay_counters.age_sum[me] += age
+            yield Sample(leaves[here], generations[here], scaled_probability[here])
 
     def update(self, items: Indices, generations: Indices, errors: npt.NDArray[np.float32]) -> None:
         """Set new priorities, from TD ``errors`` [B], for items drawn before; items that were
         evicted since are left out. Raises ValueError, and changes nothing, if an error is negative
         or not finite."""
         priorities = self._priority(errors)
-        still_valid = self._slots.generation[items // self._items] == generations
-        self._replay_counters.stale_updates[self._index] += int(np.count_nonzero(~still_valid))
-        if self._tree is not None and still_valid.any():
-            leaves = items[still_valid] - self._first * self._items
-            self._tree.set(leaves, priorities[still_valid])
+        still_valid = self._slots.generation.take(items // self._items) == generations
+        stale = len(items) - int(np.count_nonzero(still_valid))
+        if stale:
+            self._replay_counters.stale_updates[self._index] += stale
+            items, priorities = items[still_valid], priorities[still_valid]
+        if self._tree is not None and len(items):
+            self._tree.set(items - self._first * self._items, priorities)
             self._publish_priority_sum()
 
     def snapshot(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -210,7 +219,8 @@ class ReplayShard:
             arrays |= self.frames.sizes(slots)
         names = ("stored", "inserted", "full", "stale_updates")
         plain = {name: getattr(self._replay_counters, name)[self._index].item() for name in names}
-        return arrays, {**plain, "random": self._random.bit_generator.state}
+        learning = bool(self._replay_counters.learning[0] or self._replay_counters.begun[0])
+        return arrays, {**plain, "learning": learning, "random": self._random.bit_generator.state}
 
     def slots_for(self, local: Indices) -> Indices:
         """Return the slots that take the contents of the slots ``local`` of a `snapshot`: the same

@@ -77,6 +77,11 @@ class SavedReplay:
         """Number of transitions, or of sequences."""
         return sum(int(shard.plain["stored"]) for shard in self.shards)
 
+    @property
+    def learning(self) -> bool:
+        """Whether learning had begun before the first shard was saved."""
+        return all(shard.plain.get("learning", False) for shard in self.shards)
+
 
 @dataclass(frozen=True)
 class ReplayFolder:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.replay.compressed import CompressedFrames
+from sampleforge.replay.device_frames import DeviceFrames, stack_readers
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.spec import ACTION
 
@@ -83,15 +84,22 @@ class TransitionReader:
     write. Items that changed meanwhile are left out, so there may be fewer transitions than items.
     """
 
-    def __init__(self, slots: TrajectorySlots, frames: CompressedFrames | None = None) -> None:
+    def __init__(
+        self,
+        slots: TrajectorySlots,
+        frames: CompressedFrames | None = None,
+        copies: DeviceFrames | None = None,
+    ) -> None:
         """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
-        frames are in the slots."""
+        frames are in the slots; ``copies``: those of frames on the learner's device, onto which
+        stacks are then read."""
         self._slots = slots
-        self._stacks = slots.stacks if frames is None else frames.columns(slots)
+        self._copies = copies
+        self._stacks = stack_readers(slots, frames, copies)
         columns = slots.columns()
-        self._obs = {n: columns[f"obs/{n}"].flatten(0, 2) for n in slots.obs}
+        self._obs = {n: columns[f"obs/{n}"].flatten(0, 2).numpy() for n in slots.obs}
         self._step = {
-            name: columns[column].flatten(0, 2)
+            name: columns[column].numpy().reshape(-1)
             for name, column in {
                 "action": f"action/{ACTION}",
                 "returns": "returns",
@@ -109,16 +117,15 @@ class TransitionReader:
         """Return the transitions of these items (see `sampleforge.replay.shard`); all arguments are
         [B]."""
         shape = self._slots.shape
-        slot, step = np.divmod(items, shape.env_steps)
-        at = items + slot * shape.rows  # observations have T + 1 steps per slot
+        slot = items // shape.env_steps
+        in_time = items // shape.rows  # steps of all slots before, and t
+        t = in_time - slot * shape.rollout
+        if self._copies is not None:
+            self._copies.follow(slot, generations)
         # A window read while an actor writes may be garbage; it must not point outside the slot.
-        window = np.minimum(self._windows[items], shape.rollout - step // shape.rows)
-        index, seen = torch.from_numpy(items), torch.from_numpy(at)
-        after = torch.from_numpy(at + window.astype(np.int64) * shape.rows)
-        plain = {n: column.index_select(0, index) for n, column in self._step.items()}
-        obs = {n: leaf.index_select(0, seen) for n, leaf in self._obs.items()}
-        next_obs = {n: leaf.index_select(0, after) for n, leaf in self._obs.items()}
-        t, row = np.divmod(step, shape.rows)
+        window = np.minimum(self._windows.take(items), shape.rollout - t)
+        obs, next_obs = self._read_obs(items + slot * shape.rows, window)
+        row = items - in_time * shape.rows
         for name, stacks in self._stacks.items():
             obs[name], next_obs[name] = stacks.read_pair(slot, t, t + window, row)
         if self._final:
@@ -127,14 +134,27 @@ class TransitionReader:
             obs=obs,
             next_obs=next_obs,
             scaled_probability=torch.from_numpy(scaled_probability.copy()),
-            **plain,
+            **{n: torch.from_numpy(column.take(items)) for n, column in self._step.items()},
         )
-        still_valid: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
+        still_valid: npt.NDArray[np.bool_] = self._slots.generation.take(slot) == generations
         for stacks in self._stacks.values():
             stacks.assert_whole(slot[still_valid])
-        if not still_valid.all():
+        if np.count_nonzero(still_valid) < len(items):
             transitions = _pick(transitions, still_valid)
         return Gathered(transitions, still_valid)
+
+    def _read_obs(
+        self, at: Indices, window: Indices
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the leaves [B, ...] that are stored whole, of the observations ``at`` [B] and of
+        those ``window`` [B] steps later, both in one copy. (Observations have T + 1 steps per
+        slot.)"""
+        both, count = np.concatenate((at, at + window * self._slots.shape.rows)), len(at)
+        copies = {name: leaf.take(both, axis=0) for name, leaf in self._obs.items()}
+        return (
+            {name: torch.from_numpy(copy[:count]) for name, copy in copies.items()},
+            {name: torch.from_numpy(copy[count:]) for name, copy in copies.items()},
+        )
 
     def _put_final(self, next_obs: dict[str, torch.Tensor], last: Indices) -> None:
         """Write the final observation into ``next_obs`` where a window was truncated by its
@@ -150,8 +170,8 @@ class TransitionReader:
             seen = leaf.index_select(0, torch.from_numpy(last))
             if name in self._stacks:  # the stack before the step, moved by this frame
                 before = self._stacks[name].read(slot, t, row)
-                seen = torch.cat((before[:, 1:], seen.unsqueeze(1)), 1)
-            next_obs[name].index_copy_(0, into, seen)
+                seen = torch.cat((before[:, 1:], seen.unsqueeze(1).to(before.device)), 1)
+            next_obs[name].index_copy_(0, into.to(seen.device), seen)
 
 
 def _pick(transitions: Transitions, which: npt.NDArray[np.bool_]) -> Transitions:

@@ -23,6 +23,9 @@ def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
     finished or interrupted."""
     mean, best = measured["return_mean"], measured["return_best"]
     reached = "no episode has ended" if mean is None else f"mean return {number(mean, ',.2f')}"
+    evaluated = measured.get("eval_return_mean")
+    if mean is None and evaluated is not None:
+        reached = f"last evaluated return {number(evaluated, ',.2f')}"
     if best is not None:
         reached += f", best {number(best, ',.2f')}"
     return (
@@ -49,9 +52,14 @@ def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
 
 
 def resume_command(config: AnyConfig, folder: Path) -> str:
-    """Return the command line that resumes the run in ``folder``: every flag of ``config`` (as the
-    user gave it) that is not at its default."""
-    config = dataclasses.replace(config, run_dir=shown(folder), resume="auto")
+    """Return the command line that resumes the run in ``folder`` with ``config``, as the user
+    gave it."""
+    return train_command(dataclasses.replace(config, run_dir=shown(folder), resume="auto"))
+
+
+def train_command(config: AnyConfig) -> str:
+    """Return the command line that trains with ``config`` (as the user gave it): every flag that is
+    not at its default."""
     defaults = flat_fields(type(config)())
     flags = [
         typed(name, value) for name, value in flat_fields(config).items() if value != defaults[name]

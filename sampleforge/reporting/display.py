@@ -19,8 +19,10 @@ from sampleforge.reporting.progress import (
     evaluation,
     has_replay,
     number,
+    reads_data,
     short,
 )
+from sampleforge.reporting.worker_states import RunState
 
 STYLES = {"warning": "yellow", "error": "bold red", "result": "bold"}
 
@@ -47,8 +49,12 @@ class QuietDisplay:
         self._console = console
         self._errors = errors
 
-    def update(self, values: Values, bottleneck: str | None = None) -> None:
-        """Show a report, and the ``bottleneck`` of the run, if it is known."""
+    def update(self, values: Values, state: RunState | None = None) -> None:
+        """Show a report, and the ``state`` of the workers, if it is known."""
+
+    def starting(self, values: Values, state: RunState) -> None:
+        """Show the ``state`` of the workers before the first report, on a live panel; ``values``:
+        env_steps and wall_s so far."""
 
     def message(self, text: str, level: str) -> None:
         """Show a message."""
@@ -65,8 +71,8 @@ class QuietDisplay:
 
 class LineDisplay(QuietDisplay):
     """Shows one aligned line per report and one line per evaluation, with a header every
-    `HEADER_EVERY` lines: for files and pipes. Runs with a replay show how full it is, all others
-    the policy lag."""
+    `HEADER_EVERY` lines: for files and pipes. Runs with a replay show how full it is, runs
+    on recorded data the passes over them, all others the policy lag."""
 
     COLUMNS = (
         *(("time", 7), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 10)),
@@ -81,13 +87,16 @@ class LineDisplay(QuietDisplay):
         self._known = LastKnown()
         self._env_restarts = 0.0
 
-    def update(self, values: Values, bottleneck: str | None = None) -> None:
+    def update(self, values: Values, state: RunState | None = None) -> None:
         self._goal.observe(values)
+        evaluated = evaluations(values)  # of this report, not the last one that is known
         values = with_overall({**self._known.last(values), **values})
         if self._lines % self.HEADER_EVERY == 0:
             names = [name for name, _ in self.COLUMNS]
             if has_replay(values):
                 names[names.index("lag")] = "fill"
+            elif reads_data(values):
+                names[names.index("lag")] = "passes"
             self._line(names)
         self._lines += 1
         self._line(
@@ -98,9 +107,7 @@ class LineDisplay(QuietDisplay):
                 short(values.get("trained_per_s")),
                 number(values.get("return_mean"), ",.2f"),
                 number(values.get("length_mean"), ",.1f"),
-                number(values["replay_fill"], ".0%")
-                if has_replay(values)
-                else number(values.get("policy_lag_mean"), ".1f"),
+                _use(values),
                 number(values.get("updates")),
                 number(values.get("loss"), ".4g"),
                 duration(self._goal.seconds_left()),
@@ -109,7 +116,7 @@ class LineDisplay(QuietDisplay):
         if values.get("env_restarts", 0.0) > self._env_restarts:
             self._env_restarts = values["env_restarts"]
             self._print(env_restarts(values), "warning")
-        for prefix, result in evaluations(values).items():
+        for prefix, result in evaluated.items():
             own = {name.removeprefix(prefix): value for name, value in result.items()}
             policy = f" {prefix.removesuffix('/')}" if prefix else ""
             self._print(f"evaluated{policy}: {evaluation(own)}", "info")
@@ -123,10 +130,19 @@ class LineDisplay(QuietDisplay):
         self._print(text, level)
 
 
+def _use(values: Values) -> str:
+    """Return how the experience is used: the fill of the replay, passes over the data, or the
+    policy lag."""
+    if has_replay(values):
+        return number(values["replay_fill"], ".0%")
+    name = "data_passes" if reads_data(values) else "policy_lag_mean"
+    return number(values.get(name), ".1f")
+
+
 class LiveDisplay(QuietDisplay):
     """Shows a panel that stays at the bottom of a terminal; messages scroll by above it.
 
-    The panel is redrawn by `update`, at each report; there is no refreshing thread. The cursor
+    The panel is redrawn by `update` and `starting`; there is no refreshing thread. The cursor
     stays visible, so that a killed run leaves the terminal usable.
     """
 
@@ -136,18 +152,25 @@ class LiveDisplay(QuietDisplay):
         self._title = title
         self._live = Live(console=console, auto_refresh=False)
         self._known = LastKnown()
-        self._bottleneck: str | None = None
         self._began: tuple[float, float] | None = None
 
-    def update(self, values: Values, bottleneck: str | None = None) -> None:
+    def update(self, values: Values, state: RunState | None = None) -> None:
         self._goal.observe(values)
-        self._bottleneck = bottleneck or self._bottleneck
         self._began = self._began or (values["wall_s"], values["env_steps"])
-        shown = {**self._known.last(values), **self._average(values), **values}
+        self._show({**self._known.last(values), **self._average(values), **values}, state)
+
+    def starting(self, values: Values, state: RunState) -> None:
+        self._goal.observe(values)
+        self._show(values, state)
+
+    def _show(self, values: Values, state: RunState | None) -> None:
+        self._draw(Panel(self._title, values, self._goal, state))
+
+    def _draw(self, panel: Panel) -> None:
         if not self._live.is_started:
             self._live.start()
             self._console.show_cursor(True)
-        self._live.update(Panel(self._title, shown, self._goal, self._bottleneck), refresh=True)
+        self._live.update(panel, refresh=True)
 
     def _average(self, values: Values) -> Values:
         """Return the mean number of env steps per second since the first report."""
@@ -167,10 +190,16 @@ class LiveDisplay(QuietDisplay):
 def open_display(
     title: str, goal: Goal, quiet: bool, console: Console | None = None
 ) -> QuietDisplay:
-    """Return the display that suits ``console`` (None: stdout): a live panel on a terminal, lines
-    in a file or pipe, and errors and results only if ``quiet``."""
+    """Return the display that suits ``console`` (None: stdout): a live panel on a terminal and in a
+    notebook, lines in a file or pipe, and errors and results only if ``quiet``."""
     errors = console or Console(stderr=True)
     console = console or Console()
+    if console.is_jupyter:
+        from sampleforge.reporting.notebook_display import NotebookDisplay, text_console
+
+        if not quiet:
+            return NotebookDisplay(goal, title)
+        console, errors = text_console(), text_console(stderr=True)
     if quiet:
         return QuietDisplay(console, errors)
     if console.is_terminal and not console.is_dumb_terminal:

@@ -45,8 +45,8 @@ class EnvRestarts:
             self._reported = True
             warn(
                 "an environment raised an error; it was rebuilt, and its episode is dropped. The "
-                f"first traceback:\n\n{self._first_fault()}\n\nFurther errors are only counted "
-                f"(env_restarts){self._limit_text()}"
+                f"first traceback:\n\n{self._first_fault()}\n\nCorrect the environment. Further "
+                f"errors are only counted (env_restarts){self._limit_text()}"
             )
         lost, finished = (now[i] - self._history[0][i] for i in (0, 1))
         if lost >= LEAST and lost > self._limit * (lost + finished):

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from sampleforge.shared.records import Evaluation
 
 PREFIX = "eval_"
-"""The beginning of the scalars' names; a field of `Evaluation` follows it."""
+"""The beginning of the scalars' names; a field of `Evaluation`, or the name of a metric of the
+user's own evaluation function, follows it."""
 
 
 class EvaluationReports:
@@ -25,7 +26,7 @@ class EvaluationReports:
     def take(self, evaluations: Iterable[Evaluation]) -> None:
         """Add evaluations to those that wait for a report."""
         for evaluation in evaluations:
-            self.last = {f"{PREFIX}{n}": v for n, v in evaluation._asdict().items()}
+            self.last = {f"{PREFIX}{n}": v for n, v in evaluation.scalars().items()}
             self._waiting.append(self.last)
 
     @property

@@ -2,7 +2,8 @@
 
 The SummaryWriter of tensorboardX hands events to a thread through a queue of bounded size: when the
 disk is full, the thread dies and the next scalar waits for ever. So this module writes the event
-file directly, and a full disk raises an error in the call that needs the space.
+file directly, and a full disk raises an error in the call that needs the space, after which a run
+goes on without the file (`sampleforge.reporting.reporter`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,4 +76,10 @@ class EventFile:
             self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        """Close the file. Raises OSError if the disk is full; the file is closed all the same."""
+        try:
+            self._writer.close()
+        except OSError:
+            with suppress(OSError):
+                self._writer._py_recordio_writer.close()
+            raise

@@ -8,85 +8,32 @@ of colour vision, and grey prints, order alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sampleforge.config import ConfigError
-from sampleforge.reporting.descent import Descent, History, Stretch
+from sampleforge.reporting.descent import Descent, History
+from sampleforge.reporting.figures import GREY, INK, PALE, TINY, WIDTH, plain_axes, save_figure
+from sampleforge.reporting.lineage_lanes import NAMED_UP_TO, Lanes, Line, colour_map
 
-Points = npt.NDArray[np.float64]
-
-WIDTH = 7.2
-"""Width in inches: that of a page with two columns, or of a slide."""
 PITCH = {4: 0.34, 8: 0.26, 16: 0.19}
 """Inches between two lanes, up to so many members; `FINE_PITCH` for more."""
 FINE_PITCH = 0.14
-PIECES = 160
-"""Pieces of one colour that the length of a lane is divided into."""
 COLUMNS = {3: 3, 4: 2, 6: 3}
 """Axes of hyperparameters beside each other, for up to so many; `MANY_COLUMNS` for more."""
 MANY_COLUMNS = 4
 LOGARITHMIC_FROM = 4.0
 """Ratio of the largest to the smallest value from which on an axis of positive values is
 logarithmic."""
-NAMED_UP_TO = 16
-"""Members up to which the snapshots in the best one's ancestry are named."""
-LONGEST_NAME = 10
-"""Characters of a snapshot's name that is written."""
 NEAR_ONE = ("gamma", "gae_lambda", "adam_beta1", "beta1")
 """Hyperparameters that are drawn as 1 - x, because their distance from 1 is what counts."""
-INK, GREY, PALE = "#111111", "#767676", "#b9b9b9"
-SMALL, TINY = 7.5, 6.5
-"""Sizes of text in points."""
-STYLE: Any = {
-    "font.size": SMALL,
-    "axes.titlesize": 8.0,
-    "axes.labelsize": SMALL,
-    "xtick.labelsize": TINY,
-    "ytick.labelsize": TINY,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "pdf.fonttype": 42,  # text stays text in papers
-    "svg.fonttype": "none",
-}
 
 
 def draw_lineage(history: History, subject: str, out: Path) -> None:
     """Draw a population into the file ``out``; its suffix is the format. ``subject``: the title.
     Raises ConfigError if matplotlib is missing."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
-        ) from error
-    with mpl.rc_context(STYLE):
-        LineagePlot(history, subject).draw(Figure).savefig(out, dpi=220)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A stretch that is drawn, up to ``end``; ``kept_until``: up to where present weights descend
-    from it (None: nowhere)."""
-
-    stretch: Stretch
-    end: int
-    kept_until: int | None
+    save_figure(lambda figure: LineagePlot(history, subject).draw(figure), out)
 
 
 class LineagePlot:
@@ -95,9 +42,7 @@ class LineagePlot:
     def __init__(self, history: History, subject: str) -> None:
         self._history = history
         self._subject = subject
-        self._best = history.best
-        self._ancestry = history.ancestry(self._best)
-        self._in_ancestry = {descent.stretch: descent.end for descent in self._ancestry}
+        self._ancestry = history.ancestry(history.best)
         survival = history.survival()
         self._lines = [
             Line(stretch, stretch.end, survival.get(stretch))
@@ -105,8 +50,6 @@ class LineagePlot:
             for stretch in history.stretches[member]
         ]
         self._last = max(1, *(line.end for line in self._lines))
-        self._lanes = {member: lane for lane, member in enumerate(lane_order(history))}
-        self._gap = self._room_for_curves()
         self._norm = self._objective_norm()
 
     def draw(self, make_figure: Any) -> Any:
@@ -114,15 +57,16 @@ class LineagePlot:
         names = changing(self._history)
         columns = columns_for(len(names))
         rows = math.ceil(len(names) / columns) if names else 0
-        pitch = next((p for most, p in PITCH.items() if len(self._lanes) <= most), FINE_PITCH)
-        lanes_height = max(1.1, pitch * (len(self._lanes) + 0.4))
+        members = len(self._history.members)
+        pitch = next((p for most, p in PITCH.items() if members <= most), FINE_PITCH)
+        lanes_height = max(1.1, pitch * (members + 0.4))
         heights = [lanes_height, 1.55, *[1.2] * rows]
         figure = make_figure(figsize=(WIDTH, sum(heights) + 1.05 + 0.2 * rows))
         figure.set_layout_engine("constrained", h_pad=0.05, w_pad=0.04, hspace=0.03, wspace=0.05)
         grid = figure.add_gridspec(2 + rows, max(columns, 1), height_ratios=heights)
         lanes = figure.add_subplot(grid[0, :])
         returns = figure.add_subplot(grid[1, :], sharex=lanes)
-        self._draw_lanes(lanes, pitch * 72)
+        Lanes(self._history, self._lines, self._norm).draw(lanes, pitch * 72)
         self._draw_returns(returns)
         for index, name in enumerate(names):
             row, column = divmod(index, columns)
@@ -135,176 +79,6 @@ class LineagePlot:
         self._finish(figure, lanes, returns)
         return figure
 
-    # ---- lanes ----
-
-    def _draw_lanes(self, axis: Any, pitch: float) -> None:
-        """Draw a lane per member and a curve per copy. ``pitch``: points between two lanes."""
-        from matplotlib.patches import Rectangle
-
-        best, kept, lost = (share(pitch) for share in (_best_height, _kept_height, _lost_height))
-        for line in self._lines:
-            begin = self._begin(line.stretch)
-            until = begin if line.kept_until is None else max(begin, line.kept_until)
-            self._lane(axis, line.stretch, until, line.end, lost, 2)
-            self._lane(axis, line.stretch, begin, until, kept, 4)
-        for stretch, end in self._ancestry:
-            begin = self._begin(stretch)
-            self._lane(axis, stretch, begin, end, best, 6)
-            corner = begin, self._lanes[stretch.member] - best / 2
-            edge: Any = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.0, "zorder": 7}
-            axis.add_patch(Rectangle(corner, max(0.0, end - begin), best, **edge))
-        for line in self._lines:
-            self._draw_copy(axis, line, pitch)
-        if len(self._lanes) <= NAMED_UP_TO:
-            self._name_snapshots(axis, best)
-        self._label_lanes(axis, pitch)
-
-    def _lane(
-        self, axis: Any, stretch: Stretch, begin: float, end: float, height: float, z: int
-    ) -> None:
-        """Draw a stretch from ``begin`` to ``end`` in the colours of its objective; ``height`` in
-        lanes."""
-        if end <= begin:
-            return
-        from matplotlib.collections import PolyCollection
-
-        xs = np.linspace(begin, end, max(2, 1 + round(PIECES * (end - begin) / self._last)))
-        middles = (xs[:-1] + xs[1:]) / 2
-        # Each piece reaches into the next one, which covers it: without that there would be seams.
-        ends = np.append(middles[1:], xs[-1])
-        low = self._lanes[stretch.member] - height / 2
-        pieces = [
-            [(a, low), (b, low), (b, low + height), (a, low + height)]
-            for a, b in zip(xs[:-1].tolist(), ends.tolist(), strict=True)
-        ]
-        colours = self._colours(stretch, middles)
-        axis.add_collection(
-            PolyCollection(
-                pieces, facecolors=colours, edgecolors="none", antialiaseds=False, zorder=z
-            ),
-            autolim=False,
-        )
-
-    def _colours(self, stretch: Stretch, xs: Points) -> Points:
-        """Return the colours [N, 4] of ``stretch`` at ``xs``: of the objective there, between two
-        scores in proportion, and at its beginning that of the donor, whose weights it has."""
-        known = [score for score in stretch.scores if not math.isnan(score.objective)]
-        at = [float(score.env_steps) for score in known]
-        values = [score.objective for score in known]
-        if stretch.origin is not None and not math.isnan(stretch.origin.donor_objective):
-            at, values = [stretch.begin, *at], [stretch.origin.donor_objective, *values]
-        if not values:
-            return np.tile([0.73, 0.73, 0.73, 1.0], (len(xs), 1))
-        return np.asarray(_colour_map()(self._norm(np.interp(xs, at, values))))
-
-    def _draw_copy(self, axis: Any, line: Line, pitch: float) -> None:
-        """Draw the curve from the donor's lane to where the receiver's lane goes on."""
-        origin = line.stretch.origin
-        if origin is None:
-            return
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path as Curve
-
-        best = line.stretch in self._in_ancestry
-        kept = line.kept_until is not None
-        y0, y1 = self._lanes[origin.donor], self._lanes[origin.receiver]
-        x0, x1 = float(origin.donor_env_steps), self._begin(line.stretch)
-        bend = max(x1 - x0, self._gap) * 0.55
-        points = [(x0, y0), (x0 + bend, y0), (x1 - bend, y1), (x1, y1)]
-        curve = Curve(points, [Curve.MOVETO, *[Curve.CURVE4] * 3])
-        width, colour, z = (0.6, PALE, 1) if not kept else (0.9, GREY, 3)
-        if best:
-            width, colour, z = 1.7, INK, 8
-        axis.add_patch(
-            PathPatch(
-                curve,
-                facecolor="none",
-                edgecolor=colour,
-                linewidth=width,
-                zorder=z,
-                capstyle="round",
-            )
-        )
-        size = (0.30 if best else 0.20) * min(pitch, 18.0)
-        axis.plot(
-            [x1],
-            [y1],
-            marker=5,
-            markersize=size,
-            color=colour,
-            markeredgewidth=0,
-            zorder=z + 2,
-            clip_on=False,
-        )
-
-    def _name_snapshots(self, axis: Any, height: float) -> None:
-        """Write at each copy in the best member's ancestry which snapshot was copied."""
-        for stretch, _ in self._ancestry:
-            origin = stretch.origin
-            if origin is None or not 0 < len(origin.snapshot) <= LONGEST_NAME:
-                continue
-            below = self._lanes[origin.receiver] > self._lanes[origin.donor]
-            axis.annotate(
-                origin.snapshot,
-                (origin.donor_env_steps, self._lanes[origin.donor]),
-                xytext=(2.5, 3.0 if below else -3.0),
-                textcoords="offset points",
-                va="bottom" if below else "top",
-                fontsize=5.5,
-                color=INK,
-                zorder=9,
-            )
-
-    def _begin(self, stretch: Stretch) -> float:
-        """Return where the lane of a stretch begins: a copy's curve needs room before it."""
-        return stretch.begin + (0.0 if stretch.origin is None else self._gap)
-
-    def _room_for_curves(self) -> float:
-        """Return the env steps between a copy and the beginning of the lane that it begins."""
-        steps = [
-            later.env_steps - earlier.env_steps
-            for line in self._lines
-            for earlier, later in pairwise(line.stretch.scores)
-        ]
-        widest = 0.022 * self._last
-        return min(widest, 0.6 * float(np.median(steps))) if steps else widest
-
-    def _label_lanes(self, axis: Any, pitch: float) -> None:
-        """Write the ids of the members at the left, and their last objectives at the right."""
-        size = min(SMALL, 0.72 * pitch)
-        axis.set_yticks(list(self._lanes.values()), list(self._lanes), fontsize=size)
-        for label, member in zip(axis.get_yticklabels(), self._lanes, strict=True):
-            label.set_fontweight("bold" if member == self._best else "normal")
-        for member, y in self._lanes.items():
-            objective = self._history.stretches[member][-1].objective
-            axis.annotate(
-                "new copy" if math.isnan(objective) else number(objective),
-                (1.0, y),
-                xycoords=("axes fraction", "data"),
-                xytext=(3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=size,
-                color=INK if member == self._best else GREY,
-                fontweight="bold" if member == self._best else "normal",
-                annotation_clip=False,
-            )
-        axis.annotate(
-            "last",
-            (1.0, -0.8),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=5.5,
-            color=GREY,
-            annotation_clip=False,
-        )
-        axis.set_ylim(len(self._lanes) - 0.4, -1.0)
-        axis.tick_params(axis="y", length=0)
-
-    # ---- returns and hyperparameters ----
-
     def _draw_returns(self, axis: Any) -> None:
         for line in self._lines:
             known = [s for s in line.stretch.scores if not math.isnan(s.objective)]
@@ -315,9 +89,17 @@ class LineagePlot:
                 color=look[0],
                 linewidth=look[1],
                 zorder=look[2],
+                **_visible(len(known)),
             )
         xs, ys = self._ancestral_returns()
-        axis.plot(xs, ys, color=INK, linewidth=1.8, zorder=5, solid_joinstyle="round")
+        axis.plot(
+            *(xs, ys),
+            color=INK,
+            linewidth=1.8,
+            zorder=5,
+            solid_joinstyle="round",
+            **_visible(len(xs)),
+        )
         copies = [descent.stretch.origin for descent in self._ancestry]
         for origin in filter(None, copies):
             if not math.isnan(origin.donor_objective):
@@ -413,19 +195,17 @@ class LineagePlot:
         from matplotlib.cm import ScalarMappable
         from matplotlib.ticker import EngFormatter
 
-        mappable = ScalarMappable(self._norm, _colour_map())
+        mappable = ScalarMappable(self._norm, colour_map())
         bar = figure.colorbar(mappable, ax=returns, pad=0.01, fraction=0.03, aspect=14)
         bar.outline.set_visible(False)
         bar.set_label("objective (colour of the lanes)", fontsize=TINY)
         for axis in figure.axes:
             if axis is bar.ax:
                 continue
-            axis.spines[["top", "right"]].set_visible(False)
+            plain_axes(axis)
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))
             axis.set_xlim(0, self._last)
-            if axis is not lanes:
-                axis.grid(color="#e6e6e6", linewidth=0.5)
-                axis.set_axisbelow(True)
+        lanes.grid(visible=False)
         returns.set_xlabel("env steps")
         lanes.spines["left"].set_visible(False)
         lanes.set_ylabel("member")
@@ -440,8 +220,8 @@ class LineagePlot:
         def line(label: str, colour: Any, width: float, **more: Any) -> Line2D:
             return Line2D([], [], color=colour, linewidth=width, label=label, **more)
 
-        colour = _colour_map()(0.62)
-        named = " (with its snapshot)" if len(self._lanes) <= NAMED_UP_TO else ""
+        colour = colour_map()(0.62)
+        named = " (with its snapshot)" if len(self._history.members) <= NAMED_UP_TO else ""
         handles = [
             line("ancestry of the best", colour, 3.4),
             line("of the final population", colour, 2.4),
@@ -466,28 +246,9 @@ class LineagePlot:
         )
 
 
-def _best_height(pitch: float) -> float:
-    """Return the height of the best member's ancestors, in lanes; ``pitch``: points of a lane."""
-    return min(0.56, 9.0 / pitch)
-
-
-def _kept_height(pitch: float) -> float:
-    return min(0.36, 5.0 / pitch)
-
-
-def _lost_height(pitch: float) -> float:
-    return min(0.13, 1.7 / pitch)
-
-
-def _colour_map() -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"]
-
-
-def number(value: float) -> str:
-    """Return a number with three significant digits, without an exponent where that is short."""
-    return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
+def _visible(points: int) -> dict[str, Any]:
+    """Return the marker of a line of so many points: one alone would be no line."""
+    return {"marker": "o", "markersize": 3.0} if points == 1 else {}
 
 
 def columns_for(count: int) -> int:
@@ -518,38 +279,3 @@ def trajectory(
     values = [setting.values[name] for setting in settings]
     values = [1.0 - value for value in values] if of_one else values
     return [*(float(s.env_steps) for s in settings), float(end)], [*values, values[-1]]
-
-
-def lane_order(history: History) -> list[str]:
-    """Return the members in an order with short curves between the lanes: from the order of their
-    ids, each member is moved to the place that shortens the curves most, until no move does.
-
-    Copies of which something is left count three times, those in the best member's ancestry ten
-    times. The result depends on the lineage alone.
-    """
-    members = history.members
-    index = {member: i for i, member in enumerate(members)}
-    kept, best = history.survival(), {d.stretch for d in history.ancestry(history.best)}
-    weights = np.zeros((len(members), len(members)))
-    for stretch in (stretch for own in history.stretches.values() for stretch in own):
-        if (origin := stretch.origin) is not None:
-            weight = 10.0 if stretch in best else 3.0 if stretch in kept else 1.0
-            weights[index[origin.donor], index[origin.receiver]] += weight
-    order, length = list(range(len(members))), math.inf
-    while (now := _total_length(order, weights)) < length:
-        length = now
-        for member in range(len(members)):
-            rest = [other for other in order if other != member]
-            tries = [[*rest[:at], member, *rest[at:]] for at in range(len(members))]
-            lengths = [_total_length(one, weights) for one in tries]
-            shortest = int(np.argmin(lengths))
-            if lengths[shortest] < _total_length(order, weights):
-                order = tries[shortest]
-    return [members[i] for i in order]
-
-
-def _total_length(order: Sequence[int], weights: Points) -> float:
-    """Return the weighted sum of the lanes that the copies cross."""
-    lanes = np.empty(len(order))
-    lanes[list(order)] = np.arange(len(order))
-    return float((weights * np.abs(lanes[:, None] - lanes[None, :])).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -18,59 +19,112 @@ from sampleforge.reporting.progress import (
     evaluation,
     has_replay,
     number,
+    reads_data,
     restarts,
     short,
 )
+from sampleforge.reporting.worker_states import RunState
+from sampleforge.reporting.workers_table import workers_table
 
 WIDE = 78
 """Width of the terminal from which on the figures are shown in two columns."""
+WIDER = 110
+"""Width from which on the table of the policies has the parts of their losses."""
 BAR = 24
 """Width of the progress bar; it is narrower on a narrow terminal."""
+SPACES = 4
+"""Lines that must be left for the parts of the panel to be set apart by empty ones."""
+LEAST_POLICIES = 3
+"""Policies that are shown in any case, if there is only little room."""
 Figure = tuple[str, str]
 """A name and its value as text."""
 
 
 class Panel:
     """The panel of one report: title, progress, figures of the system and of learning, a table of
-    the policies if there are several, bottleneck, and faults. No line is wider than the terminal,
-    down to 60 columns.
+    the policies if there are several, what limits the run, faults, and the states of the workers.
+    No line is wider than the terminal, down to 60 columns. Tables take the lines that are left:
+    at 80 x 24 those of many policies or workers are shortened, on a larger terminal they have a row
+    for each.
 
     ``values``: the report, completed by the last known values of the metrics that it lacks.
-    ``bottleneck``: what limits the run, if it is known.
+    ``state``: of the workers, if it is known.
     """
 
     def __init__(
-        self, title: str, values: Values, goal: Goal, bottleneck: str | None = None
+        self, title: str, values: Values, goal: Goal, state: RunState | None = None
     ) -> None:
         self._title = title
         self._policies = by_policy(values)
         self._values = with_overall(values)
         self._goal = goal
-        self._bottleneck = bottleneck
+        self._state = state or RunState(())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Group(*self._lines(options.max_width))
+        # One line less than the terminal has: the cursor stands below the panel.
+        yield Group(*self._lines(options.max_width, options.size.height - 1))
 
-    def _lines(self, width: int) -> list[RenderableType]:
-        values = self._values
-        lines: list[RenderableType] = [
+    def _lines(self, width: int, height: int) -> list[RenderableType]:
+        """Return what is shown, in at most ``height`` lines where that is possible."""
+        values, several = self._values, bool(self._policies)
+        head: list[RenderableType] = [
             Text(f"\n{self._title}", "bold", no_wrap=True, overflow="ellipsis"),
             *_progress(values, self._goal, width),
-            _figures(_system(values), _learning(values), wide=width >= WIDE),
-            *([_table_of(self._policies, width)] if self._policies else []),
         ]
-        if self._bottleneck is not None:
-            lines.append(_line("bottleneck", self._bottleneck))
+        wide = width >= WIDE
+        left, right = _system(values, several=several), _learning(values, several=several)
+        notes = self._notes(width)
+        figures = max(len(left), len(right)) if wide else len(left) + len(right)
+        used = 1 + len(head) + figures + sum(_height(note, width) for note in notes)
+        lines: list[RenderableType] = [*head, _figures(left, right, wide=wide), *notes]
+        workers = self._state.workers
+        roles = len({worker.role for worker in workers}) + 1 if workers else 0
+        if several:
+            room = max(LEAST_POLICIES, height - used - roles - 1)
+            shown = min(room, len(self._policies))
+            lines.append(_table_of(self._policies, width, shown))
+            used += shown + 1
+        table = workers_table(workers, width, max(roles, height - used))
+        if table is None:
+            return lines
+        lines.append(table)
+        free = height - used - min(table.row_count, len(workers) + 1)
+        return _spaced(lines, len(head) + 1) if free >= SPACES else lines
+
+    def _notes(self, width: int) -> list[Text]:
+        """Return the lines about what limits the run, evaluations, ratings and faults."""
+        values, found = self._values, self._state.verdict
+        notes = []
+        if found is not None:
+            notes.append(_line("bottleneck", f"{found.part}: {found.in_words}"))
+            if width >= WIDE:
+                notes.append(_line("", found.reason))
         if "eval_return_mean" in values:
-            lines.append(_line("evaluated", evaluation(values), wraps=True))
+            notes.append(_line("evaluated", evaluation(values), wraps=True))
         if "self_play_elo" in values:
-            lines.append(_line("self-play", _self_play(values)))
+            notes.append(_line("self-play", _self_play(values)))
         if values.get("env_restarts"):
-            lines.append(Text(env_restarts(values), "yellow"))
+            notes.append(Text(env_restarts(values), "yellow"))
         if dropped := values.get("nonfinite_steps"):
             text = f"{number(dropped)} env steps dropped: values that are not finite"
-            lines.append(Text(text, "yellow"))
-        return lines
+            notes.append(Text(text, "yellow"))
+        return notes
+
+
+def _spaced(lines: list[RenderableType], first: int) -> list[RenderableType]:
+    """Return the lines with an empty one before the figures, before the notes and before each
+    table. ``first``: the number of lines up to the figures."""
+    spaced: list[RenderableType] = []
+    for index, line in enumerate(lines):
+        if index in (first - 1, first) or (index > first and isinstance(line, Table)):
+            spaced.append("")
+        spaced.append(line)
+    return spaced
+
+
+def _height(line: Text, width: int) -> int:
+    """Return how many lines of the terminal a line of text takes."""
+    return 1 if line.no_wrap else max(1, -(-line.cell_len // width))
 
 
 def _line(name: str, text: str, *, wraps: bool = False) -> Text:
@@ -122,16 +176,31 @@ def _progress(values: Values, goal: Goal, width: int) -> list[RenderableType]:
     return [line, Text(text, no_wrap=True, overflow="ellipsis")]
 
 
-def _system(values: Values) -> list[Figure]:
-    """Return the figures of throughput and of the queues between workers."""
+def _system(values: Values, *, several: bool) -> list[Figure]:
+    """Return the figures of throughput and of the queues between workers; with ``several`` policies
+    some of them stand on the other side."""
     get = values.get
     now, average = get("env_steps_per_s"), get("env_steps_average")
     figures = [("env steps/s", f"{short(now)} now, {short(average)} average")]
-    if get("frames_per_s") != now:
+    if get("frames_per_s") != now and not several:
         figures.append(("frames/s", short(get("frames_per_s"))))
     figures += [("trained/s", short(get("trained_per_s"))), ("updates", number(get("updates")))]
-    figures += _replay(values) if has_replay(values) else _exchange(values)
-    return [*figures, ("restarts", restarts(values))]
+    figures += _experience(values)
+    return figures if several else [*figures, *_health(values)]
+
+
+def _health(values: Values) -> list[Figure]:
+    """Return the figures of rows that are too old to learn from, and of restarts."""
+    stale = ("stale", f"{number(values.get('stale_fraction'), '.0%')} of the rows")
+    fresh = has_replay(values) or reads_data(values)
+    return [*([] if fresh else [stale]), ("restarts", restarts(values))]
+
+
+def _experience(values: Values) -> list[Figure]:
+    """Return the figures of what is learned from: a replay, recorded data, or new rollouts."""
+    if reads_data(values):
+        return [("data", f"{number(values['data_passes'], '.1f')} passes")]
+    return _replay(values) if has_replay(values) else _exchange(values)
 
 
 def _exchange(values: Values) -> list[Figure]:
@@ -142,7 +211,6 @@ def _exchange(values: Values) -> list[Figure]:
     return [
         ("policy lag", lag),
         ("queue", f"{number(get('ready_slots_fill'), '.0%')} waiting for learner"),
-        ("stale", f"{number(get('stale_fraction'), '.0%')} of the rows"),
     ]
 
 
@@ -153,28 +221,46 @@ def _replay(values: Values) -> list[Figure]:
     return [
         ("replay", f"{stored} steps ({fill} full)"),
         ("ratio", f"{number(get('samples_per_insert'), '.2f')} samples per insert"),
+        ("queue", f"{number(get('ready_slots_fill'), '.0%')} waiting for replay"),
     ]
 
 
-def _learning(values: Values) -> list[Figure]:
-    """Return the figures of learning: returns, episodes and losses."""
+def _learning(values: Values, *, several: bool) -> list[Figure]:
+    """Return the figures of learning: returns, episodes and losses, which ``several`` policies have
+    in their own table."""
     get = values.get
     spread = get("return_std")
     spread_text = "" if spread is None else f" ± {number(spread, ',.2f')}"
     length = number(get("length_mean"), ",.1f")
-    return [
+    returns = [
         ("return", f"{number(get('return_mean'), ',.2f')}{spread_text}"),
         ("best return", number(get("return_best"), ",.2f")),
         ("episodes", f"{short(get('episodes'))} (mean length {length})"),
+    ]
+    if several:
+        return [*returns, *_health(values)]
+    return [
+        *returns,
         *(_q_losses(values) if has_replay(values) else _policy_losses(values)),
         ("grad norm", number(get("grad_norm"), ".3g")),
     ]
 
 
-def _table_of(policies: Mapping[str, Values], width: int) -> Table:
-    """Return the table of the policies, or of the members of a population."""
+def _table_of(policies: Mapping[str, Values], width: int, rows: int) -> Table:
+    """Return the table of the policies, or of the members of a population, with at most ``rows``
+    rows: if there are more policies, those with the highest returns, and how many were left out."""
     is_population = any("member_env_steps" in own for own in policies.values())
-    return _population(policies, width) if is_population else _table(policies)
+    shown = list(policies.items())
+    if rows < len(shown):
+        shown = sorted(shown, key=lambda each: _objective(each[1]), reverse=True)[: rows - 1]
+    table = (_population if is_population else _table)(policies, dict(shown), width)
+    if rows < len(policies):
+        table.add_row(f"... {len(policies) - len(shown)} more", style="dim")
+    return table
+
+
+def _objective(values: Values) -> float:
+    return values.get("pbt_objective", values.get("return_mean", -math.inf))
 
 
 POPULATION_NAMES = {
@@ -187,48 +273,60 @@ POPULATION_NAMES = {
 }
 """Hyperparameters with a column of their own in the table of a population, as far as there is room,
 and their headings."""
+LOSS = 11
+"""Columns of the terminal that the loss of a member takes."""
 
 
-def _population(policies: Mapping[str, Values], width: int) -> Table:
-    """Return a table with a row for each member of a population: its return, the hyperparameters
-    that differ most often, and the member that it has copied last."""
-    names = list(policies)
-    shown = [n for n in POPULATION_NAMES if any(n in own for own in policies.values())]
+def _population(policies: Mapping[str, Values], shown: Mapping[str, Values], width: int) -> Table:
+    """Return a table with a row for each of the members ``shown``: its return, the hyperparameters
+    that differ most often, its loss, and the member that it has copied last."""
+    names, losses = list(policies), width >= WIDE
+    known = [n for n in POPULATION_NAMES if any(n in own for own in policies.values())]
     longest = max([6, *map(len, names)])
-    room = width - 2 * longest - 26  # for policy, copied from, return and episodes
+    # For policy, copied from, return and episodes.
+    room = width - 2 * longest - 26 - (LOSS if losses else 0)
     taken = 0
     columns = []
-    for name in shown:
+    for name in known:
         taken += max(7, len(POPULATION_NAMES[name])) + 2
         if taken <= room:
             columns.append(name)
     table = Table.grid(padding=(0, 2, 0, 0))
-    headings = ["policy", "return", "episodes", *(POPULATION_NAMES[n] for n in columns), "from"]
+    headings = ["policy", "return", "episodes", *(POPULATION_NAMES[n] for n in columns)]
+    headings += ["loss", "from"] if losses else ["from"]
     for heading in headings:
         left = heading in ("policy", "from")
         table.add_column(justify="left" if left else "right", no_wrap=True)
     table.add_row(*headings, style="dim")
-    for policy, own in policies.items():
+    for policy, own in shown.items():
         donor = own.get("copied_from")
         table.add_row(
             policy,
             number(own.get("pbt_objective", own.get("return_mean")), ",.2f"),
             short(own.get("episodes")),
             *(number(own.get(name), ".2g") for name in columns),
+            *([number(own.get("loss"), ".3g")] if losses else []),
             "-" if donor is None else names[int(donor)],
         )
     return table
 
 
-def _table(policies: Mapping[str, Values]) -> Table:
-    """Return a table with a row for each policy."""
+PARTS = {"policy_loss": "policy loss", "value_loss": "value loss"}
+Q_PARTS = {"td_error_mean": "TD error"}
+"""Metrics that the table of the policies has on a wide terminal, and their headings."""
+
+
+def _table(policies: Mapping[str, Values], shown: Mapping[str, Values], width: int) -> Table:
+    """Return a table with a row for each of the policies ``shown``."""
     replay = any(has_replay(own) for own in policies.values())
+    parts = (Q_PARTS if replay else PARTS) if width >= WIDER else {}
     table = Table.grid(padding=(0, 2, 0, 0))
-    names = ["policy", "return", "episodes", "updates", "loss", "Q" if replay else "entropy"]
+    names = ["policy", "return", "episodes", "updates", "loss", *parts.values()]
+    names.append("Q" if replay else "entropy")
     for name in names:
         table.add_column(justify="left" if name in ("policy", "return") else "right", no_wrap=True)
     table.add_row(*names, style="dim")
-    for policy, own in policies.items():
+    for policy, own in shown.items():
         spread = "" if "return_std" not in own else f" ± {short(own['return_std'])}"
         last = number(own.get("q_mean"), ".3g") if replay else number(own.get("entropy"), ".3f")
         table.add_row(
@@ -237,6 +335,7 @@ def _table(policies: Mapping[str, Values]) -> Table:
             short(own.get("episodes")),
             short(own.get("updates")),
             number(own.get("loss"), ".3g"),
+            *(number(own.get(name), ".3g") for name in parts),
             last,
         )
     return table

@@ -13,10 +13,9 @@ from sampleforge.reporting.progress import number
 
 if TYPE_CHECKING:
     from sampleforge.spec import EnvSpec
-    from sampleforge.topologies.apex.plan import ApexPlan
     from sampleforge.topologies.config import AnyConfig
     from sampleforge.topologies.graph import Graph
-    from sampleforge.topologies.sampler_plan import Plan
+    from sampleforge.topologies.registry import AnyPlan
 
 GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers. If none of them exists, there is no GPU; asking torch would take
@@ -44,22 +43,18 @@ def device_name(device: str) -> str:
     return device.upper().replace("CUDA", "GPU").replace(":", " ")
 
 
-def plan_line(config: AnyConfig, plan: Plan | ApexPlan) -> str:
+def plan_line(config: AnyConfig, plan: AnyPlan) -> str:
     """Return the sizes of a run: "2 workers x 64 envs, batch 4,096, CPU, fp32"."""
     from sampleforge.topologies.registry import topology
 
     sampler = topology(config).sampler
-    several = "" if plan.num_workers == 1 else "s"
-    parts = [f"{plan.num_workers} {sampler}{several} x {plan.num_splits * plan.rows} envs"]
-    if plan.num_policy_workers:
-        several = "" if plan.num_policy_workers == 1 else "s"
-        parts.append(f"{plan.num_policy_workers} policy worker{several}")
+    parts = plan.sampler_sizes(sampler) if sampler and plan.envs else ["data alone"]
     batches = plan.num_workers if sampler == "rank" else 1  # each rank has one of its own
     parts.append(f"batch {number(plan.batch_size * batches)}")
     return ", ".join([*parts, *plan.sizes, device_name(plan.device), plan.precision])
 
 
-def reason_line(config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> str:
+def reason_line(config: AnyConfig, plan: AnyPlan, spec: EnvSpec) -> str:
     """Return the line that says which settings were chosen for the environment and the machine, and
     why."""
     from sampleforge.topologies.registry import topology
@@ -72,7 +67,7 @@ def reason_line(config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec) -> str:
 def opening(
     graph: Graph,
     config: AnyConfig,
-    plan: Plan | ApexPlan,
+    plan: AnyPlan,
     spec: EnvSpec,
     resumed: int | None,
 ) -> list[tuple[str, Literal["debug", "info"]]]:

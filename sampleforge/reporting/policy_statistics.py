@@ -10,35 +10,47 @@ import numpy as np
 
 from sampleforge.reporting.evaluated import EvaluationReports
 from sampleforge.reporting.exploring import ReturnsByExploration
+from sampleforge.runtime.config import RunConfig
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.graph import PolicyGroup
+from sampleforge.workers.metrics import CUSTOM
 
-LAST_EPISODES = 100
+LAST_EPISODES = RunConfig.metrics_window
+"""The default of --metrics-window."""
 
 
 class PolicyStatistics:
     """Collects the finished episodes, the evaluations and the learner's metrics of one policy
-    group. ``earlier``: the `state` of the run that is resumed, empty for a new one."""
+    group. ``earlier``: the `state` of the run that is resumed, empty for a new one; ``window``: the
+    number of last episodes whose means are reported."""
 
-    def __init__(self, group: PolicyGroup, counters: Counters, earlier: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        group: PolicyGroup,
+        counters: Counters,
+        earlier: Mapping[str, Any],
+        window: int = LAST_EPISODES,
+    ) -> None:
+        self._window = window
         self.id = group.id
         self._exchange = group.exchange
         self._counters = counters
         self._learners = [node.counter_row for node in group.learners]
         self.episodes = int(earlier.get("episodes", 0))
-        self.returns: deque[float] = deque(earlier.get("returns", []), LAST_EPISODES)
-        self.lengths: deque[int] = deque(earlier.get("lengths", []), LAST_EPISODES)
+        self.returns: deque[float] = deque(earlier.get("returns", []), window)
+        self.lengths: deque[int] = deque(earlier.get("lengths", []), window)
         self.return_best: float | None = earlier.get("return_best")
         self._exploring: ReturnsByExploration | None = None
         if group.exploration is not None:
             before = earlier.get("exploring", {})
-            self._exploring = ReturnsByExploration(group.exploration, LAST_EPISODES, before)
+            self._exploring = ReturnsByExploration(group.exploration, window, before)
         self._lag: tuple[float, float] = tuple(earlier.get("policy_lag", (0.0, 0.0)))
         self._lag_batches: tuple[float, float] = tuple(
             earlier.get("policy_lag_batches", (0.0, 0.0))
         )
         self._updates = int(earlier.get("updates", 0))
+        self._custom: dict[str, deque[float]] = {}
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
@@ -51,12 +63,32 @@ class PolicyStatistics:
                 self.returns.append(episode.ret)
                 self.lengths.append(episode.length)
         mean = self.return_mean
-        if mean is not None and len(self.returns) == LAST_EPISODES:
+        if mean is not None and len(self.returns) == self._window:
             self.return_best = mean if self.return_best is None else max(self.return_best, mean)
+
+    def take_custom_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Take the metrics that callbacks have added to an episode."""
+        for name, value in metrics.items():
+            self._custom.setdefault(name, deque(maxlen=self._window)).append(value)
+
+    def _custom_scalars(self, learner: Mapping[str, float]) -> dict[str, float]:
+        """Return mean, minimum and maximum of each of these metrics over the last episodes that
+        have it. Raises ValueError for one that callbacks add to updates, too."""
+        scalars = {}
+        for name, values in self._custom.items():
+            if f"{CUSTOM}{name}_mean" in learner:
+                raise ValueError(
+                    f"custom_metrics[{name!r}] is given by episodes and by updates of the learner; "
+                    "rename one of the two"
+                )
+            scalars[f"{CUSTOM}{name}_mean"] = float(np.mean(values))
+            scalars[f"{CUSTOM}{name}_min"] = float(np.min(values))
+            scalars[f"{CUSTOM}{name}_max"] = float(np.max(values))
+        return scalars
 
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return of the last 100 episodes, None before the first."""
+        """Mean raw return of the last ``window`` episodes, None before the first."""
         return float(np.mean(self.returns)) if self.returns else None
 
     @property
@@ -70,10 +102,10 @@ class PolicyStatistics:
         return float(self._counters.column("trained_steps")[self._learners].sum())
 
     def rating(self) -> dict[str, float | int | None]:
-        """Return the rating of the policy that a checkpoint stores: ``return_mean`` over 100
-        episodes (None before, because the mean of a few may be luck), and the last evaluation's
-        mean with the env steps of its weights."""
-        full = len(self.returns) == LAST_EPISODES
+        """Return the rating of the policy that a checkpoint stores: ``return_mean`` over a
+        full window of episodes (None before, because the mean of a few may be luck), and the last
+        evaluation's mean with the env steps of its weights."""
+        full = len(self.returns) == self._window
         steps = self.evaluations.last.get("eval_env_steps")
         return {
             "return_mean": self.return_mean if full else None,
@@ -100,19 +132,25 @@ class PolicyStatistics:
         last report."""
         self._lag = _newer_lag(self._lag, learner, "policy_lag")
         self._lag_batches = _newer_lag(self._lag_batches, learner, "policy_lag_batches")
-        free, ready = self._exchange.fill()
         seen = learner.get("valid_steps", 0.0)
         return {
             "episodes": float(self.episodes),
             "updates": float(self.updates),
-            "free_slots_fill": free,
-            "ready_slots_fill": ready,
+            **self._fills(),
             "stale_fraction": learner.get("stale_steps", 0.0) / seen if seen else 0.0,
             **({} if self._exploring is None else self._exploring.scalars()),
             **learner,
+            **self._custom_scalars(learner),
             **self.evaluations.scalars(),
             **return_scalars([self]),
         }
+
+    def _fills(self) -> dict[str, float]:
+        """Return the fractions of the slots that wait for an actor, and for the learner."""
+        if self._exchange is None:
+            return {}
+        free, ready = self._exchange.fill()
+        return {"free_slots_fill": free, "ready_slots_fill": ready}
 
     def summary(self) -> dict[str, Any]:
         """Return the policy's part of summary.json."""
@@ -130,7 +168,7 @@ class PolicyStatistics:
 
 
 def return_scalars(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
-    """Return mean and standard deviation over the last 100 returns of each of ``policies``, the
+    """Return mean and standard deviation over the last returns of each of ``policies``, the
     mean length, and the highest mean of a policy. Values that are not known yet are left out."""
     policies = list(policies)
     returns = [ret for policy in policies for ret in policy.returns]

@@ -100,3 +100,8 @@ def has_replay(values: Values) -> bool:
     """Return whether a report is of a run with a replay, which has no policy lag and no policy
     loss."""
     return "replay_fill" in values
+
+
+def reads_data(values: Values) -> bool:
+    """Return whether a report is of a run that learns from recorded data alone, without actors."""
+    return "data_passes" in values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -31,6 +32,7 @@ class Reporter:
         self._metrics = LineFile(folder.metrics_file)
         self._log: LineFile | None = LineFile(folder.log_file)
         self._events: EventFile | None = None
+        self._writes_events = True
 
     def report(
         self,
@@ -40,17 +42,43 @@ class Reporter:
         wall_s: float,
         histograms: Mapping[str, Histogram] = MappingProxyType({}),
         policies: Sequence[str] = (),
-    ) -> None:
+    ) -> str | None:
         """Write one report at ``env_steps`` and ``wall_s`` (seconds of training). ``policies``: the
         beginning of the names of each policy's metrics, in a run with several.
 
         Values that are not finite become null in metrics.jsonl. Histograms are written for
         TensorBoard only, which shows evaluations at the env steps at which their weights were
-        copied. Raises OSError, which names the file, if a file cannot be written.
+        copied. Raises OSError, which names the file, if metrics.jsonl cannot be written. If
+        TensorBoard's file cannot, nothing more is written to it, and a warning for the user is
+        returned, once: metrics.jsonl has every report.
         """
         position = {"env_steps": env_steps, "wall_s": wall_s}
         values = {**position, **scalars, **position}
         self._metrics.write(to_json(values))
+        if not self._writes_events:
+            return None
+        try:
+            self._write_events(values, env_steps, histograms, policies)
+        except OSError as error:
+            self._writes_events = False
+            self._close_events()
+            why = os.strerror(error.errno) if error.errno else str(error)
+            return (
+                f"TensorBoard gets nothing more from this run, because {self._folder.tensorboard} "
+                f"cannot be written: {why}. The run goes on; "
+                f"{self._folder.metrics_file.name} has every report, and `sampleforge plot` and "
+                "`sampleforge serve` show it"
+            )
+        return None
+
+    def _write_events(
+        self,
+        values: Mapping[str, float],
+        env_steps: int,
+        histograms: Mapping[str, Histogram],
+        policies: Sequence[str],
+    ) -> None:
+        """Write a report for TensorBoard. Raises OSError."""
         if self._events is None:
             from sampleforge.reporting.event_file import EventFile
 
@@ -63,6 +91,13 @@ class Reporter:
             self._events.write(result, int(result[f"{prefix}eval_env_steps"]), policies)
         if histograms:
             self._events.write_histograms(histograms, env_steps, policies)
+
+    def _close_events(self) -> None:
+        """Close TensorBoard's file. What it still holds cannot be written if the disk is full."""
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
+            self._events = None
 
     def log(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Write a message of process ``source`` to log.txt. Raises OSError, which names the file,
@@ -84,8 +119,7 @@ class Reporter:
             stack.callback(self._metrics.close)
             if self._log is not None:
                 stack.callback(self._log.close)
-            if self._events is not None:
-                stack.callback(self._events.close)
+            stack.callback(self._close_events)
 
     def __enter__(self) -> Reporter:
         return self

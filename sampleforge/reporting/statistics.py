@@ -27,15 +27,22 @@ class RunStatistics:
     own ``return_mean`` is over the last episodes of all policies together.
     """
 
-    def __init__(self, graph: Graph, earlier: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        earlier: Mapping[str, Mapping[str, Any]],
+        window: int = LAST_EPISODES,
+    ) -> None:
         """``earlier``: the `state` of each policy group in the run that is resumed, by the group's
-        id; empty for a new run."""
+        id; empty for a new run. ``window``: the number of last episodes whose means are reported.
+        """
+        self._window = window
         self._graph = graph
         self._started = monotonic()
         self._history: deque[tuple[float, float, float, float]] = deque()
         self._remember()
         self.policies = [
-            PolicyStatistics(group, graph.counters, earlier.get(group.id, {}))
+            PolicyStatistics(group, graph.counters, earlier.get(group.id, {}), window)
             for group in graph.groups
         ]
         # The checkpoints of the policies are written one after the other: the last has the most.
@@ -62,7 +69,13 @@ class RunStatistics:
         """Take the statistics that an environment reports of an episode
         (``info["episode_extra_stats"]``)."""
         for name, value in stats.items():
-            self._episode_stats.setdefault(name, deque(maxlen=LAST_EPISODES)).append(value)
+            self._episode_stats.setdefault(name, deque(maxlen=self._window)).append(value)
+
+    def take_custom_metrics(self, policy: int, metrics: dict[str, float]) -> None:
+        """Take the metrics that callbacks have added to an episode of a policy; a frozen one has no
+        statistics."""
+        if policy < len(self.policies):
+            self.policies[policy].take_custom_metrics(metrics)
 
     def take_evaluations(self) -> None:
         """Take the finished evaluations of all policies."""
@@ -77,7 +90,7 @@ class RunStatistics:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return of the last 100 episodes of each policy, None before the first."""
+        """Mean raw return of the last episodes of each policy, None before the first."""
         return return_scalars(self.policies).get("return_mean")
 
     @property
@@ -121,6 +134,7 @@ class RunStatistics:
             "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
+            **self._from_datasets(),
             **self._stages(),
             **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
             **return_scalars(self.policies),
@@ -182,7 +196,8 @@ class RunStatistics:
         value = self._graph.counters.noted(worker) or f"worker {worker}, on another machine"
         return (
             f"dropped an env step with a value that is not finite: {value}; such steps are not "
-            "learned from, and counted as nonfinite_steps"
+            "learned from, and counted as nonfinite_steps. If it is the environment's, correct "
+            "that: `sampleforge check-env` shows how often it happens"
         )
 
     def _updates_so_far(self) -> int:
@@ -192,6 +207,14 @@ class RunStatistics:
         """Return how often the ranks have compared their states (only DD-PPO with --debug)."""
         compared = self._compared + int(self._total("checksums_compared"))
         return {"checksums_compared": compared} if compared else {}
+
+    def _from_datasets(self) -> dict[str, float]:
+        """Return how many of the env steps since the run was started were read from datasets, if
+        there are any."""
+        rows = [node.counter_row for node in self._graph.having("dataset")]
+        if not rows:
+            return {}
+        return {"dataset_steps": float(self._graph.counters.column("env_steps")[rows].sum())}
 
     def _stages(self) -> dict[str, float]:
         """Return the microseconds of each stage per env step, summed over the workers, since the

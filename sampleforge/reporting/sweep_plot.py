@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.reporting.plots import import_figure
+from sampleforge.reporting.figures import TINY, WIDTH, plain_axes, save_figure
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,18 @@ class SweepPicture:
 def draw_sweep(sweep: SweepPicture, out: Path) -> None:
     """Draw a sweep into the file ``out``, whose suffix is the format. Raises ConfigError if
     matplotlib is missing."""
-    figure = import_figure()(figsize=(11, 7.5), layout="constrained")
+    save_figure(lambda figure: _figure(figure, sweep), out)
+
+
+def _figure(make_figure: Any, sweep: SweepPicture) -> Any:
+    figure = make_figure(figsize=(WIDTH, 5.2), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.4, 1.0))
     _draw_coordinates(upper.subplots(), sweep)
     left, right = lower.subplots(1, 2)
     _draw_importance(left, sweep)
     _draw_history(right, sweep)
     figure.suptitle(f"{sweep.name}: {len(sweep.trials)} trials")
-    figure.savefig(out, dpi=130)
+    return figure
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
         axes.axvline(at, color="black", linewidth=0.8)
         for height, label in scales[name].ticks:
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-            axes.text(at + 0.015, height, label, fontsize=7, va="center", bbox=box)
+            axes.text(at + 0.015, height, label, fontsize=5.5, va="center", bbox=box)
     axes.axvline(len(names), color="black", linewidth=0.8)
     axes.set_xticks([*range(len(names)), len(names)], [*names, sweep.metric])
     axes.set_yticks([])
@@ -130,13 +134,13 @@ def _draw_coordinates(axes: Any, sweep: SweepPicture) -> None:
     axes.spines[:].set_visible(False)
     pruned = any(not trial.complete for trial in sweep.trials)
     title = "settings of each trial (thick: best" + ("; dotted: pruned)" if pruned else ")")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title)
     mappable = ScalarMappable(norm, colours)
     axes.figure.colorbar(mappable, ax=axes, label=sweep.metric, pad=0.01)
 
 
 def _draw_importance(axes: Any, sweep: SweepPicture) -> None:
-    axes.set_title("importance of each setting (PED-ANOVA)", fontsize=10)
+    axes.set_title("importance of each setting (PED-ANOVA)")
     axes.spines[["top", "right"]].set_visible(False)
     if not sweep.importance:
         axes.set_axis_off()
@@ -159,8 +163,7 @@ def _draw_history(axes: Any, sweep: SweepPicture) -> None:
         best = np.maximum if sweep.maximize else np.minimum
         line = best.accumulate([trial.value for trial in whole])
         axes.step([t.number for t in whole], line, where="post", color="C1", label="best so far")
-    axes.set_title(sweep.metric, fontsize=10)
+    axes.set_title(sweep.metric)
     axes.set_xlabel("trial")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8)
+    plain_axes(axes)
+    axes.legend(fontsize=TINY)

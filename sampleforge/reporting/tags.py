@@ -12,7 +12,8 @@ GROUPS = {
         *("return_mean_middle_third", "return_mean_exploring_third"),
         *("policy_lag_min", "policy_lag_mean", "policy_lag_max"),
         *("policy_lag_batches_mean", "policy_lag_batches_max"),
-        *("valid_steps", "stale_steps", "stale_fraction"),
+        *("valid_steps", "stale_steps", "stale_fraction", "dataset_steps", "data_passes"),
+        *("recorded_steps", "recorded_episodes", "recorded_bytes", "record_dropped_steps"),
     ),
     "losses": (
         *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "update_kl"),
@@ -21,6 +22,7 @@ GROUPS = {
         *("skipped_steps", "empty_minibatches", "updates", "checksums_compared"),
         *("q_mean", "td_error_mean", "td_error_max", "td_error", "noise_to_weight"),
         *("outside_support", "importance_weight_mean", "beta"),
+        *("advantage_norm", "advantage_weight_mean", "advantage_weights_capped"),
     ),
     "perf": (
         *("wall_s", "frames_per_s", "frames_per_s_10s", "frames_per_s_60s", "env_steps_per_s"),
@@ -44,6 +46,7 @@ PATTERNS = {
     "replay": r"replay_priority_sum_\d+",
     "rollout": r"return_mean_epsilon_.+|env_.+",
     "self_play": r"self_play_\w+",
+    "system": r"system_\w+",
 }
 """Group -> regular expression of names with a variable part."""
 OTHERS = "custom"
@@ -54,7 +57,7 @@ _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 def group_of(name: str) -> str:
     """Return the group of a metric: rollout, losses, perf, eval, replay, ranks, population,
-    self_play, or `OTHERS`."""
+    self_play, system, or `OTHERS`."""
     if name in _GROUP_OF:
         return _GROUP_OF[name]
     fits = (group for group, pattern in PATTERNS.items() if re.fullmatch(pattern, name))

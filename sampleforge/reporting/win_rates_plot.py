@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.config import ConfigError
+from sampleforge.reporting.figures import GRID, INK, WIDTH, save_figure
 
 Floats = npt.NDArray[np.float64]
 
-WIDTH = 7.2
-"""Width in inches."""
 CELL = 0.62
 """Largest width of one cell in inches."""
 RATINGS = 1.5
@@ -25,21 +23,7 @@ LETTER = 0.062
 """Width of a letter of the labels in inches."""
 LABELS_UP_TO = 32
 """Players whose names are all written; of more, some are left out."""
-INK, GREY, EMPTY = "#111111", "#767676", "#f2f2f2"
-STYLE: Any = {
-    "font.size": 7.5,
-    "axes.titlesize": 8.0,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": GREY,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.width": 0.6,
-    "xtick.major.size": 2.5,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "none",
-}
+EMPTY = "#f2f2f2"
 
 
 @dataclass(frozen=True)
@@ -79,15 +63,7 @@ class WinRates:
 def draw_win_rates(drawn: WinRates, out: Path) -> None:
     """Draw the matrix of win rates and, beside its rows, the ratings with 95% intervals, into the
     file ``out``; its suffix is the format. Raises ConfigError if matplotlib is missing."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
-        ) from error
-    with mpl.rc_context(STYLE):
-        _figure(Figure, drawn).savefig(out, dpi=220)
+    save_figure(lambda figure: _figure(figure, drawn), out)
 
 
 def _figure(make_figure: Any, drawn: WinRates) -> Any:
@@ -201,6 +177,6 @@ def _draw_ratings(axis: Any, drawn: WinRates) -> None:
     axis.set_xlabel("Elo (95% interval)")
     axis.margins(x=0.08)
     axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.grid(axis="x", color="#e6e6e6", linewidth=0.5)
+    axis.grid(axis="x", color=GRID, linewidth=0.5)
     axis.set_axisbelow(True)
     axis.tick_params(axis="y", which="both", length=0, labelleft=False)

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +41,9 @@ class BatchSource(Protocol):
         """Copy one ready slot, if that is the caller's work; return False if there was nothing to
         do."""
 
-    def take(self) -> Batch | None:
-        """Return the next complete batch, or None. It belongs to the caller until `done`."""
+    def take(self) -> Any:
+        """Return the next complete batch, of the kind that the learner takes, or None. It belongs
+        to the caller until `done`."""
 
     def done(self) -> None:
         """Give back the batch that was taken, after learning from it and publishing the weights."""
@@ -53,6 +54,17 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Stop gathering."""
+
+
+class Batches(Protocol):
+    """What a learner learns from, on its ``device``."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def source(self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int) -> BatchSource:
+        """Return the source of the batches, in the learner's process. ``count``: the counters of
+        the worker; ``version``: the gradient steps so far, after which stored data continue."""
 
 
 class SerialBatchSource:
@@ -242,8 +254,10 @@ class SlotBatches:
     def __post_init__(self) -> None:
         assert not (self.prefetch and self.synchronous), "there is no next batch to gather ahead"
 
-    def source(self, wakeup: Wakeup, spent: Seconds) -> BatchSource:
-        """Return the source of these batches, in the learner's process."""
+    def source(self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int) -> BatchSource:
+        """Return the source of these batches, see `Batches`; experience goes on by itself, whatever
+        the ``version``."""
+        spent = count["batch_s"]
         builders = [
             BatchBuilder(self.exchange.slots, self.slots_per_batch, self.device)
             for _ in range(2 if self.prefetch else 1)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
-from sampleforge.shared.rings import IndexRings
+from sampleforge.shared.rings import IndexRings, next_in_turn
 from sampleforge.shared.wakeup import Wakeup
 
 
@@ -155,16 +155,17 @@ class SlotExchange:
     def take_ready(self, learner: int = 0) -> int | None:
         """Return the oldest complete slot of the next actor in turn that has one, or None if no
         actor has one. Called by the learner."""
-        for _ in range(self._actors):
-            actor = self._next_actor[learner]
-            self._next_actor[learner] = (actor + 1) % self._actors
-            ring = self._ring(learner, actor)
-            slot = self._ready.peek(ring)
-            if slot is not None:
-                self.slots.move(slot, Owner.READY, Owner.READING)
-                self._ready.pop(ring)
-                return slot
-        return None
+        filled = self._ready.filled(self._ring(learner, 0), self._actors)
+        if not len(filled):
+            return None
+        actor = next_in_turn(filled, self._next_actor[learner])
+        self._next_actor[learner] = (actor + 1) % self._actors
+        ring = self._ring(learner, actor)
+        slot = self._ready.peek(ring)
+        assert slot is not None, "only the learner takes slots from the ring"
+        self.slots.move(slot, Owner.READY, Owner.READING)
+        self._ready.pop(ring)
+        return slot
 
     def give_back(self, slot: int) -> None:
         """Make ``slot`` free again, after reading it. Called by the learner."""

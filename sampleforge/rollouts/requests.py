@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -71,9 +69,10 @@ class InferenceRequests:
         self._asked: npt.NDArray[np.int64] = self._arrays["asked"]
         self._answered: npt.NDArray[np.int64] = self._arrays["answered"]
 
-    def served_by(self, policy_worker: int) -> list[int]:
-        """Return the actors that a policy worker serves."""
-        return list(range(policy_worker, len(self._actor_wakeups), len(self._policy_wakeups)))
+    def served_by(self, policy_worker: int) -> npt.NDArray[np.intp]:
+        """Return the actors that a policy worker serves, [N]."""
+        actors, workers = len(self._actor_wakeups), len(self._policy_wakeups)
+        return np.arange(policy_worker, actors, workers, dtype=np.intp)
 
     def ask(self, actor: int, split: int, slot: int, t: int, kind: int = ACT) -> None:
         """Request actions, or values of final observations, at (slot, t). Called by the actor."""
@@ -88,11 +87,13 @@ class InferenceRequests:
         actor."""
         return bool(self._asked[actor, split] == self._answered[actor, split])
 
-    def waiting(self, actors: Sequence[int]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    def waiting(
+        self, actors: npt.NDArray[np.intp]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """Return the open requests of ``actors`` as index pairs (actor [N], split [N]). Called by
         the policy worker."""
         rows, splits = np.nonzero(self._asked[actors] != self._answered[actors])
-        return np.asarray(actors, dtype=np.intp)[rows], splits
+        return actors[rows], splits
 
     def answer(self, actors: npt.NDArray[np.intp], splits: npt.NDArray[np.intp]) -> None:
         """Mark these requests as answered, after writing the answers. Called by the policy

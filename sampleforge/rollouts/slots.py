@@ -53,7 +53,9 @@ class SlotShape:
     replay for a recurrent core; ``rollout`` then includes the overlap. ``variable``: the number of
     slots of a batch varies. ``final_obs``: the final observations of truncated episodes are stored
     under same-step autoreset, where ``obs`` does not hold them; they take as much memory as
-    ``obs``.
+    ``obs``. ``parameters``: number of parameters of the distribution that an action is drawn from,
+    which are stored for a recording (0: nothing is recorded), and with them the final observations
+    of all episodes under same-step autoreset.
     """
 
     rollout: int
@@ -66,6 +68,7 @@ class SlotShape:
     sequences: SequenceShape | None = None
     variable: bool = False
     final_obs: bool = False
+    parameters: int = 0
 
     @property
     def drops_truncated(self) -> bool:
@@ -123,6 +126,7 @@ class SlotShape:
         if self.spec.autoreset == "same_step":
             arrays["final_value"] = (step, "float32")
             arrays |= self._final_obs(step)
+        arrays |= self.recorded(step)
         if self.variable:
             arrays["env_row"] = ((count, self.rows), "int64")
             arrays["ends_batch"] = ((count,), "bool")
@@ -137,6 +141,19 @@ class SlotShape:
             f"final/{name}": (step + leaf.shape[name in self.stacks :], leaf.dtype)
             for name, leaf in self.spec.observations.items()
         }
+
+    def recorded(self, step: tuple[int, ...]) -> Layout:
+        """Return the arrays that only a recording needs; of stacks they have the newest frames."""
+        if not self.parameters:
+            return {}
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {
+            "parameters": ((*step, self.parameters), "float32")
+        }
+        if self.spec.autoreset == "same_step":
+            for name, leaf in self.spec.observations.items():
+                shape = leaf.shape[leaf.stack is not None :]
+                arrays[f"recorded/{name}"] = (step + shape, leaf.dtype)
+        return arrays
 
     def _beginnings(self, count: int) -> Layout:
         """Return the arrays of the recurrent states before the rollout, or, with sequences, of the
@@ -168,6 +185,9 @@ class TrajectorySlots:
     rollout, and ``ends_batch`` marks the last slot of a batch. ``final_obs`` (if the shape has
     them) holds the observations after steps that a same-step environment truncated, of stacks only
     the newest frame; at other steps it has no meaning.
+
+    For a recording, ``extras`` also has "parameters", float32 [T, rows, P], and under same-step
+    autoreset ``recorded_final`` has the final observations of all episodes.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -191,7 +211,8 @@ class TrajectorySlots:
             )
             for name, leaf in stacks.items()
         }
-        self.extras = {n: self.arrays[n] for n in self.shape.extras}
+        parameters = ("parameters",) if self.shape.parameters else ()
+        self.extras = {n: self.arrays[n] for n in (*self.shape.extras, *parameters)}
         self.version = self.arrays["version"]
         self.reward = self.arrays["reward"]
         self.terminated = self.arrays["terminated"]
@@ -209,13 +230,17 @@ class TrajectorySlots:
         self.final_value = self.arrays["final_value"] if same_step else None
         kept = leaves if self.shape.final_obs and same_step else {}
         self.final_obs = {name: self.arrays[f"final/{name}"] for name in kept}
+        recorded = leaves if self.shape.parameters and same_step else {}
+        self.recorded_final = {name: self.arrays[f"recorded/{name}"] for name in recorded}
+        self.keeps_final = bool(self.final_obs or self.recorded_final)
         self.env_row = self.arrays["env_row"] if self.shape.variable else None
         self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None
 
     def columns(self) -> Mapping[str, torch.Tensor]:
         """Return every per-step column as a torch tensor [count, T or T+1, rows, ...], and the
-        columns of recurrent states; frames are [count or frame_buffers, k-1 + T+1, rows, ...]."""
-        skip = ("owner", "generation", "frame_buffer", "ends_batch")
+        columns of recurrent states; frames are [count or frame_buffers, k-1 + T+1, rows, ...].
+        Columns that only a recording needs are left out."""
+        skip = {"owner", "generation", "frame_buffer", "ends_batch", *self.shape.recorded(())}
         return {n: self.arrays.tensor(n) for n in self.shape.layout(1) if n not in skip}
 
     def move(self, slot: int, old: Owner, new: Owner) -> None:
@@ -266,12 +291,16 @@ def end_rollout(slots: TrajectorySlots, slot: int, t: int) -> None:
 
     ``obs[t]`` and the policy's output for it (its value is the bootstrap) must have been written.
     They are repeated to the end of the slot: then every number in it is finite, and ``obs[T]`` is
-    the first observation of the next rollout. The steps from ``t`` on are not valid, and their
-    version is `NOT_TAKEN`.
+    the first observation of the next rollout. Of stacks of frames the newest frame is repeated. The
+    steps from ``t`` on are not valid, and their version is `NOT_TAKEN`.
     """
+    stacks = {f"obs/{name}" for name in slots.stacks}
     for name, column in slots.columns().items():
-        if name not in PER_ROLLOUT:
+        if name not in PER_ROLLOUT and name not in stacks:
             column[slot, t + 1 :] = column[slot, t].clone()
+    for frames in slots.stacks.values():
+        newest = frames.newest(slot, t, slots.shape.rollout + 1)
+        newest[1:] = newest[0]
     for flags in (slots.valid, slots.terminated, slots.truncated):
         flags[slot, t:] = False
     slots.reward[slot, t:] = 0.0

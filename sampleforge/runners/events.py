@@ -124,6 +124,8 @@ class _Round:
 
     def _read(self, sender: EventSender) -> None:
         last = id(sender) in self._retired  # read before the queue: no event can follow
+        if not last and sender.queue.empty():  # which takes no lock, and a tenth of the time
+            return
         self._at = sender, monotonic()
         try:
             events = sender.queue.get_many(block=False)

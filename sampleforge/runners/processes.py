@@ -11,9 +11,12 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
+from math import inf
+from selectors import EVENT_READ, DefaultSelector
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runners.events import EventReader
@@ -64,7 +67,7 @@ class WorkerProcess:
         self._requests = 0
         self._answers: dict[int, Any] = {}
         self._traceback: str | None = None
-        self._hung_up = False
+        self._hung_up = self._ended = False
 
     @property
     def pid(self) -> int:
@@ -72,10 +75,9 @@ class WorkerProcess:
         return pid
 
     @property
-    def sentinel(self) -> int:
-        """Becomes ready when the process ends."""
-        sentinel: int = self._process.sentinel
-        return sentinel
+    def descriptors(self) -> tuple[int, int]:
+        """Become readable when the process sends something or ends."""
+        return self._channel.fileno(), self._process.sentinel
 
     @property
     def was_killed(self) -> bool:
@@ -84,12 +86,16 @@ class WorkerProcess:
         return code is not None and code < 0
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the life is over, or is about to end with a traceback."""
-        if self._process.exitcode is not None:
-            return True
-        self._read()
-        return self._hung_up or self._traceback is not None
+    def is_over(self) -> bool:
+        """Whether the process has ended, or is about to end with a traceback, as of the last
+        `look`."""
+        return self._ended or self._hung_up or self._traceback is not None
+
+    def look(self) -> None:
+        """Take what the process has sent, and whether it has ended."""
+        self._ended = self._process.exitcode is not None
+        if not self._ended:
+            self._read()
 
     def request(self, kind: str, payload: Any) -> int:
         """Send a request; returns its number."""
@@ -175,6 +181,53 @@ class WorkerProcess:
         self._channel.close()
 
 
+class Watched(Protocol):
+    """What `LivesWatch` knows of a life; see `WorkerProcess`."""
+
+    @property
+    def descriptors(self) -> tuple[int, int]: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def look(self) -> None: ...
+
+
+class LivesWatch:
+    """Looks at the lives of workers whose processes have sent something or have ended. One selector
+    watches all of them, so that those that do neither take no time, however many there are."""
+
+    def __init__(self) -> None:
+        self._selector = DefaultSelector()
+        self._watched: dict[Watched, tuple[int, int]] = {}
+
+    def add(self, life: Watched) -> None:
+        """Watch a life that has begun."""
+        self._watched[life] = life.descriptors
+        for descriptor in life.descriptors:
+            self._selector.register(descriptor, EVENT_READ, life)
+
+    def remove(self, life: Watched) -> None:
+        """Watch a life no longer; it must not be closed yet, but may have ended."""
+        for descriptor in self._watched.pop(life, ()):
+            self._selector.unregister(descriptor)
+
+    def look(self, timeout: float) -> None:
+        """Wait up to ``timeout`` s until a process sends something or ends. Call `look` of the
+        lives of those that did; those that are over are watched no longer."""
+        if not self._watched:
+            sleep(timeout)
+            return
+        for life in {key.data for key, _ in self._selector.select(timeout)}:
+            life.look()
+            if life.is_over:
+                self.remove(life)
+
+    def close(self) -> None:
+        self._watched.clear()
+        self._selector.close()
+
+
 class ProcessRunner:
     """Runs each worker of ``graph``, or only ``nodes``, in a process of its own.
 
@@ -208,12 +261,17 @@ class ProcessRunner:
         self._not_missed: dict[str, str] = {}
         """Death messages of the workers that ended after the run was interrupted."""
         self._lives: dict[str, WorkerProcess] = {}
+        self._watch = LivesWatch()
         self._events = EventReader(age)
         self._abandoned_told = 0
+        self._rules = list({id(node.restart): node.restart for node in self._nodes}.values())
+        self._rows = [node.counter_row for node in self._nodes]
 
     def start(self) -> None:
         check_workers(len(self._nodes))
-        self._started = monotonic()
+        # An update of a learner has no limit; what it is asked for has.
+        limit = monotonic() + START_GRACE
+        self._first_beats = [inf if node.role == "learner" else limit for node in self._nodes]
         for node in self._nodes:
             self._begin_life(node, 0)
 
@@ -221,18 +279,18 @@ class ProcessRunner:
         events = self._events.new_sender(node.name)
         stop, context = self._graph.stop, self._context
         self._lives[node.name] = WorkerProcess(node, stop, context, events, life)
+        self._watch.add(self._lives[node.name])
 
     def pids(self) -> dict[str, int]:
         return {name: life.pid for name, life in self._lives.items()}
 
     def poll(self, timeout: float) -> None:
         """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
-        watched = [life for name, life in self._lives.items() if name not in self._not_missed]
-        wait([life.sentinel for life in watched], timeout)
+        self._watch.look(timeout)
         self._check_lives(self._nodes)
         self._check_heartbeats()
         self._check_silent()
-        for rule in {id(node.restart): node.restart for node in self._nodes}.values():
+        for rule in self._rules:
             if (news := rule.news()) is not None:
                 self._alert(news)
 
@@ -292,14 +350,13 @@ class ProcessRunner:
     def _check_lives(self, nodes: Sequence[Node], *, restart: bool = True) -> None:
         """Raises WorkerDied if the worker of one of ``nodes`` has ended, unless it is restarted, as
         far as it may, or not missed."""
+        self._watch.look(0.0)
         for node in nodes:
-            if node.name in self._not_missed:
+            life = self._lives.get(node.name)
+            if (life is not None and not life.is_over) or node.name in self._not_missed:
                 continue
-            if node.name not in self._lives:
+            if life is None:
                 raise WorkerDied(f"{node.name} was ended")
-            life = self._lives[node.name]
-            if not life.has_ended:
-                continue
             message = life.death_message()
             if self._interrupted() and not node.in_checkpoint:
                 self._not_missed[node.name] = message
@@ -314,6 +371,7 @@ class ProcessRunner:
             return False
         before = self._lives[node.name]
         before.kill()
+        self._watch.remove(before)
         before.close()
         self._events.retire(before.events)
         row = self._graph.counters.row(node.counter_row)  # which has no other writer now
@@ -327,12 +385,11 @@ class ProcessRunner:
     def _check_heartbeats(self) -> None:
         if self._interrupted():
             return
-        beats = self._graph.counters.column("heartbeat")
-        for node in self._nodes:
-            beat = beats[node.counter_row]
-            if node.role == "learner" and not beat:
-                continue  # an update has no limit; what it is asked for has
-            age = self._age(beat or self._started + START_GRACE)
+        beats = self._graph.counters.column("heartbeat")[self._rows]
+        beats = np.where(beats == 0, self._first_beats, beats)
+        # Those that may be late: the pauses of this process only make an age smaller.
+        for at in np.flatnonzero(monotonic() - beats > self._step_timeout).tolist():
+            node, age = self._nodes[at], self._age(float(beats[at]))
             if age > self._step_timeout:
                 self._lives[node.name].dump_stacks()
                 hung = (
@@ -347,11 +404,9 @@ class ProcessRunner:
         have no heartbeat."""
         if self._interrupted():
             return
-        silent = self._graph.counters.column("silent_s")
-        for node in self._nodes:
-            seconds = silent[node.counter_row]
-            if not seconds:
-                continue
+        silent = self._graph.counters.column("silent_s")[self._rows]
+        for at in np.flatnonzero(silent).tolist():
+            node, seconds = self._nodes[at], float(silent[at])
             message = (
                 f"{node.name} was silent for {seconds:g} s while the others of its group waited "
                 f"for it (--{node.role}-timeout)"
@@ -378,6 +433,7 @@ class ProcessRunner:
     def kill(self) -> None:
         for life in self._lives.values():
             life.kill()
+        self._watch.close()
         deadline = monotonic() + END_GRACE
         for life in self._lives.values():
             life.close(max(0.0, deadline - monotonic()))

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runtime.threads import limit_threads
-from sampleforge.shared.events import Event, Kind, send_through
+from sampleforge.shared.events import Event, Kind, send_through_in_thread
 from sampleforge.topologies.graph import Graph, Node
 from sampleforge.workers.worker import close
 
 
 class SerialRunner:
     """Steps the workers of ``graph`` in turn, in this thread, so that a debugger can follow
-    them."""
+    them.
+
+    Several may run in one process, in one thread or in several: the workers' events go to the
+    runner that steps them, and the limit of threads stays until the last one is closed.
+    """
+
+    _running: ClassVar[WeakSet[SerialRunner]] = WeakSet()
+    _restore_threads: ClassVar[list[Callable[[], object]]] = []
+    _limiting: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, graph: Graph) -> None:
         self._nodes: Sequence[Node] = graph.nodes
@@ -23,10 +34,14 @@ class SerialRunner:
         self._failed: Node | None = None
 
     def start(self) -> None:
-        self._before = send_through(self._listen)
-        self._restore_threads = limit_threads(1)
-        for node in self._nodes:
-            node.worker.start()
+        with self._limiting:
+            if not self._running:
+                self._restore_threads.clear()
+            self._restore_threads.append(limit_threads(1))
+            self._running.add(self)
+        with self._listening():
+            for node in self._nodes:
+                node.worker.start()
 
     def pids(self) -> dict[str, int]:
         """Return no process ids, because no worker has a process of its own."""
@@ -35,7 +50,8 @@ class SerialRunner:
     def poll(self, timeout: float) -> None:
         """Step each worker once. Raises RuntimeError for a deadlock: no worker could do anything
         although training has not ended."""
-        moved = any([self._step(node) for node in self._nodes])
+        with self._listening():
+            moved = any([self._step(node) for node in self._nodes])
         if not moved and not self._progress.done:
             raise RuntimeError("deadlock: every worker waits for another one")
 
@@ -45,6 +61,15 @@ class SerialRunner:
         except BaseException:
             self._failed = node
             raise
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Return a context in which the workers' events come to this runner."""
+        before = send_through_in_thread(self._listen)
+        try:
+            yield
+        finally:
+            send_through_in_thread(before)
 
     def _listen(self, kind: Kind, payload: Any) -> None:
         self._events.append(Event("serial", kind, payload))
@@ -66,15 +91,19 @@ class SerialRunner:
         """As `Runner.ask`. Raises WorkerDied for a worker that an error has left in mid-step."""
         if alone and node is self._failed:
             raise WorkerDied(f"{node.name} failed")
-        return node.worker.handle(kind, payload)
+        with self._listening():
+            return node.worker.handle(kind, payload)
 
     def wake(self, node: Node) -> None:
         """All workers are this process."""
 
     def close(self) -> None:
-        for node in self._nodes:
-            close(node.worker)
-        self._restore_threads()
-        send_through(self._before)
+        with self._listening():
+            for node in self._nodes:
+                close(node.worker)
+        with self._limiting:
+            self._running.discard(self)
+            while self._restore_threads and not self._running:
+                self._restore_threads.pop()()
 
     kill = close

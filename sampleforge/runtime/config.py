@@ -1,5 +1,5 @@
 """The configuration of a run that every topology has (RunConfig): folder, seed, device, stop
-conditions, reporting."""
+conditions, reporting; and of where its reports are sent (TrackingConfig)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,35 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.runtime.stop_condition import StopCondition
 
 
 @dataclass(frozen=True)
-class RunConfig(Checked):
+class TrackingConfig(Checked):
+    track: tuple[Literal["csv", "wandb", "trackio"], ...] = ()
+    """Send the reports, the config and the summary to further places, beside metrics.jsonl and
+    TensorBoard: csv (metrics.csv in the run folder), wandb (Weights & Biases), trackio. One that
+    fails is a warning, and the run goes on."""
+    track_project: str = "sampleforge"
+    """Project of wandb and trackio."""
+    track_name: str | None = None
+    """Name of the run in wandb and trackio (default: that of the run folder)."""
+    track_group: str | None = None
+    """Group of the run in wandb and trackio, such as the seeds of one setting (default: none)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("track_project", "track_name", "track_group"):
+            value = getattr(self, name)
+            if value != getattr(TrackingConfig, name) and not {"wandb", "trackio"} & {*self.track}:
+                raise ConfigError(
+                    f"{typed(name, value)}: the run is sent to no service; add --track wandb or "
+                    "--track trackio, or leave it out"
+                )
+
+
+@dataclass(frozen=True)
+class RunConfig(TrackingConfig):
     run_dir: str | None = None
     """Folder of the run (default: runs/<env>-<algo>-<date>). The same command resumes the run."""
     resume: Literal["auto", "never", "must"] = "auto"
@@ -29,6 +54,9 @@ class RunConfig(Checked):
     train_for_seconds: float | None = None
     """Stop after N seconds of training, earlier parts of a resumed run included (default: no
     limit)."""
+    stop: tuple[str, ...] = ()
+    """End the run at the first report whose metric meets a condition, such as
+    "eval_return_mean>=475" (with >=, <=, > or <); given several times, any of them suffices."""
     serial: bool = False
     """Run all workers in turn in one process: deterministic, for debugging."""
     benchmark: bool = False
@@ -42,6 +70,9 @@ class RunConfig(Checked):
     """Collect experience and drop it, to measure the speed of sampling alone."""
     report_interval: float = 5.0
     """Seconds between reports (with --serial: thousands of env steps)."""
+    metrics_window: int = 100
+    """Episodes over which return_mean, length_mean and the statistics of an environment are
+    averaged. A best checkpoint by training episodes needs a full window."""
     checkpoint_interval: float = 120.0
     """Seconds between checkpoints. The first one is written after 30 s, if there was an update by
     then."""
@@ -49,6 +80,9 @@ class RunConfig(Checked):
     """Latest checkpoints to keep, beside the best one and the milestones."""
     milestone_interval: int | None = None
     """Env steps between checkpoints that are never removed (default: none are kept)."""
+    callbacks: tuple[str, ...] = ()
+    """Callbacks of your own, package.module:Class each: classes derived from sampleforge.Callback,
+    see docs/callbacks.md. The flag may be repeated."""
     quiet: bool = False
     """Print nothing but errors and the last line."""
     debug: bool = False
@@ -58,8 +92,17 @@ class RunConfig(Checked):
         super().__post_init__()
         check_range(self, "seed", low=0)
         check_range(self, "train_for_env_steps keep_checkpoints milestone_interval", low=1)
+        check_range(self, "metrics_window", low=1)
+        for text in self.stop:
+            StopCondition.parse(text)
         check_range(self, "train_for_seconds benchmark_seconds", low=0, above=True)
         check_range(self, "report_interval checkpoint_interval", low=0, above=True)
+        for name in self.callbacks:
+            if not all(name.partition(":")):
+                raise ConfigError(
+                    f"--callbacks {name}: must be package.module:Class, such as "
+                    "my_callbacks:Curriculum"
+                )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(
                 f"{typed('device', self.device)}: must be auto, cpu, cuda or cuda:N (N from 0)"

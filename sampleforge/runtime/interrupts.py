@@ -1,5 +1,5 @@
 """The handling of Ctrl-C, SIGTERM and SIGHUP (the first ends a run in order, the second at once)
-and of Ctrl-Z."""
+and of Ctrl-Z, by the command line; of Ctrl-C, in the library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 from sampleforge.runtime.processes import remove_socket_folder
 
@@ -95,6 +96,46 @@ class Interrupts:
         self._in_order()
         if not self._deferred:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(self.exit_code)
+
+
+class DeferredInterrupt:
+    """A context that keeps a Ctrl-C until `check` is called, or until the context is left; then
+    KeyboardInterrupt is raised. So it cannot leave half done what is done inside. A second Ctrl-C
+    raises KeyboardInterrupt at once.
+
+    It replaces Python's own handler only: it changes nothing outside of the main thread, within
+    another such context, or in a program with a handler of its own.
+    """
+
+    def __init__(self) -> None:
+        self._received_at: float | None = None
+        self._installed = False
+
+    def __enter__(self) -> DeferredInterrupt:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+            self._installed = True
+        return self
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if there was a Ctrl-C."""
+        if self._received_at is not None:
+            self._received_at = None
+            raise KeyboardInterrupt
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if error is None:
+            self.check()
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        now = monotonic()
+        if self._received_at is None:
+            self._received_at = now
+        elif now - self._received_at >= ONE_SIGNAL_S[signal.SIGINT]:
+            self.check()
 
 
 def _leave_the_terminal() -> None:

@@ -41,6 +41,25 @@ PR_SET_PDEATHSIG = 1
 """A constant of linux/prctl.h."""
 
 
+class MissingMainGuard(SystemExit):
+    """A script starts a run wherever it is imported, also in the child processes of that run. Where
+    it is not caught it ends the script with its one sentence, without a traceback, and exit code 1.
+    """
+
+    def __init__(self, script: str = "this script") -> None:
+        super().__init__(
+            f"{script} starts a run as soon as it is imported, and the processes of a run import "
+            "it: put the lines that start it under `if __name__ == '__main__':`"
+        )
+
+
+def check_main_guard() -> None:
+    """Raise MissingMainGuard if this process is a child that is importing the script of its parent:
+    processes cannot be started then, and would start the script for ever."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise MissingMainGuard
+
+
 def process_context() -> BaseContext:
     """Return the multiprocessing context of every SampleForge process, whose fork server has
     imported the large modules."""
@@ -56,7 +75,9 @@ def process_context() -> BaseContext:
 
 
 def start_fork_server() -> None:
-    """Start the fork server now, so that its imports run in parallel with those of this process."""
+    """Start the fork server now, so that its imports run in parallel with those of this process.
+    Raises MissingMainGuard in a child that is importing its parent's script."""
+    check_main_guard()
     if sys.platform == "linux":
         from multiprocessing import forkserver, resource_tracker
 

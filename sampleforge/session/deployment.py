@@ -17,10 +17,12 @@ class Deployment(Protocol):
 
     ``has_workers_here``: some workers run in the session's own process, as they do under torchrun
     and with --serial. ``by_env_steps``: reports are spaced by env steps, to be deterministic.
+    ``shares_memory``: all workers can see the shared memory of the session's process.
     """
 
     has_workers_here: bool
     by_env_steps: bool
+    shares_memory: bool
 
     def topology(self, session: Session) -> Topology:
         """Return the topology, once the run folder is open and the environment known."""
@@ -54,6 +56,8 @@ def processes(session: Session, graph: Graph, nodes: Sequence[Node] | None = Non
 
 class OneMachine:
     """All workers are processes of this machine, or with ``serial`` take turns in this one."""
+
+    shares_memory = True
 
     def __init__(self, *, serial: bool) -> None:
         self.has_workers_here = self.by_env_steps = serial

@@ -16,21 +16,29 @@ from sampleforge.config import ConfigError
 from sampleforge.runtime.imports import import_heavy
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
-from sampleforge.session.callback import Callback, Level, Message
+from sampleforge.session.callback import (
+    Callback,
+    Level,
+    Message,
+    checked,
+    named_callbacks,
+    tell,
+)
 from sampleforge.session.deployment import Deployment, OneMachine
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import OpenRun
     from sampleforge.folder.run_folder import RunFolder
+    from sampleforge.models.actor_critic import ActorCritic
+    from sampleforge.models.q_network import QNetwork
     from sampleforge.replay.histograms import Histogram
     from sampleforge.runners.base import Runner
     from sampleforge.shared.training_clock import ClockTicker
     from sampleforge.spec import EnvSpec
-    from sampleforge.topologies.apex.plan import ApexPlan
-    from sampleforge.topologies.builders import ResumePoint
+    from sampleforge.topologies.agent_groups import AgentGroup
     from sampleforge.topologies.graph import Graph
-    from sampleforge.topologies.sampler_plan import Plan
+    from sampleforge.topologies.registry import AnyPlan, Topology
     from sampleforge.workers.change_follower import ScheduledChange
     from sampleforge.workers.worker import WorkerContext
 
@@ -95,12 +103,12 @@ class Session:
         registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
         with all defaults."""
         self._policies = policies
-        self._roles = roles
+        self.roles = roles
         self._deployment = deployment or OneMachine(serial=config.serial)
-        self._callbacks = list(callbacks)
+        self._callbacks = checked(callbacks)
         self._resources = ExitStack()
         self._runner: Runner | None = None
-        self._is_open = False
+        self._is_open = self._was_started = False
         self._warnings_told: set[str] = set()
         self.hyperparameters: Mapping[str, Mapping[str, Any]] = {}
         """Hyperparameters in which a policy that begins differs from the config, by its id."""
@@ -108,8 +116,10 @@ class Session:
         """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
         them."""
         self.schedule: tuple[ScheduledChange, ...] | None = None
-        """Changes of the policy's hyperparameters during the run, if there is one policy."""
+        """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
+        learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
         self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
+        self._report_now = False
 
     # ---- beginning ----
 
@@ -137,17 +147,22 @@ class Session:
         from sampleforge.env.probe import probe
         from sampleforge.env.scratch import make_cwd_importable
 
-        make_cwd_importable()  # the user's environment and encoder may lie there
+        make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
+        self._callbacks += named_callbacks(self.asked.callbacks)
         with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
             imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
             self.spec: EnvSpec = probe(self.asked)
             imported.result()
         from sampleforge.folder.opening import open_folder
         from sampleforge.models.registry import with_import_string
-        from sampleforge.session.reporting import RunFiles
+        from sampleforge.session.reporting import RunFiles, WorkerStates
         from sampleforge.spec import with_action_units
+        from sampleforge.topologies.datasets import check_datasets
+        from sampleforge.topologies.evaluator import check_evaluation
         from sampleforge.topologies.registry import topology
 
+        check_evaluation(self.asked, self.spec)
+        check_datasets(self.asked, self.spec)
         model = with_import_string(self.asked.model)
         self.asked = dataclasses.replace(self.asked, model=model)
         fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
@@ -164,99 +179,107 @@ class Session:
         self.config: AnyConfig = self.opened.config
         self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
         self.folder: RunFolder = self.opened.folder
-        self._callbacks.insert(0, RunFiles(self.folder, self._resources))
+        self.worker_states = WorkerStates()
+        self._callbacks[:0] = [RunFiles(self.folder, self._resources), self.worker_states]
         for text in damaged:
             self.alert(text)
 
     def _wire(self) -> None:
-        from sampleforge.folder.resolved import with_plan
-        from sampleforge.folder.resume import ResumeCheckpoint, SaveCheckpoint, frozen_weights
-        from sampleforge.models.registry import resolve_encoder
-        from sampleforge.reporting.env_restarts import EnvRestarts
-        from sampleforge.reporting.opening import opening
-        from sampleforge.reporting.statistics import RunStatistics
-        from sampleforge.session.checkpoints import Checkpoints
-        from sampleforge.session.reporting import StaleExperience, Starting
-        from sampleforge.shared.rings import check_store_order
-        from sampleforge.topologies.agent_groups import other_agent_groups
-        from sampleforge.topologies.builders import (
-            PolicyStart,
-            ResumePoint,
-            frozen_starts,
-            seed_of_policy,
+        from sampleforge.session.policy_starts import (
+            frozen_policies,
+            policy_starts,
+            resume_point,
         )
-        from sampleforge.workers.worker import WorkerContext
+        from sampleforge.session.tasks import Tasks
+        from sampleforge.topologies.agent_groups import AgentGroup
+        from sampleforge.workers.callback import RunHooks, for_workers
 
-        opened, chosen = self.opened, self._deployment.topology(self)
+        self._topology = chosen = self._deployment.topology(self)
+        config, others = self._plan(chosen)
+        self._agents = (AgentGroup(config, self.plan, self.spec), *others)
+        assert config.seed is not None
+        self.new_model = chosen.model_maker(config, self.spec, config.seed)
+        self.resume_point = resume_point(self, config.seed)
+        self.tasks = Tasks(self.spec, self.opened.earlier, shared=self._deployment.shares_memory)
+        self._tell("on_wire")
+        policies = policy_starts(self, config.seed)
+        more = frozen_policies(self, config.seed)
+        if others:
+            more["others"] = others
+        more["hooks"] = RunHooks(
+            for_workers(self._callbacks, processes=not self._deployment.has_workers_here),
+            (*self.roles.trained, *self.roles.frozen),
+            self.tasks.training,
+            self.tasks.evaluation,
+        )
+        self.graph: Graph = chosen.wire(
+            config, self.plan, self.spec, self.resume_point, policies, **more
+        )
+        self._follow_graph()
+        self._tell_opening(config)
+
+    def _plan(self, chosen: Topology) -> tuple[AnyConfig, Sequence[AgentGroup]]:
+        """Resolve the defaults of the config, plan the sizes of the run, and write both into the
+        folder. Return the config with the encoder chosen, and the agent groups of a multi-agent
+        environment beside the first one."""
+        from sampleforge.folder.resolved import with_plan
+        from sampleforge.models.registry import resolve_encoder
+        from sampleforge.topologies.agent_groups import other_agent_groups
+
         config = chosen.resolve_defaults(self.config, self.spec)
         model = resolve_encoder(config.model, self.spec.observations)
-        self.plan: Plan | ApexPlan = chosen.plan(config, self.spec, resolve_device(config.device))
+        self.plan: AnyPlan = chosen.plan(config, self.spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
         self.resolved: AnyConfig = config
         self.folder.write_config(with_plan(config, self.plan), self.asked)
         self.folder.write_spec(self.spec)
         others = other_agent_groups(chosen.plan, config, self.plan, self.spec)
-        config = dataclasses.replace(config, model=model)
-        assert config.seed is not None
-        seed = config.seed
-        self.new_model = chosen.model_maker(config, self.spec, seed)
-        earlier = opened.earlier
-        self.resume_point: ResumePoint = ResumePoint(
-            seed=config.seed,
-            resumes=earlier.get("resumes", -1) + 1,
-            env_steps=earlier.get("env_steps", 0),
-            wall_s=earlier.get("wall_s", 0.0),
-        )
-        for callback in self._callbacks:
-            callback.on_wire(self)
-        alone = self.resume_point.env_steps if len(opened.policies) == 1 else 0
-        policies = [
-            PolicyStart(
-                stored.id,
-                dataclasses.replace(
-                    self.resume_point,
-                    seed=seed_of_policy(config.seed, index),
-                    resume=ResumeCheckpoint(stored.store) if stored.earlier else None,
-                    replays=stored.stored_replay,
-                ),
-                SaveCheckpoint(stored.store),
-                self.hyperparameters.get(stored.id, {}),
-                self.schedule,
-                self.env_steps_of.get(stored.id, alone),
-                group=self._roles.agent_group(stored.id, self.spec),
-            )
-            for index, stored in enumerate(opened.policies)
-        ]
+        return dataclasses.replace(config, model=model), others
 
-        def frozen_start(index: int, weights: str) -> ResumePoint:
-            return dataclasses.replace(
-                self.resume_point,
-                seed=seed_of_policy(seed, index),
-                resume=frozen_weights(weights) if weights else None,
-            )
-
-        more: dict[str, Any] = {}
-        if self._roles.frozen:
-            more["frozen"] = frozen_starts(self._roles, self.spec, frozen_start)
-        if others:
-            more["others"] = others
-        self.graph: Graph = chosen.wire(
-            config, self.plan, self.spec, self.resume_point, policies, **more
+    def _follow_graph(self) -> None:
+        """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
+        the session itself."""
+        from sampleforge.reporting.env_restarts import EnvRestarts
+        from sampleforge.reporting.statistics import RunStatistics
+        from sampleforge.session.checkpoints import Checkpoints
+        from sampleforge.session.recording import RecordingReports
+        from sampleforge.session.reporting import (
+            MemoryGrowth,
+            StaleExperience,
+            Starting,
+            StarvedPolicies,
+            SystemMetrics,
         )
+        from sampleforge.session.stopping import StopConditions
+        from sampleforge.workers.worker import WorkerContext
+
         self.ticker: ClockTicker = self.graph.new_ticker()
         self._resources.callback(self.ticker.close)
         stored_statistics = {
-            stored.id: stored.earlier.get("statistics", {}) for stored in opened.policies
+            stored.id: stored.earlier.get("statistics", {}) for stored in self.opened.policies
         }
-        self.statistics = RunStatistics(self.graph, stored_statistics)
-        limit = config.max_env_restart_rate
-        self._env_restarts = EnvRestarts(self.graph.counters, limit)
+        window = self.resolved.metrics_window
+        self.statistics = RunStatistics(self.graph, stored_statistics, window)
+        self._env_restarts = EnvRestarts(self.graph.counters, self.resolved.max_env_restart_rate)
         self.checkpoints = Checkpoints(self)
-        self._callbacks += [Starting(), StaleExperience(self.graph), self.checkpoints]
+        ending = StopConditions(self, self._callbacks)
+        system = SystemMetrics(self)
+        self._callbacks += [system, MemoryGrowth(system), ending, Starting()]
+        self._callbacks += [StaleExperience(self.graph), self.checkpoints]
+        if self.graph.recording is not None:
+            self._callbacks.append(RecordingReports(self.graph.recording))
+        if (mapping := getattr(self.resolved, "policy_mapping", None)) is not None:
+            self._callbacks.append(StarvedPolicies(self, mapping))
         self.worker_context: WorkerContext = WorkerContext(
             self.folder.log_file, self.folder.scratch
         )
-        resumed = self.resume_point.env_steps if earlier else None
+
+    def _tell_opening(self, config: AnyConfig) -> None:
+        """Tell the user how the run begins."""
+        from sampleforge.reporting.opening import opening
+        from sampleforge.shared.rings import check_store_order
+
+        resumed = self.resume_point.env_steps if self.opened.earlier else None
         for told in opening(self.graph, config, self.plan, self.spec, resumed):
             self.message(*told)
         if (order := check_store_order()) is not None:
@@ -265,11 +288,11 @@ class Session:
             self.message(text, "warning")
 
     def _start(self) -> None:
+        self._was_started = True
         self._runner = self._deployment.runner(self, self.graph)
         self.ticker.start()
         self._runner.start()
-        for callback in self._callbacks:
-            callback.on_start(self)
+        self._tell("on_start")
 
     @property
     def runner(self) -> Runner:
@@ -289,16 +312,38 @@ class Session:
         from sampleforge.session.reporting import Reports
 
         reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
+        polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
         while not self.graph.progress.done and not self._stopping.is_set():
             self.work()
-            if reports.is_due:
+            if reports.is_due or self._report_now:
+                self._report_now = False
                 yield self.report()
-            for callback in self._callbacks:
-                callback.on_poll(self)
+            for callback in polled:
+                tell(callback, "on_poll", self)
         if not self.is_interrupted():
             yield self.report()
             while self.statistics.evaluation_waits:
                 yield self.report()
+
+    def report_soon(self) -> None:
+        """Have `reports` yield its next report now, before the interval has passed."""
+        self._report_now = True
+
+    def agent_group(self, policy: str) -> int:
+        """Return the index of the agent group that the policy with this id plays, among those of
+        the environment's spec."""
+        return self.roles.agent_group(policy, self.spec)
+
+    def agents_of(self, policy: str) -> AgentGroup:
+        """Return the agents that the policy with this id plays: their spec, and the config and plan
+        of its model."""
+        return self._agents[self.agent_group(policy)]
+
+    def new_model_of(self, policy: str) -> ActorCritic | QNetwork:
+        """Return a model with the names and shapes of a policy's weights, on the CPU. ``policy``:
+        its id."""
+        agents, seed = self.agents_of(policy), self.resume_point.seed
+        return self._topology.model_maker(agents.config, agents.spec, seed)()
 
     def work(self) -> None:
         """Let the workers work for a moment, and take what they have to tell."""
@@ -317,9 +362,9 @@ class Session:
         episodes = self.graph.episodes.take()
         self.statistics.take_episodes(episodes)
         for callback in self._callbacks:
-            if type(callback).on_episode is not Callback.on_episode:
-                for episode in episodes:
-                    callback.on_episode(self, episode)
+            if type(callback).on_episode_record is not Callback.on_episode_record:
+                for record in episodes:
+                    tell(callback, "on_episode_record", self, record)
         if (first := self.statistics.first_nonfinite()) is not None:
             self.message(first, "warning")
         self.statistics.take_evaluations()
@@ -334,6 +379,9 @@ class Session:
             if event.kind == "episode_stats":
                 self.statistics.take_episode_stats(event.payload)
                 continue
+            if event.kind == "custom_metrics":
+                self.statistics.take_custom_metrics(*event.payload)
+                continue
             level, text = event.payload
             if level == "warning":
                 if text in self._warnings_told:
@@ -345,19 +393,19 @@ class Session:
         """Make a report now: ask the learners for their metrics, and tell the callbacks."""
         from sampleforge.reporting.evaluated import evaluations
 
+        self.ticker.look()
         self.take_results()
         metrics = {
             group.id: self.runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
             for group in self.graph.groups
         }
         scalars = self.statistics.scalars(metrics)
-        for callback in self._callbacks:
-            callback.extend_report(self, scalars)
+        self._tell("extend_report", scalars)
         finished = list(evaluations(scalars).values())
         for callback in self._callbacks:
-            callback.on_report(self, scalars)
+            tell(callback, "on_report", self, scalars)
             for evaluation in finished:
-                callback.on_evaluation(self, evaluation)
+                tell(callback, "on_evaluation", self, evaluation)
         return scalars
 
     def histograms(self) -> Mapping[str, Histogram]:
@@ -370,10 +418,10 @@ class Session:
         }
 
     def callback_state(self) -> dict[str, Any]:
-        """Return the plain values that the callbacks keep in checkpoints."""
-        state: dict[str, Any] = {}
+        """Return the plain values that the callbacks keep in checkpoints, and the tasks."""
+        state: dict[str, Any] = self.tasks.state()
         for callback in self._callbacks:
-            state |= callback.checkpoint_state(self)
+            state |= tell(callback, "checkpoint_state", self)
         return state
 
     def save(self) -> None:
@@ -382,21 +430,45 @@ class Session:
 
     def checkpoint_written(self, env_steps: int) -> None:
         """Tell the callbacks that there is a new checkpoint, of so many env steps."""
-        for callback in self._callbacks:
-            callback.on_checkpoint(self, env_steps)
+        self._tell("on_checkpoint", env_steps)
 
     def restarted(self, text: str) -> None:
         """Tell the callbacks, and the user, that a worker was restarted."""
-        for callback in self._callbacks:
-            callback.on_restart(self, text)
+        self._tell("on_restart", text)
         self.alert(text)
+
+    # ---- curricula ----
+
+    @property
+    def task(self) -> Any:
+        """The newest task of the environments that train; None if none has been set."""
+        board = self.tasks.training
+        return None if board is None else board.read()[1]
+
+    def set_task(self, task: Any) -> None:
+        """Give a task to all environments that train: the method ``set_task(task)`` of each is
+        called before its next reset, also where a worker is replaced later. The checkpoints keep
+        the task, and a resumed run begins with it. Callable from `Callback.on_wire` on.
+
+        ``task`` consists of values that JSON has. Raises ConfigError if it does not, or if the
+        environment has no ``set_task``."""
+        self.tasks.set(self.tasks.training, task)
+
+    def set_evaluation_task(self, task: Any) -> None:
+        """Like `set_task`, for the environments of the evaluator: from its next evaluation on.
+        Otherwise these keep the task that the environment begins with."""
+        self.tasks.set(self.tasks.evaluation, task)
 
     # ---- talking ----
 
+    def _tell(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback."""
+        for callback in self._callbacks:
+            tell(callback, hook, self, *args)
+
     def message(self, text: str, level: Level = "info", source: str = "session") -> None:
         """Tell the callbacks what the user is to know."""
-        for callback in self._callbacks:
-            callback.on_message(self, Message(text, level, source))
+        self._tell("on_message", Message(text, level, source))
 
     def note(self, text: str) -> None:
         """A message for the log alone."""
@@ -448,8 +520,7 @@ class Session:
             self.interrupt()
         try:
             if error is None or isinstance(error, KeyboardInterrupt):
-                for callback in self._callbacks:
-                    callback.on_stop(self)
+                self._tell("on_stop")
             else:
                 self._save_after(error)
         except BaseException as problem:
@@ -507,21 +578,22 @@ class Session:
             if failure is not None:
                 end(partial(self.message, describe(failure), "error"))
             end(lambda: self._sum_up(failure))
+        refused = isinstance(error, ConfigError) and not self._was_started
         self._runner = None  # it refers back to this object, which is freed at once now
         end(self._resources.close)
+        if refused and hasattr(self, "folder"):
+            self.folder.discard()
         if failure is not None and failure is not error:
             raise failure
 
     def _sum_up(self, error: BaseException | None) -> None:
         """Write the summary, and tell the callbacks of the end."""
         summary = self._summary(error)
-        for callback in self._callbacks:
-            callback.extend_summary(self, summary)
+        self._tell("extend_summary", summary)
         try:
             self.folder.write_summary(summary)
         finally:
-            for callback in self._callbacks:
-                callback.on_end(self, summary)
+            self._tell("on_end", summary)
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
         status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"

@@ -146,9 +146,13 @@ class Progress:
             parts.append(self.wall_s / max(1e-9, self.limit_s))
         return min(1.0, max(parts))
 
+    def end(self) -> None:
+        """End the training in order, as if a limit had been reached: ranks agree on it."""
+        self.clock.end()
+
     @property
     def done(self) -> bool:
-        return self.fraction >= 1.0
+        return self.clock.ended or self.fraction >= 1.0
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ sets the destination once per process.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from queue import Full
 from typing import Any, Literal, NamedTuple
 
 import faster_fifo
 
-Kind = Literal["log", "episode_stats"]
+Kind = Literal["log", "episode_stats", "custom_metrics"]
 QUEUE_BYTES = 1 << 18
 MAX_TEXT = 16 << 10
 """Longest log line in characters. Of a longer one the end is kept, because the cause stands
@@ -23,7 +24,8 @@ there."""
 
 class Event(NamedTuple):
     """An event. ``source``: the worker's name. ``payload``: (level, text) of a log line, or
-    {name: value} of an episode's statistics."""
+    {name: value} of an episode's statistics, or (index of the policy, {name: value}) of the metrics
+    that callbacks add to an episode."""
 
     source: str
     kind: Kind
@@ -68,11 +70,30 @@ def _ignore(kind: Kind, payload: Any) -> None:
 
 
 _send: Send = _ignore
+_of_thread = threading.local()
+"""Its `send` is the destination of the events of a thread that has one of its own."""
 
 
 def send(kind: Kind, payload: Any) -> None:
-    """Send an event of this process's worker; it is dropped if no session listens."""
-    _send(kind, payload)
+    """Send an event of the worker that this thread, or else this process, belongs to; it is dropped
+    if no session listens."""
+    getattr(_of_thread, "send", _send)(kind, payload)
+
+
+def send_through_in_thread(sender: Send | None) -> Send | None:
+    """Set the destination of this thread's events (None: that of the process); return the previous
+    one. So sessions in several threads of one process get the events of their own workers."""
+    before = sender_of_thread()
+    if sender is not None:
+        _of_thread.send = sender
+    elif before is not None:
+        del _of_thread.send
+    return before
+
+
+def sender_of_thread() -> Send | None:
+    """Return the destination that this thread has of its own."""
+    return getattr(_of_thread, "send", None)
 
 
 def send_through(sender: Send | None) -> Send | None:

@@ -12,9 +12,6 @@ import torch
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.state_snapshot import StateSnapshot
 
-ENV_PREFIX = "env."
-"""Beginning of the names of hyperparameters that are reward-shaping numbers of the environment."""
-
 
 class Segment(NamedTuple):
     """The part of a member's life between two copies: its ``number`` (from 0), and the ``seed`` of

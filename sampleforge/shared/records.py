@@ -3,9 +3,14 @@ evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import sleep
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from sampleforge.shared.arrays import SharedArrays
 
@@ -65,6 +70,21 @@ class EpisodeList:
         return records
 
 
+class EpisodesOf:
+    """The episodes of one ``actor``, which they are counted for whatever they say themselves: the
+    actor of a rank does not know the other ranks, and each has a ring of its own."""
+
+    def __init__(self, episodes: Episodes, actor: int) -> None:
+        self._episodes = episodes
+        self._actor = actor
+
+    def put(self, records: Iterable[EpisodeRecord], waiting: Callable[[], None] = _nothing) -> None:
+        self._episodes.put([record._replace(actor=self._actor) for record in records], waiting)
+
+    def take(self) -> list[EpisodeRecord]:
+        return self._episodes.take()
+
+
 class EpisodeQueue:
     """A queue of episodes between processes, with a ring for each of ``actors``. An actor whose
     ring is full waits: no episode is dropped.
@@ -110,10 +130,10 @@ class EpisodeQueue:
         """Remove and return all episodes in the rings, without waiting for more."""
         arrays, records = self._arrays, []
         capacity = arrays["ret"].shape[1]
-        for actor, (head, tail) in enumerate(
-            zip(arrays["head"][:, 0].tolist(), arrays["tail"][:, 0].tolist(), strict=True)
-        ):
-            for at in (n % capacity for n in range(head, tail)):
+        heads, tails = arrays["head"][:, 0], arrays["tail"][:, 0].copy()
+        for actor in np.flatnonzero(heads != tails).tolist():
+            tail = int(tails[actor])
+            for at in (n % capacity for n in range(int(heads[actor]), tail)):
                 split, row, length, policy, seat, opponent = arrays["who"][actor, at].tolist()
                 ret, opponent_ret = arrays["ret"][actor, at].tolist()
                 who = policy, seat, opponent, opponent_ret
@@ -129,10 +149,12 @@ class EpisodeQueue:
 
 
 class Evaluation(NamedTuple):
-    """The result of one evaluation.
+    """The result of one evaluation, or of one evaluator's part of it.
 
     ``policy_version`` and ``env_steps`` (of training) are those of the moment when the weights were
-    copied. Returns are sums of raw rewards; lengths are in env steps."""
+    copied. Returns are sums of raw rewards; lengths are in env steps. With an evaluation function
+    of the user's own, the statistics that it does not return are NaN, and ``extra`` has its other
+    metrics by name."""
 
     policy_version: int
     env_steps: int
@@ -142,18 +164,58 @@ class Evaluation(NamedTuple):
     return_min: float
     return_max: float
     length_mean: float
+    extra: Mapping[str, float] = MappingProxyType({})
+
+    def scalars(self) -> dict[str, float]:
+        """Return all values that are known, by name."""
+        known = {n: v for n, v in zip(self._fields, self[:-1], strict=False) if not math.isnan(v)}
+        return {**known, **self.extra}
+
+
+def combined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return the evaluation that consists of these parts, of the same weights. A metric of the
+    user's own whose name ends in _min or _max is the extreme of the parts, any other one their mean
+    weighted by episodes."""
+    if len(parts) == 1:
+        return parts[0]
+    episodes = sum(part.episodes for part in parts)
+    weights = [part.episodes / episodes if episodes else 1 / len(parts) for part in parts]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(weight * value for weight, value in zip(weights, values, strict=True))
+
+    center = mean([part.return_mean for part in parts])
+    variance = mean([part.return_std**2 + (part.return_mean - center) ** 2 for part in parts])
+    extra = {}
+    for name in sorted({name for part in parts for name in part.extra}):
+        values = [part.extra.get(name, math.nan) for part in parts]
+        extreme = min if name.endswith("_min") else max if name.endswith("_max") else None
+        extra[name] = mean(values) if extreme is None else extreme(values)
+    return Evaluation(
+        parts[0].policy_version,
+        parts[0].env_steps,
+        episodes,
+        center,
+        math.sqrt(variance),
+        min(part.return_min for part in parts),
+        max(part.return_max for part in parts),
+        mean([part.length_mean for part in parts]),
+        extra,
+    )
 
 
 class Evaluations:
-    """The queue of evaluations from the evaluator to the driver.
+    """The queue of evaluations from an evaluator to the driver.
 
     It is a ring with one producer and one consumer and without a lock, so that an evaluator that is
-    killed leaves it usable, and its successor continues with it."""
+    killed leaves it usable, and its successor continues with it. ``extra_bytes``: room for the
+    metrics of an evaluation function of the user's own, as JSON."""
 
-    def __init__(self, capacity: int = 256) -> None:
+    def __init__(self, capacity: int = 256, extra_bytes: int = 0) -> None:
         self._arrays = SharedArrays(
             {
-                "records": ((capacity, len(Evaluation._fields)), "float64"),
+                "records": ((capacity, len(Evaluation._fields) - 1), "float64"),
+                "extra": ((capacity, extra_bytes), "uint8"),
                 "head": ((1,), "int64"),
                 "tail": ((1,), "int64"),
             }
@@ -165,10 +227,21 @@ class Evaluations:
         return int(arrays["tail"][0] - arrays["head"][0]) < len(arrays["records"])
 
     def put(self, evaluation: Evaluation) -> None:
+        """Send an evaluation. Raises ValueError if its extra metrics have too long names."""
         assert self.has_room(), "check has_room() before an evaluation begins"
         records, tail = self._arrays["records"], self._arrays["tail"]
-        records[tail[0] % len(records)] = evaluation
+        at = tail[0] % len(records)
+        records[at] = evaluation[:-1]
+        self._put_extra(at, evaluation.extra)
         tail[0] += 1  # last: an incomplete record is never read
+
+    def _put_extra(self, at: int, extra: Mapping[str, float]) -> None:
+        room = self._arrays["extra"].shape[1]
+        data = json.dumps(dict(extra)).encode() if extra else b""
+        if len(data) > room:
+            raise ValueError(f"{len(extra)} metrics take {len(data)} bytes, but there are {room}")
+        if room:
+            self._arrays["extra"][at] = np.frombuffer(data.ljust(room), np.uint8)
 
     def take(self) -> list[Evaluation]:
         """Remove and return all evaluations in the ring, in order, without waiting for more."""
@@ -177,6 +250,31 @@ class Evaluations:
         evaluations = []
         for at in range(int(head[0]), tail):
             version, env_steps, episodes, *floats = records[at % len(records)].tolist()
-            evaluations.append(Evaluation(int(version), int(env_steps), int(episodes), *floats))
+            written = self._arrays["extra"][at % len(records)].tobytes().strip()
+            extra = json.loads(written) if written else {}
+            whole = int(version), int(env_steps), int(episodes)
+            evaluations.append(Evaluation._make([*whole, *floats, extra]))
         head[0] = tail
         return evaluations
+
+
+class DividedEvaluations:
+    """The evaluations that several evaluators of one policy play together. ``parts``: their queues,
+    in the order of the evaluators."""
+
+    def __init__(self, parts: Sequence[Evaluations]) -> None:
+        self._parts = parts
+        self._waiting: list[dict[int, Evaluation]] = [{} for _ in parts]
+
+    def take(self) -> list[Evaluation]:
+        """Remove and return the evaluations of which all parts have come, in order. An evaluator
+        that was killed may send its part twice; the first one counts."""
+        for waiting, part in zip(self._waiting, self._parts, strict=True):
+            for evaluation in part.take():
+                waiting.setdefault(evaluation.env_steps, evaluation)
+        complete = sorted(set.intersection(*(set(waiting) for waiting in self._waiting)))
+        done = [combined([waiting[at] for waiting in self._waiting]) for at in complete]
+        for waiting in self._waiting:
+            for at in [at for at in waiting if complete and at <= complete[-1]]:
+                del waiting[at]
+        return done

@@ -32,6 +32,12 @@ def check_store_order() -> str | None:
     )
 
 
+def next_in_turn(candidates: npt.NDArray[np.intp], turn: int) -> int:
+    """Return the one of the ``candidates`` (ascending, at least one) whose turn it is: the first
+    from ``turn`` on, or the smallest if there is none."""
+    return int(candidates[candidates.searchsorted(turn) % len(candidates)])
+
+
 class IndexRings:
     """``count`` independent rings of small integers, each with a single producer and a single
     consumer.
@@ -85,6 +91,13 @@ class IndexRings:
             return None
         return int(self._items[ring, head % self._capacity])
 
+    def filled(self, begin: int, count: int) -> npt.NDArray[np.intp]:
+        """Return which of the ``count`` rings from ``begin`` on have items, in ascending order: 0
+        for ring ``begin``. This is one comparison of arrays, so that a consumer of hundreds of
+        rings does not have to look into each."""
+        rings = slice(begin, begin + count)
+        return np.flatnonzero(self._tail[rings, 0] != self._head[rings, 0])
+
     def pushed(self, ring: int) -> int:
         """Return how many items were ever appended to a ring, as its producer sees it."""
         return int(self._tail[ring, 0])
@@ -93,11 +106,15 @@ class IndexRings:
         """Return how many items were ever removed from a ring, as its consumer sees it."""
         return int(self._head[ring, 0])
 
-    def waiting(self, ring: int, skip: int = 0) -> set[int]:
-        """Return the items in a ring, as its producer or its consumer sees them, but for the
-        ``skip`` oldest."""
+    def in_order(self, ring: int, skip: int = 0) -> list[int]:
+        """Return the items in a ring, oldest first, as its producer or its consumer sees them, but
+        for the ``skip`` oldest."""
         head, tail = int(self._head[ring, 0]) + skip, int(self._tail[ring, 0])
-        return {int(self._items[ring, at % self._capacity]) for at in range(head, tail)}
+        return [int(self._items[ring, at % self._capacity]) for at in range(head, tail)]
+
+    def waiting(self, ring: int, skip: int = 0) -> set[int]:
+        """Return the items of `in_order` as a set."""
+        return set(self.in_order(ring, skip))
 
     def clear(self) -> None:
         """Empty all rings. No other process may use them at the same time."""

@@ -46,6 +46,8 @@ class SnapshotPool:
             {**COUNTS, **{f"{half}": ((capacity + 1,), "float64") for half in (0, 1)}}
         )
         self._halves = Halves(self._arrays)
+        self._summed_of = -1  # the publication of the probabilities whose sums follow
+        self._summed = np.zeros(0)
         self._write(np.eye(capacity + 1)[capacity if latest is not None else 0])
 
     def put(self, entry: int, state: Mapping[str, torch.Tensor], snapshot: int) -> None:
@@ -78,13 +80,11 @@ class SnapshotPool:
 
     def draw(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
         """Return ``count`` entries, int64 [count], drawn with their probabilities."""
-        return generator.choice(self.capacity + 1, count, p=self.probabilities)
-
-    @property
-    def probabilities(self) -> npt.NDArray[np.float64]:
-        """The probability of each entry, float64 [``capacity`` + 1]."""
-        _, given = self._halves.read(lambda half: self._arrays[f"{half}"].copy())
-        return np.asarray(given / given.sum())
+        if self._halves.published != self._summed_of:
+            self._summed_of, given = self._halves.read(lambda half: self._arrays[f"{half}"].copy())
+            self._summed = np.cumsum(given / given.sum())
+        at = generator.random(count) * self._summed[-1]
+        return np.asarray(np.searchsorted(self._summed, at, "right"), np.int64)
 
     def snapshot(self, entry: int) -> int:
         """Return the number of the snapshot that ``entry`` has now (`LATEST` for the last one)."""

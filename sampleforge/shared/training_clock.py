@@ -17,14 +17,23 @@ PAUSE_S = 1.0
 
 class TrainingClock:
     """Seconds of training in shared memory, float64: 0 until the driver's `ClockTicker` counts
-    them. Time in which the run was paused is left out."""
+    them. Time in which the run was paused is left out. ``ended``: the driver has ended the training
+    before a limit was reached (`end`)."""
 
     def __init__(self) -> None:
-        self._arrays = SharedArrays({"seconds": ((1,), "float64")})
+        self._arrays = SharedArrays({"seconds": ((1,), "float64"), "ended": ((1,), "bool")})
 
     @property
     def seconds(self) -> float:
         return float(self._arrays["seconds"][0])
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._arrays["ended"][0])
+
+    def end(self) -> None:
+        """Tell all workers that the training ends."""
+        self._arrays["ended"][0] = True
 
     def advance(self, seconds: float) -> None:
         """Count ``seconds`` more. One process at a time does so."""
@@ -56,21 +65,22 @@ class ClockTicker:
 
     def close(self) -> None:
         """End the thread; the clock stands still from now on."""
-        self._look()
+        self.look()
         self._closed.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def age(self, at: float) -> float:
         """Return the seconds since ``at`` (of ``monotonic``), without the pauses since then."""
-        self._look()
+        self.look()
         return seconds_since(at) - sum(length for ended, length in self._pauses if ended > at)
 
     def _run(self) -> None:
         while not self._closed.wait(TICK):
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Count the seconds since the last look, which is up to `TICK` ago."""
         with self._lock:
             now = monotonic()
             passed, self._last = now - self._last, now

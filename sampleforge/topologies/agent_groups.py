@@ -10,7 +10,7 @@ from typing import Any
 
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, ApexConfig
+from sampleforge.topologies.config import AnyConfig, ApexConfig, MarwilConfig
 from sampleforge.topologies.ppo_defaults import nearest_minibatch
 
 
@@ -38,6 +38,7 @@ def other_agent_groups(
 def _planned(
     make_plan: Callable[..., Any], config: AnyConfig, plan: Any, spec: EnvSpec
 ) -> AgentGroup:
+    assert not isinstance(config, MarwilConfig), "its plan takes single-agent environments only"
     own = dataclasses.replace(
         config,
         model=resolve_encoder(config.model, spec.observations),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -15,9 +17,17 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learner import Learner
-from sampleforge.algos.policy import NewSeed, Policy, SampledPolicy, keep_seed
+from sampleforge.algos.policy import (
+    NewSeed,
+    Policy,
+    RecordedPolicy,
+    SampledPolicy,
+    keep_seed,
+)
+from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
+from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.compiled import compile_passes
@@ -25,6 +35,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.shared.member_board import MemberBoard
+from sampleforge.shared.task_board import TaskBoard
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles, PpoConfig
@@ -135,9 +146,20 @@ def seed_of_policy(seed: int, index: int) -> int:
 
 def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
     """Return the model with its initial weights, the same for the same seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return make_model(config, spec.observations, spec.actions)
+
+
+_SEEDING = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Return a context in which torch's global generator begins with ``seed``; afterwards it goes
+    on as before. One thread at a time is inside: the sessions of two threads may begin together."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
@@ -206,9 +228,13 @@ def make_policy(
     noise_correlation: float = 0.0,
     num_rows: int = 0,
     new_seed: NewSeed = keep_seed,
+    *,
+    recorded: bool = False,
 ) -> SampledPolicy:
-    """Return a policy that reads its weights from ``weights``."""
-    return SampledPolicy(
+    """Return a policy that reads its weights from ``weights``. ``recorded``: what it does is
+    recorded."""
+    kind = RecordedPolicy if recorded else SampledPolicy
+    return kind(
         new_model(),
         weights,
         device=torch.device(device),
@@ -240,25 +266,30 @@ def policy_maker(
     noise_correlation: float = 0.0,
     lives: RestartCounts | None = None,
     board: MemberBoard | None = None,
+    device: str | None = None,
 ) -> NewPolicy:
     """Return the function that makes the policy of the ``index``-th actor (inline) or policy
     worker, with another seed in each of its ``lives``. ``compiled_for``: the spec for whose
     observations the policy is compiled (None: it is not compiled). ``board``: of a member of a
-    population, in each of whose segments the policy has another seed."""
-    device, precision = acting_device(plan), plan.precision
+    population, in each of whose segments the policy has another seed. ``device``: on which it acts
+    (None: `acting_device`)."""
+    precision = plan.precision
     unseeded = partial(
         make_policy,
         new_model,
         weights,
-        device,
+        device or acting_device(plan),
         precision,
         noise_correlation=noise_correlation,
         num_rows=plan.agent_rows,
+        recorded=plan.records,
     )
     make = partial(_seeded_policy, unseeded, PolicySeeds(index, start, lives, board))
     if compiled_for is None:
         return make
-    many = plan.inference == "worker" and plan.num_workers * plan.num_streams > 1
+    served = plan.num_workers if plan.inference == "worker" else 1
+    shared = plan.inference == "worker" or plan.variable
+    many = shared and served * plan.num_streams > 1
     sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
     return partial(compiled_policy, make, compiled_for, sizes)
 
@@ -316,10 +347,14 @@ def env_makers(
     plan: SamplerPlan,
     start: ResumePoint,
     lives: RestartCounts | None = None,
+    tasks: TaskBoard | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Return the functions that make the env vectors of an actor's splits. Every env row has its
-    own seed, and another one after a restart of the actor."""
+    own seed, and another one after a restart of the actor. ``tasks``: those that the environments
+    take (None: none)."""
     make = partial(make_env, actor, config, plan, start, lives)
+    if tasks is not None:
+        make = partial(following, tasks, make)
     return [partial(make, split) for split in range(plan.num_splits)]
 
 
@@ -334,4 +369,4 @@ def make_env(
     """Return the env vector of one split of an actor, in the actor's current life."""
     life = 0 if lives is None else lives.life(actor)
     seeds = row_seeds(start.seed, actor, split, plan.rows, start.resumes, life)
-    return make_vector(config, plan.rows, seeds)
+    return make_vector(config, plan.rows, seeds, Place(actor, split * plan.rows))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sampleforge.algos.config import AppoLossConfig, DqnConfig, LearnerConfig
+from sampleforge.algos.config import AppoLossConfig, DqnConfig, ImitationConfig, LearnerConfig
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import CompilerConfig, ModelConfig
+from sampleforge.offline.config import InputConfig, RecordConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
@@ -24,6 +25,7 @@ from sampleforge.workers.config import (
     PoliciesConfig,
     RanksConfig,
     SamplerConfig,
+    WorkersConfig,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class AppoConfig(
     PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
+    RecordConfig,
     RunConfig,
     EnvConfig,
 ):
@@ -56,9 +59,11 @@ class AppoConfig(
                 "code; leave out one of the two"
             )
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
+        _check_exploration_schedule(self)
         _check_evaluator(self, self.evaluate_interval)
         _check_learners(self, self.num_learners)
         _check_population(self)
+        _check_variable_experience(self)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,8 @@ class ApexConfig(
     PoliciesConfig,
     SamplerConfig,
     EvaluatorConfig,
+    InputConfig,
+    RecordConfig,
     RunConfig,
     EnvConfig,
 ):
@@ -90,13 +97,21 @@ class ApexConfig(
         _check_evaluator(self, self.evaluate_interval)
         _check_learners(self, self.num_learners)
         _check_population(self)
+        _check_variable_experience(self)
         if self.model.core != "none" and self.value_distribution != "none":
             raise ConfigError(
                 f"--value-distribution {self.value_distribution} --model.core {self.model.core}: "
                 "distributions are learned from single transitions only, a recurrent core from "
                 "sequences; leave out one of the two"
             )
+        if self.model.core != "none" and self.munchausen:
+            raise ConfigError(
+                f"--munchausen {self.munchausen:g} --model.core {self.model.core}: soft values are "
+                "learned from single transitions only, a recurrent core from sequences; leave out "
+                "one of the two"
+            )
         self._check_sequences()
+        _check_input(self)
 
     @property
     def sequences(self) -> SequenceShape | None:
@@ -136,6 +151,7 @@ class DdppoConfig(
     RanksConfig,
     SamplerConfig,
     EvaluatorConfig,
+    RecordConfig,
     RunConfig,
     EnvConfig,
 ):
@@ -152,6 +168,7 @@ class DdppoConfig(
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
+        _check_exploration_schedule(self)
         parts = AppoConfig(env=self.env)
         for name, reason in _NOT_FOR_RANKS.items():
             value = getattr(self, name)
@@ -166,10 +183,49 @@ class DdppoConfig(
                 f"--serial --num-ranks {self.num_ranks}: serial mode is one process, and ranks "
                 "wait for each other; use 1 rank, or leave out --serial"
             )
-        if self.serial and self.variable_experience:
+        _check_variable_experience(self)
+
+
+@dataclass(frozen=True)
+class MarwilConfig(
+    InputConfig,
+    ImitationConfig,
+    EvaluatorConfig,
+    WorkersConfig,
+    RunConfig,
+    EnvConfig,
+):
+    """Behaviour cloning and advantage-weighted learning from recorded data: no actors, the learner
+    reads datasets."""
+
+    algo: ClassVar[str] = "marwil"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    # Without actors, only evaluations say how good the policy is:
+    evaluate_interval: int | None = 50_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
+        for name in ("benchmark", "sampler_only"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{typed(name, True)}: marwil has no actors whose speed could be measured; "
+                    "leave it out"
+                )
+        if self.input and self.is_live:
             raise ConfigError(
-                "--serial --variable-experience: serial mode is for runs that can be repeated, but "
-                "with variable experience the order of the steps varies; leave out one of the two"
+                f"{typed('input', self.input)}: marwil learns from recorded data only, without "
+                "actors; name datasets, or use apex, which mixes data with live experience"
+            )
+        if self.shuffle_buffer != InputConfig.shuffle_buffer:
+            raise ConfigError(
+                f"{typed('shuffle_buffer', self.shuffle_buffer)}: marwil has all data in memory, "
+                "and each pass is in a random order of its own; leave it out"
+            )
+        if self.sequence_length is not None and self.model.core == "none":
+            raise ConfigError(
+                f"--sequence-length {self.sequence_length}: without a recurrent core single steps "
+                "are learned from; leave it out, or add --model.core gru or lstm"
             )
 
 
@@ -200,6 +256,17 @@ def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -
         )
 
 
+def _check_exploration_schedule(config: AppoConfig | DdppoConfig) -> None:
+    """Raise ConfigError if the exploration bonus falls until the stop condition and there is
+    none."""
+    has_end = config.train_for_env_steps or config.train_for_seconds or config.benchmark
+    if config.exploration_schedule == "linear" and not has_end:
+        raise ConfigError(
+            "--exploration-schedule linear: the bonus falls to zero at the stop condition, and "
+            "there is none; add --train-for-env-steps or --train-for-seconds, or use constant"
+        )
+
+
 def _check_learners(config: RunConfig, learners: int) -> None:
     """Raise ConfigError if several learners cannot run as the config says."""
     if learners == 1:
@@ -219,6 +286,48 @@ def _check_learners(config: RunConfig, learners: int) -> None:
         raise ConfigError(
             f"--sampler-only --num-learners {learners}: nothing is learned; leave out one of the "
             "two"
+        )
+
+
+def _check_variable_experience(config: SamplingConfig) -> None:
+    """Raise ConfigError for settings under which env rows cannot step independently."""
+    if not config.variable_experience:
+        return
+    refused: dict[str, tuple[Any, str]] = {
+        "serial": (
+            False,
+            "serial mode is for runs that can be repeated, but with variable experience the order "
+            "of the steps varies",
+        )
+    }
+    if isinstance(config, PoliciesConfig):
+        refused["num_policies"] = (
+            1,
+            "a step goes on where a late rollout is cut, and would then be one of two policies",
+        )
+    if isinstance(config, AppoConfig):
+        refused["num_learners"] = (
+            1,
+            "cut rollouts make the batches of the learners differ in length, but they draw the "
+            "same minibatches",
+        )
+    for name, (usual, reason) in refused.items():
+        value = getattr(config, name)
+        if value != usual:
+            raise ConfigError(
+                f"{typed(name, value)} --variable-experience: {reason}; leave out one of the two"
+            )
+    if isinstance(config, AppoConfig) and config.async_rl is False:
+        raise ConfigError(
+            "--no-async-rl --variable-experience: where sampling and learning take turns, every "
+            "batch waits for a rollout of each env row; leave out --no-async-rl, or use ddppo "
+            "--variable-experience, whose ranks end their rollouts together"
+        )
+    if isinstance(config, ApexConfig) and config.model.core != "none":
+        raise ConfigError(
+            f"--model.core {config.model.core} --variable-experience: with apex and a recurrent "
+            "core, whole sequences are drawn from the replay, and a cut rollout has none; leave "
+            "out one of the two"
         )
 
 
@@ -249,6 +358,29 @@ def _check_population(config: AppoConfig | ApexConfig) -> None:
         )
 
 
+def _check_input(config: ApexConfig) -> None:
+    """Raise ConfigError if the config cannot learn from the datasets that it names."""
+    if not config.datasets:
+        return
+    given = typed("input", config.input)
+    refused = {
+        "num_policies": (1, "the data are for one policy"),
+        "opponent_pool": (0, "the data are for one policy"),
+        "benchmark": (False, "it measures how fast environments are sampled"),
+        "sampler_only": (False, "nothing is learned from the data"),
+    }
+    for name, (usual, reason) in refused.items():
+        if getattr(config, name) != usual:
+            raise ConfigError(
+                f"{given} {typed(name, getattr(config, name))}: {reason}; leave out one of the two"
+            )
+    if config.record is not None and not config.is_live:
+        raise ConfigError(
+            f"{given} {typed('record', config.record)}: without live nothing is sampled that "
+            "could be recorded; leave out one of the two"
+        )
+
+
 def _check_evaluator(config: RunConfig, interval: int | None) -> None:
     """Raise ConfigError for an evaluator in a run without a learner."""
     if interval is not None and config.sampler_only:
@@ -259,7 +391,9 @@ def _check_evaluator(config: RunConfig, interval: int | None) -> None:
 
 
 PpoConfig = AppoConfig | DdppoConfig
-AnyConfig = PpoConfig | ApexConfig
+SamplingConfig = PpoConfig | ApexConfig
+"""The config of an algorithm that samples experience."""
+AnyConfig = SamplingConfig | MarwilConfig
 """The config of any algorithm."""
 
 ONLY_POLICY = "policy"
@@ -292,7 +426,7 @@ class PolicyRoles:
 def roles_of_policies(config: AnyConfig, trained: Sequence[str] | None = None) -> PolicyRoles:
     """Return the policies of the run that ``config`` describes. ``trained``: ids that replace the
     usual ones, of policies that are all trained."""
-    if isinstance(config, DdppoConfig):
+    if not isinstance(config, PoliciesConfig):
         own = (ONLY_POLICY,) if trained is None else tuple(trained)
         return PolicyRoles(own, own, {})
     count = config.num_policies
@@ -311,5 +445,10 @@ def policy_ids(config: AnyConfig) -> tuple[str, ...]:
     return roles_of_policies(config).trained
 
 
-ALGOS: dict[str, type[AnyConfig]] = {"appo": AppoConfig, "apex": ApexConfig, "ddppo": DdppoConfig}
+ALGOS: dict[str, type[AnyConfig]] = {
+    "appo": AppoConfig,
+    "apex": ApexConfig,
+    "ddppo": DdppoConfig,
+    "marwil": MarwilConfig,
+}
 """Name of an algorithm -> its config class."""

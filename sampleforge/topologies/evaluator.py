@@ -1,22 +1,37 @@
-"""The evaluator of a policy, a worker of the graph that plays episodes with published weights."""
+"""The evaluators of a policy, workers of the graph that play episodes with published weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
-from sampleforge.shared.records import Evaluations
+from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.probe import probe
+from sampleforge.env.tasks import at_newest
+from sampleforge.env.user_function import import_function
+from sampleforge.shared.evaluation_board import EvaluationBoard
+from sampleforge.shared.records import DividedEvaluations, Evaluations
 from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.restarts import RestartAlone
-from sampleforge.workers.episode_player import evaluation_envs, evaluation_seed
-from sampleforge.workers.evaluator import EvaluatorWorker, NewModel
+from sampleforge.workers.episode_player import EvaluationPart, evaluation_envs, evaluation_seed
+from sampleforge.workers.evaluation_function import EXTRA_BYTES
+from sampleforge.workers.evaluator import (
+    EvaluationSettings,
+    EvaluatorChannels,
+    EvaluatorWorker,
+    NewModel,
+)
 from sampleforge.workers.worker import Placement
 
 EXTRA_NICENESS = 5
@@ -25,10 +40,10 @@ EXTRA_NICENESS = 5
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``results``: the queue of an evaluator's results (None: the policy has no evaluator);
-    ``edges``: the channels of its worker."""
+    """``results``: the queue of the evaluators' results (None: the policy has no evaluator);
+    ``edges``: the channels of the workers."""
 
-    results: Evaluations | None = None
+    results: Evaluations | DividedEvaluations | None = None
     edges: tuple[Edge, ...] = ()
 
 
@@ -46,11 +61,44 @@ def first_of_each_group(*policies: Iterable[tuple[int, NewModel, SharedWeights]]
 
 
 def num_evaluators(config: AnyConfig) -> int:
-    """Return the number of evaluators of a policy, 0 or 1."""
-    return int(config.evaluate_interval is not None)
+    """Return the number of evaluators of a policy."""
+    return 0 if config.evaluate_interval is None else config.num_evaluators
 
 
-def add_evaluator(
+def evaluation_env(config: AnyConfig) -> EnvConfig:
+    """Return the config of the environment that evaluations are played in (--evaluation-env,
+    --evaluation-env-kwargs): that of the training, unless the user gives another one."""
+    kwargs = {} if config.evaluation_env else config.env_kwargs
+    return dataclasses.replace(
+        config,
+        env=config.evaluation_env or config.env,
+        env_kwargs={**kwargs, **config.evaluation_env_kwargs},
+    )
+
+
+def check_evaluation(config: AnyConfig, trained: EnvSpec) -> None:
+    """Raise ConfigError if the evaluation function cannot be imported, or if evaluations are played
+    in an environment of their own with other observations or actions than ``trained``, that of the
+    training; and EnvProbeError if that environment fails."""
+    if config.evaluate_interval is None:
+        return
+    if config.evaluation_function is not None:
+        import_function("--evaluation-function", config.evaluation_function)
+    if not (config.evaluation_env or config.evaluation_env_kwargs):
+        return
+    env = evaluation_env(config)
+    for own, found in zip_longest(trained.agent_groups, probe(env).agent_groups):
+        for kind in ("observations", "actions", "agents"):
+            expected, given = (None if s is None else getattr(s, kind) for s in (own, found))
+            if expected != given:
+                raise ConfigError(
+                    f"--evaluation-env {env.env} with {env.env_kwargs} has other {kind} than "
+                    f"the environment that is trained in ({config.env}), so its policy cannot "
+                    f"play there:\n  {expected}\n  -> {given}"
+                )
+
+
+def add_evaluators(
     graph: GraphBuilder,
     config: AnyConfig,
     weights: SharedWeights,
@@ -61,43 +109,58 @@ def add_evaluator(
     group: int = 0,
     playing: Playing | None = None,
 ) -> Evaluation:
-    """Add the evaluator of a policy, if the config has one. ``start``: that of the run, so that all
-    policies are evaluated with the same seed. ``learner``: name of the worker that publishes the
-    weights. ``group``: the agent group that the policy plays; ``playing``: the policies of the
-    other ones. ``row``: the evaluator's counter row (default: the next free one)."""
-    interval, episodes = config.evaluate_interval, config.evaluate_episodes
+    """Add the evaluators of a policy, if the config has any. ``start``: that of the run, so that
+    all policies are evaluated with the same seed. ``learner``: name of the worker that publishes
+    the weights. ``group``: the agent group that the policy plays; ``playing``: the policies of the
+    other ones. ``row``: the first evaluator's counter row (default: the next free one)."""
+    count, interval = num_evaluators(config), config.evaluate_interval
     if interval is None:
         return Evaluation()
-    seed, wakeup, results = evaluation_seed(start.seed), Wakeup(), Evaluations()
-    make_envs = partial(evaluation_envs, config, episodes, seed)
-    make_worker = partial(
-        EvaluatorWorker,
-        make_envs,
-        new_model,
-        weights,
-        graph.progress,
-        results,
-        wakeup,
-        interval=interval,
-        episodes=episodes,
-        stochastic=config.evaluate_stochastic,
-        seed=seed,
-        group=group,
-        others={of: each for of, each in (playing or {}).items() if of != group},
-    )
-    node = graph.add(
-        "evaluator",
-        make_worker,
-        wakeup,
-        Placement(niceness=min(19, config.worker_niceness + EXTRA_NICENESS)),
-        RestartAlone(RestartBudget(1, config.max_worker_restarts), 0),
-        (make_envs,),
-        row=row,
-    )
-    return Evaluation(
-        results,
-        (
+    others = {of: each for of, each in (playing or {}).items() if of != group}
+    board = None
+    if count > 1:
+        models = [new_model(), *(make() for make, _ in others.values())]
+        board = EvaluationBoard(count, [model.state_dict() for model in models])
+    env, budget = evaluation_env(config), RestartBudget(count, config.max_worker_restarts)
+    niceness = min(19, config.worker_niceness + EXTRA_NICENESS)
+    tasks, results, edges = graph.hooks.evaluation_tasks, [], []
+    for index in range(count):
+        settings = EvaluationSettings(
+            interval,
+            config.evaluate_episodes,
+            config.evaluate_stochastic,
+            evaluation_seed(start.seed),
+            EvaluationPart(index, count),
+            group,
+            config.evaluation_function,
+        )
+        extra = EXTRA_BYTES if settings.function is not None else 0
+        channels = EvaluatorChannels(
+            weights, Evaluations(extra_bytes=extra), Wakeup(), others, board, tasks
+        )
+        make_envs = partial(evaluation_envs, env, settings.episodes, settings.seed, settings.part)
+        if tasks is not None:
+            make_envs = partial(at_newest, tasks, make_envs)
+        node = graph.add(
+            "evaluator",
+            partial(EvaluatorWorker, env, new_model, channels, graph.progress, settings),
+            channels.wakeup,
+            Placement(niceness=niceness),
+            RestartAlone(budget, index),
+            (make_envs,),
+            row=None if row is None else row + index,
+        )
+        results.append(channels.results)
+        edges += [
             Edge(learner, node.name, f"weights, every {interval} env steps"),
-            Edge(node.name, "driver", f"returns of {episodes} episodes with frozen weights"),
-        ),
-    )
+            Edge(node.name, "driver", _what_is_returned(settings)),
+        ]
+    return Evaluation(results[0] if count == 1 else DividedEvaluations(results), tuple(edges))
+
+
+def _what_is_returned(settings: EvaluationSettings) -> str:
+    if settings.function is not None:
+        return f"metrics of {settings.function} with frozen weights"
+    own, part = settings.episodes, settings.part
+    of = "" if part.evaluators == 1 else "its part of "
+    return f"returns of {of}{own} episodes with frozen weights"

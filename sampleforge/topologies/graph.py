@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
+from sampleforge.offline.rollout_queue import RolloutQueue
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.member_board import MemberMemory
-from sampleforge.shared.records import Episodes, Evaluations
+from sampleforge.shared.records import DividedEvaluations, Episodes, Evaluations
 from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.training_clock import ClockTicker, TrainingClock
@@ -28,11 +29,13 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.restarts import END_RUN, RestartRule
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.worker import Placement, StopFlag, Worker
 
 EVERYWHERE = Placement()
-Role = Literal["actor", "policy", "replay", "learner", "rank", "evaluator"]
-"""The kind of a worker; a rank is an actor and a learner in one process."""
+Role = Literal["actor", "policy", "replay", "learner", "rank", "evaluator", "recorder", "dataset"]
+"""The kind of a worker; a rank is an actor and a learner in one process, a dataset an actor that
+reads its steps from a dataset."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +85,21 @@ class Exploration:
 
 @dataclass(frozen=True)
 class PolicyGroup:
-    """One policy: its learners, its exchange of experience and its weights.
+    """One policy: its learners, its exchange of experience (None: it learns from recorded data) and
+    its weights.
 
     ``learners[0]`` publishes the weights, answers the driver's requests and writes checkpoints.
     ``max_policy_lag``: largest lag of experience that is learned from, in versions (None: any).
     ``synchronous``: sampling and learning take turns. ``snapshot``: the learner's newest state, in
     shared memory. ``exploration`` is set if env rows explore differently; ``archive`` and
-    ``histograms`` belong to a replay; ``evaluations`` is the queue of the evaluator's results.
+    ``histograms`` belong to a replay; ``evaluations`` is the queue of the evaluators' results.
     ``resources``: objects that must exist for as long as the group does. ``member`` is set for a
     member of a population, and for a policy with a schedule.
     """
 
     id: str
     learners: tuple[Node, ...]
-    exchange: RolloutExchange
+    exchange: RolloutExchange | None
     weights: SharedWeights
     max_policy_lag: int | None = None
     synchronous: bool = False
@@ -103,7 +107,7 @@ class PolicyGroup:
     exploration: Exploration | None = None
     archive: ReplayArchive | None = None
     histograms: ReplayHistograms | None = None
-    evaluations: Evaluations | None = None
+    evaluations: Evaluations | DividedEvaluations | None = None
     resources: tuple[object, ...] = ()
     member: MemberMemory | None = None
 
@@ -126,10 +130,18 @@ class FrozenGroup:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """The recording of a run: the recorder's ``node``, and its ``queue`` of rollouts."""
+
+    node: Node
+    queue: RolloutQueue
+
+
+@dataclass(frozen=True)
 class Graph:
     """The result of a topology function: the workers of a run (``nodes``), their channels
     (``edges``), and what the runner and the session need of them. ``groups`` are the policies that
-    are trained, ``frozen`` the others."""
+    are trained, ``frozen`` the others. ``recording``: set if a dataset is written."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -141,6 +153,7 @@ class Graph:
     episodes: Episodes
     stop: StopFlag
     frozen: tuple[FrozenGroup, ...] = ()
+    recording: Recording | None = None
 
     def prefix(self, group: PolicyGroup) -> str:
         """Return what the names of a group's metrics begin with, see `group_prefix`."""
@@ -201,10 +214,19 @@ class GraphBuilder:
     """Collects the workers of a topology; gives each a counter row, and all one stop flag.
 
     ``num_workers``: number of counter rows, including those of workers on other machines.
+    ``hooks``: of the callbacks of the run.
     """
 
-    def __init__(self, name: str, num_workers: int, config: AnyConfig, start: ResumePoint) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_workers: int,
+        config: AnyConfig,
+        start: ResumePoint,
+        hooks: RunHooks = NO_HOOKS,
+    ) -> None:
         self._name = name
+        self.hooks = hooks
         self._nodes: list[Node] = []
         self._prefix = ""
         self.counters = Counters(COUNTERS, num_workers)
@@ -246,11 +268,6 @@ class GraphBuilder:
         self._nodes.append(node)
         return node
 
-    @property
-    def last_row(self) -> int:
-        """The counter row of the worker that is added last."""
-        return len(self.counters.column("env_steps")) - 1
-
     def build_groups(
         self,
         ids: Sequence[str],
@@ -271,7 +288,7 @@ class GraphBuilder:
             groups=[each.group for each in added.values()],
             edges=[
                 *(edge for each in added.values() for edge in each.edges),
-                Edge(f"{actors} actors", "driver", "finished episodes"),
+                *([Edge(f"{actors} actors", "driver", "finished episodes")] if actors else []),
                 *(edge for each in added.values() for edge in each.evaluation),
             ],
             notes=[*notes, *(p + note for p, each in added.items() for note in each.notes)],
@@ -332,4 +349,7 @@ COUNTERS = (
     "trained_steps",
     "forwards",
     "rows",
+    "recorded_steps",  # in closed segments of the dataset
+    "recorded_episodes",
+    "recorded_bytes",
 )

@@ -40,9 +40,9 @@ class LearnerMaker(Protocol):
         """Return the learner with its initial state, or that of the checkpoint."""
 
     def new_worker(
-        self, index: int, counter_row: int, *, make_learner: Callable[[], Any], **hooks: Any
+        self, index: int, counter_row: int, *, make_learner: Callable[[], Any], **options: Any
     ) -> SharingLearner:
-        """Return the worker around a learner; ``hooks``: see `GroupLearnerWorker`."""
+        """Return the worker around a learner; ``options``: see `GroupLearnerWorker`."""
 
     def take_over(self, index: int) -> None:
         """Take over from the previous process of a learner what it had of the exchange."""
@@ -98,14 +98,14 @@ def add_learners(
 
     nodes = tuple(
         graph.add(
-            *("learner", partial(make_worker, index), wakeup),
+            *("learner", partial(make_worker, index), wakeup, channels.placement),
             restart=restart,
             in_checkpoint=config.serial,
         )
         for index, wakeup in enumerate(wakeups)
     )
     note = f"learner state {human_bytes(snapshot.nbytes)} of shared memory, for restarts"
-    notes = (note, *(() if in_population is None else in_population.notes))
+    notes = (note, *channels.notes, *(() if in_population is None else in_population.notes))
     if rendezvous is None:
         return Learners(nodes, snapshot, notes)
     return Learners(nodes, snapshot, (rendezvous.note, *notes), rendezvous.resources)

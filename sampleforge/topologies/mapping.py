@@ -90,7 +90,7 @@ def seat_mapping(
                 "never complete"
             )
         mapping = UserMapping(function, [policy.id for policy in policies])
-        _check(mapping, function, spec, plan, [policy.group for policy in policies], len(trained))
+        _check(mapping, function, spec, plan, policies, len(trained))
         return mapping
     groups, seats = [], 0
     for index, group in enumerate(spec.agent_groups):
@@ -144,12 +144,12 @@ def _check(
     name: str,
     spec: EnvSpec,
     plan: SamplerPlan,
-    group_of: Sequence[int],
+    policies: Sequence[NamedPolicy],
     trained: int,
 ) -> None:
     """Raise ConfigError for a mapping that gives an agent a policy with other spaces, or a split
-    frozen policies only, or that never uses a policy. ``group_of``: the agent group of each
-    policy, of which the first ``trained`` are trained."""
+    frozen policies only, or that never uses a policy. The first ``trained`` of ``policies`` are
+    trained."""
     used: Counter[int] = Counter()
     for actor in range(plan.num_workers):
         for split in range(plan.num_splits):
@@ -158,10 +158,11 @@ def _check(
                 for seat, (agent, group) in enumerate(seats_of(spec)):
                     policy = mapping(StreamId(actor, split, seat, agent, group), rollout)
                     picked.append(policy)
-                    if group_of[policy] != group:
+                    own = policies[policy].group
+                    if own != group:
                         raise ConfigError(
                             f"--policy-mapping {name} gives agent {agent} a policy that plays "
-                            f"{', '.join(spec.agent_groups[group_of[policy]].agents)}, which have "
+                            f"{', '.join(spec.agent_groups[own].agents)}, which have "
                             "other spaces"
                         )
                 if min(picked) >= trained:
@@ -170,9 +171,10 @@ def _check(
                         f"{split}, rollout {rollout} frozen policies, so that nothing is learned"
                     )
                 used.update(picked)
-    if any(policy not in used for policy in range(trained)):
-        missing = [policy for policy in range(trained) if policy not in used]
+    missing = [each.id for i, each in enumerate(policies[:trained]) if i not in used]
+    if missing:
         raise ConfigError(
-            f"--policy-mapping {name} never picks policies {missing} in {CHECKED_ROLLOUTS} "
-            "rollouts, so that they would not learn"
+            f"--policy-mapping {name} never picks {', '.join(missing)} in the first "
+            f"{CHECKED_ROLLOUTS} rollouts of each split, and without experience a policy learns "
+            "nothing; pick it, or leave it out of --policies-to-train"
         )

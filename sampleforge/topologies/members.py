@@ -14,9 +14,12 @@ import torch
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.learner import Learner
 from sampleforge.config import ConfigError
+from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.shared.member_board import ENV_PREFIX, ChangeInbox, MemberBoard
+from sampleforge.shared.member_board import ChangeInbox, MemberBoard
+from sampleforge.shared.task_board import TaskBoard
+from sampleforge.spec import ENV_PREFIX
 from sampleforge.topologies.builders import (
     PolicyStart,
     RestartCounts,
@@ -55,7 +58,9 @@ class MemberChannels:
     @property
     def notes(self) -> tuple[str, ...]:
         if self.inbox is None:
-            return ("hyperparameters follow a schedule",)
+            if self.start.schedule:
+                return ("hyperparameters follow a schedule",)
+            return ("hyperparameters are those that a population has found",)
         nbytes = human_bytes(self.inbox.nbytes)
         return (f"member of a population: {nbytes} of shared memory for the state of a donor",)
 
@@ -117,10 +122,11 @@ def member_env_makers(
     plan: SamplerPlan,
     members: Sequence[MemberChannels],
     lives: RestartCounts | None,
+    tasks: TaskBoard | None = None,
 ) -> list[Callable[[], EnvVector]]:
     """Return the functions that make the env vectors of an actor's splits. ``plan``: of the actors,
-    see `acting_plan`. A member's env rows have the seeds that they would have in a run with that
-    member alone."""
+    see `acting_plan`. ``tasks``: those that the environments take (None: none). A member's env rows
+    have the seeds that they would have in a run with that member alone."""
     own_splits = plan.num_splits // len(members)
     makers: list[Callable[[], EnvVector]] = []
     for split in range(plan.num_splits):
@@ -128,6 +134,8 @@ def member_env_makers(
         channels = members[member]
         start = channels.start.start
         make = partial(_make_segment, actor, config, plan, start, lives, own)
+        if tasks is not None:
+            make = partial(following, tasks, make)
         makers.append(partial(MemberVector, make, channels.board, actor * own_splits + own))
     return makers
 

@@ -8,7 +8,7 @@ benchmarks/results/defaults.md):
   takes little of the time, and on-policy experience teaches more per env step.
 * `ASYNCHRONOUS`: sampling continues while the learner trains; one epoch, V-trace. This is the
   default for images, whose simulators and networks take most of the time and can overlap, and with
-  --async-rl.
+  --async-rl or --variable-experience.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     settings = _settings(config, spec)
     kind = "images" if has_image(spec) else "no images"
     if settings is ASYNCHRONOUS:
-        mode = f"Sampling continues while the learner trains ({kind})"
+        why = f"{kind}, variable experience" if config.variable_experience else kind
+        mode = f"Sampling continues while the learner trains ({why})"
     else:
         mode = f"Sampling and learning take turns ({kind})"
     given = [n for n, value in _values(settings, spec).items() if getattr(config, n) != value]
@@ -122,7 +123,7 @@ def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
         return RANKS_WITH_IMAGES if has_image(spec) else on_policy
     asynchronous = config.async_rl
     if asynchronous is None:
-        asynchronous = has_image(spec) or config.sampler_only
+        asynchronous = has_image(spec) or config.sampler_only or config.variable_experience
     if asynchronous:
         return ASYNCHRONOUS
     return ON_POLICY_IMAGES if has_image(spec) else on_policy

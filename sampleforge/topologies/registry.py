@@ -18,9 +18,15 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ddppo.wire import ddppo
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.marwil import plan as marwil_plan
+from sampleforge.topologies.marwil.wire import marwil
+from sampleforge.topologies.marwil.wire import model_maker as marwil_model_maker
 from sampleforge.topologies.ppo_defaults import reason, resolve_defaults
+from sampleforge.topologies.sampler_plan import Plan
 
 NewModel = Callable[[], ActorCritic | QNetwork]
+AnyPlan = Plan | apex_plan.ApexPlan | marwil_plan.MarwilPlan
+"""The sizes of a run of any algorithm."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Topology:
     ``others``, the agent groups beside the first one);
     ``model_maker(config, spec, seed)`` returns the function that makes the model;
     ``reason(config, plan, spec)`` says in a line which settings were chosen, and why. ``sampler``:
-    the kind of worker that steps environments.
+    the kind of worker that steps environments (None: it learns from recorded data).
     """
 
     resolve_defaults: Callable[[Any, EnvSpec], Any]
@@ -42,7 +48,7 @@ class Topology:
     wire: Callable[..., Graph]
     model_maker: Callable[[Any, EnvSpec, int], NewModel]
     reason: Callable[[Any, Any, EnvSpec], str]
-    sampler: Literal["worker", "rank"] = "worker"
+    sampler: Literal["worker", "rank"] | None = "worker"
 
 
 _TOPOLOGIES = {
@@ -50,6 +56,14 @@ _TOPOLOGIES = {
     "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, model_maker, reason, "rank"),
     "apex": Topology(
         apex_plan.resolve_defaults, apex_plan.plan_apex, apex, network_maker, apex_plan.reason
+    ),
+    "marwil": Topology(
+        marwil_plan.resolve_defaults,
+        marwil_plan.plan_marwil,
+        marwil,
+        marwil_model_maker,
+        marwil_plan.reason,
+        None,
     ),
 }
 

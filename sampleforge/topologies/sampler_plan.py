@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sampleforge.config import ConfigError
+from sampleforge.ops.distributions import action_layout
 from sampleforge.rollouts.slots import SlotShape
+from sampleforge.runtime.config import RunConfig
 from sampleforge.runtime.machine import bf16_instructions, human_bytes, shared_memory_free
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, PpoConfig
+from sampleforge.topologies.config import PpoConfig, SamplingConfig
 from sampleforge.topologies.policy_lag import PolicyLag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
+INDEPENDENT = "Env rows step independently, each split in a thread (--variable-experience)"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,16 @@ class SamplerPlan:
     precision: str
     pin_actors: bool
     reasons: tuple[str, ...]
+    records: bool = field(default=False, kw_only=True)
+    """Whether the policies keep what a recording needs."""
+    variable: bool = field(default=False, kw_only=True)
+    """Whether the splits of an actor step independently, and those that wait share a forward
+    pass."""
+
+    @property
+    def num_actors(self) -> int:
+        """Number of workers that fill slots, with Ape-X also those that read datasets."""
+        return self.num_workers
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -67,6 +80,16 @@ class SamplerPlan:
         """Number of the agents of all env rows of the run."""
         return self.envs * self.num_seats
 
+    def sampler_sizes(self, worker: str) -> list[str]:
+        """Return the numbers of workers and env rows as text; ``worker``: the word for one that
+        steps environments."""
+        several = "" if self.num_workers == 1 else "s"
+        parts = [f"{self.num_workers} {worker}{several} x {self.num_splits * self.rows} envs"]
+        if self.num_policy_workers:
+            several = "" if self.num_policy_workers == 1 else "s"
+            parts.append(f"{self.num_policy_workers} policy worker{several}")
+        return parts
+
     def describe_envs(self, workers: str = "workers") -> str:
         """Return the number of env rows and its factors as text."""
         splits = f"{self.num_splits} split{'s' if self.num_splits > 1 else ''}"
@@ -97,12 +120,18 @@ class Plan(SamplerPlan):
 
 
 def plan_sampler(
-    config: AnyConfig, spec: EnvSpec, device: str, fills: int | None = None
+    config: SamplingConfig, spec: EnvSpec, device: str, fills: int | None = None
 ) -> SamplerPlan:
     """Return the sizes of the sampler, chosen for the machine.
 
     If the number of env rows is not set, it is chosen so that whole rollouts of a split make
     ``fills`` env steps, if possible. Raises ConfigError for sizes that do not fit together."""
+    variable = config.variable_experience
+    if variable and spec.num_seats > 1:
+        raise ConfigError(
+            f"--variable-experience: {spec.env_id} has {spec.num_seats} agents, which step "
+            "together; leave it out"
+        )
     cores = len(available_cores())
     image = has_image(spec)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
@@ -112,7 +141,8 @@ def plan_sampler(
     # image env without a vector env has an engine of its own, which takes memory and time to start.
     default = (32 if spec.asynchronous else 16) if image else 64
     envs = config.num_envs_per_worker or default
-    splits = config.num_splits or (2 if overlaps and envs % 2 == 0 else 1)
+    usual = 2 if overlaps and envs % 2 == 0 else 1
+    splits = config.num_splits or (envs if variable else usual)
     if config.num_envs_per_worker is None:
         envs = math.ceil(envs / splits) * splits
         assert config.rollout is not None, "resolve_defaults comes first"
@@ -137,9 +167,26 @@ def plan_sampler(
         num_policy_workers=config.num_policy_workers if inference == "worker" else 0,
         device=device,
         precision=precision,
-        pin_actors=config.set_workers_cpu_affinity and workers <= cores and not config.serial,
-        reasons=(why, why_precision),
+        pin_actors=_pins_actors(config, workers <= cores),
+        reasons=(why, why_precision, *([INDEPENDENT] if variable else [])),
+        records=config.record is not None,
+        variable=variable,
     )
+
+
+def _pins_actors(config: SamplingConfig, core_for_each: bool) -> bool:
+    """Return whether each actor is pinned to a core. The threads of env rows that step
+    independently may use all cores."""
+    wanted = config.set_workers_cpu_affinity and not config.variable_experience
+    return wanted and core_for_each and not config.serial
+
+
+def recorded_parameters(config: SamplingConfig, spec: EnvSpec) -> int:
+    """Return the number of parameters of the actions' distribution that slots store for a
+    recording; 0 if nothing is recorded."""
+    if config.record is None:
+        return 0
+    return action_layout(spec.actions).head_size(state_std=True)
 
 
 def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
@@ -154,7 +201,7 @@ def has_image(spec: EnvSpec) -> bool:
     return any(leaf.is_image for leaf in spec.observations.values())
 
 
-def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
+def _inference(config: SamplingConfig, device: str) -> tuple[Literal["inline", "worker"], str]:
     if config.inference != "auto":
         where = "the actors" if config.inference == "inline" else "policy workers"
         return config.inference, f"Inference in {where} (as given)"
@@ -163,7 +210,7 @@ def _inference(config: AnyConfig, device: str) -> tuple[Literal["inline", "worke
     return "inline", "Inference in the actors (no GPU)"
 
 
-def choose_precision(config: AnyConfig, device: str, image: bool) -> tuple[str, str]:
+def choose_precision(config: RunConfig, device: str, image: bool) -> tuple[str, str]:
     """Return the precision of forward and backward passes, and the reason as text."""
     if config.precision != "auto":
         return config.precision, f"Precision {config.precision} (as given)"

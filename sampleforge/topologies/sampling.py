@@ -9,11 +9,15 @@ from functools import partial
 import torch
 
 from sampleforge.env.seeding import row_seeds
+from sampleforge.env.threaded import ThreadedVector
+from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
+from sampleforge.offline.rollout_queue import RolloutQueue, sender
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.requests import InferenceRequests
 from sampleforge.rollouts.slots import SlotShape
+from sampleforge.runtime.numa import NumaNode, node_for_group
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.records import EpisodeQueue
 from sampleforge.shared.restart_budget import RestartBudget
@@ -21,8 +25,8 @@ from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import FrozenStart, NewPolicy, ResumePoint, env_makers
-from sampleforge.topologies.config import AnyConfig, DdppoConfig
-from sampleforge.topologies.graph import Edge, FrozenGroup, GraphBuilder
+from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, SamplingConfig
+from sampleforge.topologies.graph import EVERYWHERE, Edge, FrozenGroup, GraphBuilder
 from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan, describe_memory
@@ -32,6 +36,7 @@ from sampleforge.workers.frozen import FrozenInference, FrozenPort
 from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.policy_mapping import PolicyMapping
+from sampleforge.workers.ready import ReadyActor
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 
@@ -42,11 +47,13 @@ the env rows."""
 
 @dataclass(frozen=True)
 class ActorChannels:
-    """The channels of the actors, which all policy groups share."""
+    """The channels of the actors, which all policy groups share. ``recorded``: the queue to the
+    recorder (None: nothing is recorded)."""
 
     episodes: EpisodeQueue
     wakeups: list[Wakeup]
     restart_budget: RestartBudget
+    recorded: RolloutQueue | None = None
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,28 @@ class GroupChannels:
     learner_wakeups: list[Wakeup]
     policy_restarts: RestartBudget
     actor_restarts: RestartBudget
+    node: NumaNode | None = None
+    """Where the group's workers other than the actors run, with the memory of its slots near to
+    them (None: anywhere)."""
 
     @property
     def inference_restarts(self) -> RestartBudget:
         """The restarts of the workers that compute actions: the actors, or the policy workers."""
         return self.actor_restarts if self.requests is None else self.policy_restarts
+
+    @property
+    def placement(self) -> Placement:
+        """The cores of the group's workers other than the actors."""
+        return EVERYWHERE if self.node is None else Placement(self.node.cores)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A note about the place of the group's workers, if they have one."""
+        if self.node is None:
+            return ()
+        return (
+            f"learner and slots on NUMA node {self.node.number} ({len(self.node.cores)} cores)",
+        )
 
 
 @dataclass(frozen=True)
@@ -79,40 +103,50 @@ class ActingGroup:
     member: MemberChannels | None = None
     members: int = 1
 
-    def port(self, policy: int, actor: int, streams: int) -> PolicyPort:
+    def port(
+        self,
+        policy: int,
+        actor: int,
+        streams: int,
+        recorded: RolloutQueue | None = None,
+        *,
+        batched: bool = False,
+    ) -> PolicyPort:
         """Return the port of an actor with ``streams`` streams to this group, the ``policy``-th of
-        the graph."""
+        the graph. ``recorded``: the queue to the recorder. ``batched``: streams that wait share a
+        forward pass."""
         inference: Inference
         if self.channels.requests is None:
             slots, members = self.exchange.slots, self.members
             make = InlineInference
-            if slots.shape.spec.num_agents > 1 and not slots.stacks:
+            if batched or (slots.shape.spec.num_agents > 1 and not slots.stacks):
                 make = BatchedInference  # agents with the same policy share a forward pass
             inference = make(self.new_policy(actor), slots, streams, actor, members)
         else:
             inference = RemoteInference(self.channels.requests, actor)
-        return PolicyPort(policy, self.exchange, inference)
+        return PolicyPort(policy, self.exchange, inference, sender(recorded, actor))
 
 
-def actor_channels(config: AnyConfig, plan: SamplerPlan) -> ActorChannels:
+def actor_channels(config: SamplingConfig, plan: SamplerPlan) -> ActorChannels:
     """Make the channels that all policy groups of a graph share."""
     return ActorChannels(
-        episodes=EpisodeQueue(plan.num_workers),
-        wakeups=wakeups(plan.num_workers),
-        restart_budget=RestartBudget(plan.num_workers, config.max_worker_restarts),
+        episodes=EpisodeQueue(plan.num_actors),
+        wakeups=wakeups(plan.num_actors),
+        restart_budget=RestartBudget(plan.num_actors, config.max_worker_restarts),
     )
 
 
 def group_channels(
-    config: AnyConfig,
+    config: SamplingConfig,
     plan: SamplerPlan,
     shape: SlotShape,
     weights: SharedWeights,
     actors: ActorChannels,
     learners: int,
+    node: NumaNode | None = None,
 ) -> GroupChannels:
-    """Make the channels of one policy group. ``shape``: of its slots; ``learners``: their
-    number."""
+    """Make the channels of one policy group. ``shape``: of its slots; ``learners``: their number;
+    ``node``: see `GroupChannels`."""
     policy_wakeups = wakeups(plan.num_policy_workers)
     requests = None
     if policy_wakeups:
@@ -125,7 +159,20 @@ def group_channels(
         wakeups(learners),
         RestartBudget(plan.num_policy_workers, config.max_worker_restarts),
         actors.restart_budget,
+        node,
     )
+
+
+def group_node(
+    index: int, config: AppoConfig | ApexConfig, plan: SamplerPlan, threads: int
+) -> NumaNode | None:
+    """Return the NUMA node for the workers of the ``index``-th policy group other than the actors,
+    which have so many ``threads``; None for anywhere. Learners on GPUs may be anywhere: which node
+    is near to a GPU is not known."""
+    on_cpu = plan.device == "cpu" and all(name == "cpu" for name in config.learner_devices)
+    if not on_cpu or config.serial or not config.set_workers_cpu_affinity:
+        return None
+    return node_for_group(index, threads)
 
 
 def add_actors(
@@ -133,7 +180,7 @@ def add_actors(
     channels: ActorChannels,
     groups: Sequence[ActingGroup],
     mapping: PolicyMapping,
-    config: AnyConfig,
+    config: SamplingConfig,
     plan: SamplerPlan,
     start: ResumePoint,
     frozen: Sequence[FrozenGroup] = (),
@@ -146,26 +193,37 @@ def add_actors(
     """
     cores = available_cores()
     members = [group.member for group in groups if group.member is not None]
+    envs: list[Callable[[], EnvVector]]
     for index in range(plan.num_workers):
         if members:
             assert not isinstance(config, DdppoConfig)
-            envs = member_env_makers(index, config, plan, members, channels.restart_budget)
+            envs = member_env_makers(
+                index, config, plan, members, channels.restart_budget, graph.hooks.tasks
+            )
         else:
-            envs = env_makers(index, config, plan, start, channels.restart_budget)
+            envs = env_makers(
+                index, config, plan, start, channels.restart_budget, graph.hooks.tasks
+            )
         pinned_to = (cores[index % len(cores)],) if plan.pin_actors else None
         wakeup = channels.wakeups[index]
+        if plan.variable:
+            envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
         make_actor = partial(
-            ActorWorker,
+            ReadyActor if plan.variable else ActorWorker,
             index,
             envs,
             [
-                *(group.port(i, index, plan.num_streams) for i, group in enumerate(groups)),
+                *(
+                    group.port(i, index, plan.num_streams, channels.recorded, batched=plan.variable)
+                    for i, group in enumerate(groups)
+                ),
                 *(frozen_port(each, len(groups) + i, index) for i, each in enumerate(frozen)),
             ],
             channels.episodes,
             wakeup,
             graph.progress,
             mapping=mapping,
+            callbacks=graph.hooks.of_worker(index),
         )
         graph.add(
             "actor",
@@ -216,7 +274,8 @@ def add_policy_workers(graph: GraphBuilder, group: ActingGroup, plan: SamplerPla
             members=group.members,
         )
         restart = RestartAlone(group.channels.policy_restarts, index)
-        graph.add("policy", make_policy_worker, wakeup, restart=restart)
+        placement = group.channels.placement
+        graph.add("policy", make_policy_worker, wakeup, placement, restart=restart)
 
 
 def sampler_edges(plan: SamplerPlan, group: str, learner: str) -> tuple[Edge, ...]:

@@ -13,14 +13,24 @@ from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
+from sampleforge.shared.events import send
 from sampleforge.shared.records import Episodes
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.episode_callbacks import watch_episodes
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
 from sampleforge.workers.policy_mapping import PolicyMapping, only_policy
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW
+from sampleforge.workers.rollout_view import rollout_hooks
 from sampleforge.workers.split import Split
 from sampleforge.workers.stream import PolicyPort, Stream, lease
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
+
+
+def looks_at_bounds(rollouts: int) -> bool:
+    """Return whether the bounds of observations are looked at in a stream's rollout of this number:
+    1, 2, 4, ... and every 1,024th. In every env step it would cost more than a fast simulator."""
+    return rollouts & (rollouts - 1) == 0 or rollouts % 1024 == 0
 
 
 def never(t: int) -> bool:
@@ -39,7 +49,7 @@ class ActorWorker(EventDriven):
     ``ports``: one per policy group, in the groups' order, and then one per frozen policy.
     ``mapping`` picks the policy of each seat where a rollout begins. If a picked group has no free
     slot, the split waits. So the amount of experience of a group does not depend on the speed of
-    the other groups' learners.
+    the other groups' learners. ``callbacks``: those with hooks in workers, if there are any.
     """
 
     def __init__(
@@ -53,6 +63,8 @@ class ActorWorker(EventDriven):
         counter_row: int,
         mapping: PolicyMapping = only_policy,
         ends_early: Callable[[int], bool] = never,
+        *,
+        callbacks: WorkerCallbacks | None = None,
     ) -> None:
         self.name = f"actor {index}"
         self._index = index
@@ -64,7 +76,9 @@ class ActorWorker(EventDriven):
         self._counter_row = counter_row
         self._mapping = mapping
         self._ends_early = ends_early
+        self._callbacks = callbacks
         self._splits: list[Split] = []
+        self._told_of_bounds = False
 
     def recover(self) -> None:
         """Take over the slots of the previous life, in the exchange of every policy group: hand
@@ -83,6 +97,10 @@ class ActorWorker(EventDriven):
             with told_of_rows(self._row_started):
                 env = make()
             self._splits.append(Split(self._index, index, env, rollouts))
+        self._tell_of_rollout = rollout_hooks(self._callbacks)
+        if self._callbacks is not None:
+            for split in self._splits:
+                watch_episodes(split, self._callbacks)
         limit_threads(1)  # also of libraries that the environments have loaded
         self._count["heartbeat"][0] = monotonic() + MODEL_TIMEOUT
         for port in self._ports:
@@ -107,9 +125,9 @@ class ActorWorker(EventDriven):
         """Advance every split as far as is possible without waiting."""
         started = perf_counter()
         self._beat()
-        self._ending = self._is_ending()
+        self._ending = self._ends_early is not never and self._is_ending()
         moved = any([self._advance(split) for split in self._splits])
-        self._count["step_s"] += perf_counter() - started
+        self._count["step_s"][0] += perf_counter() - started
         return moved
 
     def close(self) -> None:
@@ -183,7 +201,7 @@ class ActorWorker(EventDriven):
         if len(split.streams) > 1:
             for port in self._ports:
                 port.inference.answer()
-        self._count["infer_s"] += perf_counter() - started
+        self._count["infer_s"][0] += perf_counter() - started
 
     def _act(self, split: Split) -> bool:
         """Send the actions at (slot, t) to the environments."""
@@ -191,7 +209,7 @@ class ActorWorker(EventDriven):
         for stream in split.streams:
             stream.env.send(stream.actions())
         split.stepping = True
-        self._count["env_s"] += perf_counter() - started
+        self._count["env_s"][0] += perf_counter() - started
         return True
 
     def _collect(self, split: Split) -> bool:
@@ -200,8 +218,8 @@ class ActorWorker(EventDriven):
         steps = [(stream, stream.step_out()) for stream in split.streams]
         ended = [self._recv(split, stream, out) for stream, out in steps]
         split.stepping = False
-        self._count["env_s"] += perf_counter() - started
-        self._count["split_steps"] += 1
+        self._count["env_s"][0] += perf_counter() - started
+        self._count["split_steps"][0] += 1
         self._count_rebuilt(split)
         for (stream, out), episodes in zip(steps, ended, strict=True):
             stream.keep(out, episodes)
@@ -224,8 +242,8 @@ class ActorWorker(EventDriven):
     def _account(self, split: Split, stream: Stream, out: StepOut, episodes: list[Episode]) -> None:
         """Count a step of one seat, and send the episodes that ended with it."""
         steps = np.count_nonzero(out.valid)
-        self._count["env_steps"] += steps
-        self._count["env_frames"] += steps * split.env.spec.frame_skip
+        self._count["env_steps"][0] += steps
+        self._count["env_frames"][0] += steps * split.env.spec.frame_skip
         events = stream.env.not_finite
         if events.dropped_steps != stream.dropped_steps:
             self._count_dropped(split, events.dropped_steps - stream.dropped_steps, events.first)
@@ -270,8 +288,22 @@ class ActorWorker(EventDriven):
             if why:
                 why = f"{split.env.spec.env_id}, {why}"
                 self._count_bad_outputs(split, stream, dropped, why)
+            if self._tell_of_rollout is not None:
+                self._tell_of_rollout(stream)
+            if looks_at_bounds(stream.rollouts):
+                self._look_at_bounds(split, stream)
             stream.hand_over()
         self._count["rollouts"] += 1
+
+    def _look_at_bounds(self, split: Split, stream: Stream) -> None:
+        """Warn once of an observation that is outside of its bounds; training goes on with it."""
+        if not self._told_of_bounds and (fault := stream.out_of_bounds()) is not None:
+            self._told_of_bounds = True
+            text = (
+                f"{self.name}, split {split.index}, {fault}, or what the environment returns "
+                "(`sampleforge check-env` shows how often it happens)"
+            )
+            send("log", ("warning", text))
 
     def _count_bad_outputs(self, split: Split, stream: Stream, steps: int, why: str) -> None:
         """Count the dropped steps of rows with policy outputs that are not finite. Raises

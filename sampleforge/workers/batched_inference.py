@@ -13,8 +13,7 @@ from sampleforge.workers.inference import InlineInference
 
 
 class BatchedInference(InlineInference):
-    """Collects requests until `answer`, which answers all of them with one forward pass. The slots
-    must store whole observations, not single frames."""
+    """Collects requests until `answer`, which answers all of them with one forward pass."""
 
     def start(self) -> None:
         super().start()
@@ -37,17 +36,21 @@ class BatchedInference(InlineInference):
         self._asked.clear()
         policy.refresh()
         obs = {name: _flat(leaf[at]) for name, leaf in slots.obs.items()}
+        for name, stacks in slots.stacks.items():
+            obs[name] = stacks.read_rows(*at).numpy()
         numbers = torch.cat([self._rows[split] for split in splits])
-        acted = policy.act(obs, _flat(self.state[splits]), _flat(slots.first[at]), numbers)
+        acted = policy.act_on_arrays(
+            obs, _flat(self.state[splits]), _flat(slots.first[at]), numbers
+        )
         each = (len(splits), slots.shape.rows)
         for name, action in acted.actions.items():
-            slots.actions[name][at] = action.numpy().reshape(*each, *action.shape[1:])
+            slots.actions[name][at] = action.reshape(*each, *action.shape[1:])
         for name, column in acted.extras.items():
-            slots.extras[name][at] = column.numpy().reshape(each)
+            slots.extras[name][at] = column.reshape(*each, *column.shape[1:])
         slots.version[at] = policy.version
-        self.state[splits] = acted.state.numpy().reshape(*each, acted.state.shape[-1])
+        self.state[splits] = acted.state.reshape(*each, acted.state.shape[-1])
 
 
-def _flat(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return an array [n, rows, ...] as a tensor [n * rows, ...]."""
-    return torch.from_numpy(array).flatten(0, 1)
+def _flat(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array [n, rows, ...] as [n * rows, ...]."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from sampleforge.shared.member_board import ENV_PREFIX, ChangeInbox, MemberBoard, Segment
+from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
+from sampleforge.spec import ENV_PREFIX
 
 RNG = "rng/"
 """Beginning of the names of random generators in the tensors of a learner's state."""

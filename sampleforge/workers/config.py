@@ -1,13 +1,17 @@
-"""The configuration of sampling (SamplerConfig), several learners (LearnersConfig), several
-policies (PoliciesConfig), ranks (RanksConfig) and evaluation (EvaluatorConfig)."""
+"""The configuration of worker processes (WorkersConfig), sampling (SamplerConfig), several learners
+(LearnersConfig), several policies (PoliciesConfig), ranks (RanksConfig) and evaluation
+(EvaluatorConfig)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
+
+EVALUATION_ROWS = 16
+"""Env rows of an evaluation, which evaluators divide among them."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,6 @@ class RanksConfig(Checked):
     max_rollout_fraction: float = 1.5
     """A rank that is early goes on sampling until enough others have finished, up to this multiple
     of --rollout (1: it waits instead)."""
-    variable_experience: bool = False
-    """The env rows of a rank step independently of each other, in threads, and share the steps of
-    an update: fast ones give more of them (VER, arXiv 2210.05064). Each split is then one env row,
-    unless --num-splits is given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,12 +54,20 @@ class LearnersConfig(Checked):
     learner_timeout: float = 300.0
     """Seconds after which a learner that the other learners wait for counts as lost. A learner that
     has died is noticed at once."""
+    cuda_graphs: bool = False
+    """Launch the gradient steps of an update as one CUDA graph instead of operation by operation:
+    for one learner on a GPU whose batches all have one size, without a recurrent core."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_learners", low=1)
         check_range(self, "learner_timeout", low=0, above=True)
         devices, learners = self.learner_devices, self.num_learners
+        if self.cuda_graphs and learners > 1:
+            raise ConfigError(
+                f"--cuda-graphs --num-learners {learners}: a graph cannot hold the sums of "
+                "gradients over learners; leave out one of the two"
+            )
         given = typed("learner_devices", devices)
         if devices and len(devices) != learners:
             raise ConfigError(
@@ -166,14 +174,77 @@ class EvaluatorConfig(Checked):
     """Number of episodes of each evaluation."""
     evaluate_stochastic: bool = False
     """Sample the actions of evaluations, as in training; off: take the most likely actions."""
+    num_evaluators: int = 1
+    """Processes that divide the episodes of an evaluation among them, by env rows: up to 16, and no
+    more than episodes. They play what one would, in less time."""
+    evaluation_env: str | None = None
+    """Environment that evaluations are played in, like --env: an id, module:Id or
+    package.module:factory, with the same observations and actions (default: that of the
+    training)."""
+    evaluation_env_kwargs: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Keyword arguments for the environment of evaluations. They override --env-kwargs, unless
+    there is an --evaluation-env."""
+    evaluation_function: str | None = None
+    """Your own evaluation, package.module:function: it is called with an EvaluationContext and
+    returns metrics by name, which are reported as eval_<name> (default: the returns of the
+    episodes)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "evaluate_interval evaluate_episodes", low=1)
+        check_range(self, "evaluate_interval evaluate_episodes num_evaluators", low=1)
+        self._check_function()
+        if self.evaluate_interval is None:
+            self._check_unused()
+        most = min(EVALUATION_ROWS, self.evaluate_episodes)
+        if self.num_evaluators > most:
+            raise ConfigError(
+                f"--num-evaluators {self.num_evaluators}: {self.evaluate_episodes} episodes "
+                f"(--evaluate-episodes) are played by up to {most} evaluators; lower it to {most}"
+            )
+
+    def _check_function(self) -> None:
+        function = self.evaluation_function
+        if function is not None and not all(function.partition(":")):
+            raise ConfigError(
+                f"--evaluation-function {function} must be package.module:function, such as "
+                "my_evaluation:evaluate"
+            )
+
+    def _check_unused(self) -> None:
+        """Raise ConfigError for a setting of evaluations in a run without evaluations."""
+        usual: dict[str, Any] = {
+            **{"num_evaluators": 1, "evaluation_env": None, "evaluation_env_kwargs": {}},
+            "evaluation_function": None,
+        }
+        for name, default in usual.items():
+            value = getattr(self, name)
+            if value != default:
+                raise ConfigError(
+                    f"{typed(name, value)}: there are no evaluations; add --evaluate-interval N"
+                )
 
 
 @dataclass(frozen=True)
-class SamplerConfig(Checked):
+class WorkersConfig(Checked):
+    worker_niceness: int = 5
+    """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
+    max_worker_restarts: int = 3
+    """Times that killed or hung workers are replaced, in total for each kind: actors, policy
+    workers, replay workers, learners, evaluators."""
+    max_env_restart_rate: float = 0.1
+    """Fraction of the episodes that may be lost because the environment raised an error and was
+    rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the
+    first error (1: never). Rebuilds are counted as env_restarts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "worker_niceness", low=0, high=19)
+        check_range(self, "max_worker_restarts", low=0)
+        check_range(self, "max_env_restart_rate", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class SamplerConfig(WorkersConfig):
     num_workers: int | None = None
     """Actor processes (default: one per core)."""
     num_envs_per_worker: int | None = None
@@ -190,25 +261,20 @@ class SamplerConfig(Checked):
     rollout: int | None = None
     """Consecutive env steps of an environment that are learned from together, T (default: as many
     as make a batch of 2048 env steps; with --async-rl 32)."""
+    variable_experience: bool = False
+    """The env rows of an actor or rank step independently of each other, in threads, so that no row
+    waits for a slower one, and fast rows give more of the experience (VER, arXiv 2210.05064). It
+    is for simulators that wait or release the interpreter lock. Each split is then one env row,
+    unless --num-splits is given; with appo --async-rl is the default."""
     set_workers_cpu_affinity: bool = True
-    """Pin each actor worker to a core (only if there is a core for every actor)."""
-    worker_niceness: int = 5
-    """Niceness of actor workers, 0 to 19: a higher one gives the learner precedence."""
-    max_worker_restarts: int = 3
-    """Times that killed or hung workers are replaced, in total for each kind: actors, policy
-    workers, replay workers, learners, evaluators."""
-    max_env_restart_rate: float = 0.1
-    """Fraction of the episodes that may be lost because the environment raised an error and was
-    rebuilt. Above it, among the last 1,000 episodes and from 20 rebuilds on, the run ends with the
-    first error (1: never). Rebuilds are counted as env_restarts."""
+    """Pin each actor worker to a core (only if there is a core for every actor). On a machine with
+    several NUMA nodes also keep each policy's learner, policy and replay workers on one node, and
+    the memory of the slots beside them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_workers num_envs_per_worker num_splits", low=1)
         check_range(self, "num_policy_workers rollout", low=1)
-        check_range(self, "worker_niceness", low=0, high=19)
-        check_range(self, "max_worker_restarts", low=0)
-        check_range(self, "max_env_restart_rate", low=0, high=1)
         rows, splits = self.num_envs_per_worker, self.num_splits
         if rows is not None and splits is not None and rows < splits:
             raise ConfigError(

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
-from sampleforge.env.vector import Array, EnvVector, own_outputs
+from sampleforge.env.vector import Array, EnvVector, StepOut, own_outputs
+from sampleforge.workers.config import EVALUATION_ROWS
 
-MAX_ROWS = 16
+MAX_ROWS = EVALUATION_ROWS
 EPISODE_LIMIT = 27_000
 """Env steps after which an episode is cut if the environment has no limit; it is Atari's limit in
 the literature."""
@@ -37,6 +39,16 @@ class EpisodePolicy(Protocol):
     ) -> tuple[dict[str, Array], torch.Tensor]: ...
 
 
+class StepListener(Protocol):
+    """Is told of the steps of an `EpisodePlayer`."""
+
+    def acting(self, out: StepOut, actions: Mapping[str, Array]) -> None:
+        """Look at the observations, in ``out``, and at the actions for them, before the step."""
+
+    def stepped(self, out: StepOut) -> None:
+        """Look at the results of the step."""
+
+
 class PlayedEpisode(NamedTuple):
     """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, and whether it was
     ``cut`` by the player's limit."""
@@ -46,11 +58,48 @@ class PlayedEpisode(NamedTuple):
     cut: bool = False
 
 
-def evaluation_envs(config: EnvConfig, episodes: int, seed: int) -> EnvVector:
-    """Return the env rows that play ``episodes`` episodes; every row starts with a new episode."""
-    rows = min(MAX_ROWS, episodes)
+EVALUATORS = 3_000_000
+"""Replaces the number of a split in the seeds of the evaluators beside the first."""
+
+
+class EvaluationPart(NamedTuple):
+    """The part of an evaluation that ``evaluator`` (from 0) of ``evaluators`` plays: some of the
+    env rows, with the seeds and the episodes that these rows have if one evaluator plays all."""
+
+    evaluator: int = 0
+    evaluators: int = 1
+
+    def rows(self, episodes: int) -> range:
+        """Return the part's rows of an evaluation of so many episodes."""
+        rows = min(MAX_ROWS, episodes)
+        begin, end = (rows * i // self.evaluators for i in (self.evaluator, self.evaluator + 1))
+        return range(begin, end)
+
+    def episodes(self, episodes: int, agents: int = 1) -> int:
+        """Return the number of the part's episodes, with so many agents in each row."""
+        rows = min(MAX_ROWS, episodes)
+        each, more = divmod(episodes, rows * agents)
+        own = self.rows(episodes)
+        return sum(each + (agent * rows + row < more) for agent in range(agents) for row in own)
+
+    def seed(self, seed: int) -> int:
+        """Return the seed of the part's action sampling, in an evaluation with ``seed``."""
+        return row_seeds(seed, self.evaluator, EVALUATORS, 1)[0] if self.evaluator else seed
+
+
+ALL = EvaluationPart()
+"""The part of the only evaluator."""
+
+
+def evaluation_envs(
+    config: EnvConfig, episodes: int, seed: int, part: EvaluationPart = ALL
+) -> EnvVector:
+    """Return the env rows that play ``episodes`` episodes, or a ``part`` of them; every row starts
+    with a new episode."""
+    rows = part.rows(episodes)
     config = dataclasses.replace(config, decorrelate=False)
-    return make_vector(config, rows, row_seeds(seed, 0, 0, rows))
+    seeds = row_seeds(seed, 0, 0, rows.stop)[rows.start :]
+    return make_vector(config, len(rows), seeds, Place(part.evaluator, rows.start))
 
 
 def evaluation_seed(seed: int) -> int:
@@ -123,11 +172,18 @@ class EpisodePlayer:
             counted += own == group
             self._seats.append(_Seat(seat, policies[own], first))
         self._out = self._seats[0].out
+        self.listener: StepListener | None = None
+        """Is told of every step."""
 
     @property
     def done(self) -> bool:
         """Whether every row has played its share."""
         return self._left == 0
+
+    @property
+    def quota(self) -> list[int]:
+        """Number of episodes of each row that count: its first ones."""
+        return list(self._quota)
 
     @property
     def played(self) -> list[PlayedEpisode]:
@@ -172,10 +228,14 @@ class EpisodePlayer:
                 stochastic=self._stochastic,
                 generator=self._generator,
             )
+            if self.listener is not None:
+                self.listener.acting(out, actions)
             seat.env.send(actions)
         self.steps += 1
         for seat in self._seats:
             ended = seat.env.recv(seat.out)
+            if self.listener is not None:
+                self.listener.stepped(seat.out)
             if seat.first is None:
                 continue
             for episode in ended:

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.env.config import EnvConfig
 from sampleforge.env.starting import told_of_rows
+from sampleforge.env.tasks import TaskSource, at_newest
+from sampleforge.env.user_function import import_function
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.counters import Progress
+from sampleforge.shared.evaluation_board import EvaluationBoard
 from sampleforge.shared.records import Evaluation, Evaluations
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.workers.episode_player import EpisodePlayer, outcome
+from sampleforge.workers.episode_player import (
+    ALL,
+    EpisodePlayer,
+    EvaluationPart,
+    PlayedEpisode,
+    evaluation_envs,
+    outcome,
+)
+from sampleforge.workers.evaluation_function import (
+    EvaluationCancelled,
+    EvaluationContext,
+    evaluation_of,
+)
 from sampleforge.workers.worker import EventDriven
 
 log = logging.getLogger(__name__)
@@ -26,71 +44,87 @@ POLL_INTERVAL = 0.1
 """Seconds between the checks of a waiting evaluator on the progress of the training."""
 
 
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What an evaluator plays, and when. ``interval``: env steps of training; ``episodes``: of all
+    evaluators together; ``part``: this evaluator's; ``group``: the agent group that the policy
+    plays; ``function``: the name of the user's evaluation function."""
+
+    interval: int
+    episodes: int
+    stochastic: bool
+    seed: int
+    part: EvaluationPart = ALL
+    group: int = 0
+    function: str | None = None
+
+
+@dataclass(frozen=True)
+class EvaluatorChannels:
+    """The channels of an evaluator. ``weights``: of the policy; ``others``: models and weights of
+    the policies that play the other agent groups, by the group's index; ``board``: shared with the
+    other evaluators (None: there are none); ``tasks``: of the environments, if they take any."""
+
+    weights: SharedWeights
+    results: Evaluations
+    wakeup: Wakeup
+    others: Mapping[int, tuple[NewModel, SharedWeights]] = field(default_factory=dict)
+    board: EvaluationBoard | None = None
+    tasks: TaskSource | None = None
+
+
 class EvaluatorWorker(EventDriven):
     """Begins an evaluation at every multiple of ``interval`` env steps of training, or, if an
     evaluation takes longer than that, as soon as it is over.
 
     It copies the newest weights at the beginning of an evaluation, so that one policy takes all
-    steps. All evaluations use the same seed and make new env rows. Their env steps are not
-    experience, and are not counted as env steps of the run.
-
-    In a multi-agent environment the policy plays all agents of the agent group ``group``, and
-    ``others`` has the models and weights that play the other groups.
+    steps. All evaluations use the same seed and make new env rows of ``env``. Their env steps are
+    not experience, and are not counted as env steps of the run. Of several evaluators the first one
+    copies the weights for all, and begins when all have finished the evaluation before.
     """
-
-    name = "evaluator"
 
     def __init__(
         self,
-        make_envs: Callable[[], EnvVector],
+        env: EnvConfig,
         new_model: NewModel,
-        weights: SharedWeights,
+        channels: EvaluatorChannels,
         progress: Progress,
-        results: Evaluations,
-        wakeup: Wakeup,
+        settings: EvaluationSettings,
         counter_row: int,
-        *,
-        interval: int,
-        episodes: int,
-        stochastic: bool,
-        seed: int,
-        group: int = 0,
-        others: Mapping[int, tuple[NewModel, SharedWeights]] | None = None,
     ) -> None:
-        self._make_envs = make_envs
+        part = settings.part
+        self.name = "evaluator" if part.evaluators == 1 else f"evaluator {part.evaluator}"
+        self._env = env
         self._new_model = new_model
-        self._weights = weights
+        self._channels = channels
+        self._wakeup = channels.wakeup
         self._progress = progress
-        self._results = results
-        self._wakeup = wakeup
+        self._settings = settings
         self._counter_row = counter_row
-        self._interval = interval
-        self._episodes = episodes
-        self._stochastic = stochastic
-        self._seed = seed
-        self._group = group
-        self._others = others or {}
         self._due = self._multiple_after(progress.base_env_steps)
         self._envs: EnvVector | None = None
         self._player: EpisodePlayer | None = None
         self._warned = False
         self._rebuilt = 0
+        self._version = self._frozen_at = 0  # policy version and env steps of the weights
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = monotonic()
         self._model = self._new_model().eval()
         self._tensors = self._model.state_dict()
-        self._other_models = {of: make().eval() for of, (make, _) in self._others.items()}
+        others = self._channels.others.items()
+        self._other_models = {of: make().eval() for of, (make, _) in others}
+        board = self._channels.board
+        if board is not None and board.number:  # the successor of a killed evaluator
+            self._due = self._multiple_after(board.env_steps)
 
     def step(self) -> bool:
         """Begin an evaluation if it is due, or take one step of the current one."""
         self._beat()
         if self._player is None:
             return self._begin()
-        self._player.step()
-        self._count["split_steps"] += 1
-        self._count_rebuilt()
+        self._step(self._player)
         if self._player.done:
             self._finish(self._player)
         return True
@@ -108,6 +142,11 @@ class EvaluatorWorker(EventDriven):
     def _beat(self) -> None:
         self._count["heartbeat"][0] = monotonic()
 
+    def _step(self, player: EpisodePlayer) -> None:
+        player.step()
+        self._count["split_steps"] += 1
+        self._count_rebuilt()
+
     def _count_rebuilt(self) -> None:
         assert self._envs is not None
         if self._envs.rebuilt != self._rebuilt:
@@ -117,31 +156,78 @@ class EvaluatorWorker(EventDriven):
             self._rebuilt = self._envs.rebuilt
 
     def _multiple_after(self, env_steps: int) -> int:
-        return (env_steps // self._interval + 1) * self._interval
+        return (env_steps // self._settings.interval + 1) * self._settings.interval
 
     def _begin(self) -> bool:
+        if self._progress.done or not self._channels.results.has_room():
+            return False
+        if not self._take_weights():
+            return False
+        if self._settings.function is not None:
+            self._evaluate_by_function()
+            return True
+        episodes, stochastic = self._settings.episodes, self._settings.stochastic
+        self._player = self._new_player(self._env, episodes, stochastic=stochastic)
+        return True
+
+    def _new_player(self, env: EnvConfig, episodes: int, *, stochastic: bool) -> EpisodePlayer:
+        """Make env rows, and return the player of this evaluator's part of so many episodes."""
+        settings, part = self._settings, self._settings.part
+        make_envs = partial(evaluation_envs, env, episodes, settings.seed, part)
+        tasks = self._channels.tasks
+        with told_of_rows(self._beat):
+            self._envs = make_envs() if tasks is None else at_newest(tasks, make_envs)
+        self._rebuilt = 0
+        agents = self._envs.spec.agent_groups[settings.group].num_agents
+        return EpisodePlayer(
+            self._envs,
+            FrozenPolicy(self._model),
+            part.episodes(episodes, agents),
+            stochastic=stochastic,
+            seed=part.seed(settings.seed),
+            group=settings.group,
+            others={of: FrozenPolicy(model) for of, model in self._other_models.items()},
+        )
+
+    def _take_weights(self) -> bool:
+        """Copy the weights of the evaluation that begins now. Return False if none begins."""
+        board, index = self._channels.board, self._settings.part.evaluator
+        if board is None:
+            return self._take_newest()
+        if board.has_finished(index):
+            if index != 0 or not board.all_finished or not self._take_newest():
+                return False
+            states = [self._tensors, *(m.state_dict() for m in self._other_models.values())]
+            for weights, state in zip(board.weights, states, strict=True):
+                weights.publish(state, self._version)
+            board.begin(self._frozen_at)
+            return True
+        _, self._version = board.weights[0].read(self._tensors)
+        for weights, model in zip(board.weights[1:], self._other_models.values(), strict=True):
+            weights.read(model.state_dict())
+        self._frozen_at = board.env_steps
+        return True
+
+    def _take_newest(self) -> bool:
+        """Copy the newest weights, if an evaluation is due; return whether it is."""
         env_steps = self._progress.env_steps
-        if env_steps < self._due or self._progress.done or not self._results.has_room():
+        if env_steps < self._due:
             return False
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
-        _, self._version = self._weights.read(self._tensors)
-        for of, (_, weights) in self._others.items():
+        _, self._version = self._channels.weights.read(self._tensors)
+        for of, (_, weights) in self._channels.others.items():
             weights.read(self._other_models[of].state_dict())
-        with told_of_rows(self._beat):
-            self._envs, self._rebuilt = self._make_envs(), 0
-        self._player = EpisodePlayer(
-            self._envs,
-            FrozenPolicy(self._model),
-            self._episodes,
-            stochastic=self._stochastic,
-            seed=self._seed,
-            group=self._group,
-            others={of: FrozenPolicy(model) for of, model in self._other_models.items()},
-        )
         return True
 
     def _finish(self, player: EpisodePlayer) -> None:
+        self._count_episodes(player)
+        self._report(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
+        self.close()
+
+    def _count_episodes(self, player: EpisodePlayer) -> None:
+        """Count the episodes, and warn of those that were cut."""
+        self._count["episodes"] += len(player.played)
         cut = sum(episode.cut for episode in player.played)
         if cut and not self._warned:
             self._warned = True
@@ -150,6 +236,49 @@ class EvaluatorWorker(EventDriven):
                 "has no time limit; --max-episode-steps sets one",
                 *(cut, len(player.played), player.limit),
             )
-        self._count["episodes"] += len(player.played)
-        self._results.put(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
-        self.close()
+
+    def _report(self, evaluation: Evaluation) -> None:
+        self._channels.results.put(evaluation)
+        if self._channels.board is not None:
+            self._channels.board.finish(self._settings.part.evaluator)
+
+    def _evaluate_by_function(self) -> None:
+        """Have the user's function evaluate, in one step."""
+        settings, name = self._settings, self._settings.function
+        assert name is not None
+        context = EvaluationContext(
+            policy=FrozenPolicy(self._model),
+            env=self._env,
+            env_steps=self._frozen_at,
+            policy_version=self._version,
+            episodes=settings.episodes,
+            stochastic=settings.stochastic,
+            seed=settings.seed,
+            evaluator=settings.part.evaluator,
+            evaluators=settings.part.evaluators,
+            alive=self._go_on,
+            player=self._play,
+        )
+        try:
+            metrics = import_function("--evaluation-function", name)(context)
+        except EvaluationCancelled:
+            return
+        self._report(evaluation_of(name, metrics, context))
+
+    def _play(self, env: EnvConfig, episodes: int, *, stochastic: bool) -> Sequence[PlayedEpisode]:
+        """Play this evaluator's part of so many episodes at once, for the user's function."""
+        player = self._new_player(env, episodes, stochastic=stochastic)
+        try:
+            while not player.done:
+                self._go_on()
+                self._step(player)
+        finally:
+            self.close()
+        self._count_episodes(player)
+        return player.played
+
+    def _go_on(self) -> None:
+        """Beat, and end the user's function if the training has ended."""
+        self._beat()
+        if self._progress.done:
+            raise EvaluationCancelled

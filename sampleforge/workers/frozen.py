@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.env.vector import Episode, StepOut
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
+from sampleforge.models.stacked import NetworkOfEachRow, network_of_each_row
 from sampleforge.shared.records import NO_SNAPSHOT
 from sampleforge.shared.snapshots import LATEST, SnapshotPool
 from sampleforge.workers.stream import Stream
@@ -39,7 +39,8 @@ class FrozenInference:
     def start(self) -> None:
         self._draws = np.random.default_rng(self._seed)
         self._actions = torch.Generator().manual_seed(self._seed)
-        self._policies: dict[int, FrozenPolicy] = {}
+        self._models: dict[int, ActorCritic | QNetwork] = {}
+        self._networks: NetworkOfEachRow | None = None
         self._playing: dict[int, npt.NDArray[np.int64]] = {}
         self._followed = -1
         self.state_size = self._new_model().state_size
@@ -53,17 +54,18 @@ class FrozenInference:
     def draw(self, snapshots: npt.NDArray[np.int64], rows: npt.NDArray[np.intp]) -> None:
         """Draw a snapshot for each of ``rows``, and load those that are new."""
         entries = self._pool.draw(self._draws, len(rows))
-        for entry in np.unique(entries).tolist():
+        for entry in sorted(set(entries.tolist())):
             snapshots[rows[entries == entry]] = self._load(entry)
 
     def _load(self, entry: int) -> int:
         """Return the snapshot of ``entry``, whose model is ready afterwards."""
         snapshot = self._pool.snapshot(entry)
-        if snapshot not in self._policies:
+        if snapshot not in self._models:
             self._forget()
             model = self._new_model()
             snapshot = self._pool.read(entry, model.state_dict())
-            self._policies[snapshot] = FrozenPolicy(model)
+            self._models[snapshot] = model.eval()
+            self._networks = None
         return snapshot
 
     def _forget(self) -> None:
@@ -71,49 +73,52 @@ class FrozenInference:
         pool = self._pool
         kept = {LATEST, *(pool.snapshot(entry) for entry in range(pool.capacity))}
         kept.update(*(snapshots.tolist() for snapshots in self._playing.values()))
-        self._policies = {n: policy for n, policy in self._policies.items() if n in kept}
+        self._models = {n: model for n, model in self._models.items() if n in kept}
 
-    def _follow(self) -> None:
-        """Copy the newest weights of the policy that is trained, if there are newer ones."""
-        published = self._pool.published(self._pool.capacity)
-        if published != self._followed:
-            self._followed = published
-            self._pool.read(self._pool.capacity, self._policies[LATEST].model.state_dict())
+    def _follow(self) -> NetworkOfEachRow:
+        """Return the networks of the loaded snapshots, in ascending order of their numbers. Copy
+        the newest weights of the policy that is trained, if there are newer ones."""
+        is_new = self._has_newer()
+        if is_new:
+            entry = self._pool.capacity
+            self._followed = self._pool.published(entry)
+            self._pool.read(entry, self._models[LATEST].state_dict())
+        if self._networks is None:
+            self._models = dict(sorted(self._models.items()))
+            self._loaded = np.array(list(self._models))
+            self._networks = network_of_each_row(list(self._models.values()))
+        elif is_new:
+            self._networks.follow(int(np.searchsorted(self._loaded, LATEST)))
+        return self._networks
+
+    def _has_newer(self) -> bool:
+        """Return whether rows play with the newest weights, of which there are newer ones."""
+        if LATEST not in self._models:
+            return False
+        return self._pool.published(self._pool.capacity) != self._followed
 
     def answer(self) -> None:
         """Do nothing: `act` answers at once."""
 
+    @torch.inference_mode()
     def act(
         self, obs: dict[str, Array], state: Array, first: Array, snapshots: npt.NDArray[np.int64]
     ) -> dict[str, Array]:
         """Return actions, leaf -> [rows, ...], for observation leaves [rows, ...]; ``state``
         float32 [rows, S] becomes the next recurrent state. ``snapshots`` int64 [rows]."""
-        distinct = np.unique(snapshots).tolist()
-        if LATEST in distinct:
-            self._follow()
-        if len(distinct) == 1:
-            return self._act(distinct[0], obs, state, first)
-        actions: dict[str, Array] = {}
-        for snapshot in distinct:
-            rows = np.flatnonzero(snapshots == snapshot)
-            after = state[rows]
-            own = self._act(snapshot, {n: x[rows] for n, x in obs.items()}, after, first[rows])
-            state[rows] = after
-            for name, action in own.items():
-                if name not in actions:
-                    actions[name] = np.empty((len(state), *action.shape[1:]), action.dtype)
-                actions[name][rows] = action
-        return actions
-
-    def _act(
-        self, snapshot: int, obs: dict[str, Array], state: Array, first: Array
-    ) -> dict[str, Array]:
-        actions, after = self._policies[snapshot].act(
-            obs, torch.from_numpy(state), first, stochastic=True, generator=self._actions
+        networks = self._follow()
+        leaves = {name: torch.from_numpy(leaf) for name, leaf in obs.items()}
+        parameters, after = networks.policy_step(
+            leaves,
+            torch.from_numpy(state),
+            torch.from_numpy(first),
+            torch.from_numpy(np.searchsorted(self._loaded, snapshots)),
         )
         if state.shape[-1]:
             state[...] = after.numpy()
-        return actions
+        model = next(iter(self._models.values()))  # of the same layout as all others
+        actions = model.distribution(parameters, leaves).sample(self._actions)
+        return {name: leaf.numpy() for name, leaf in actions.items()}
 
 
 @dataclass(frozen=True, eq=False)

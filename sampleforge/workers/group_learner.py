@@ -10,6 +10,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import do_nothing
 from sampleforge.workers.rank import POLL_INTERVAL
+from sampleforge.workers.state_load import REQUEST
 from sampleforge.workers.worker import Worker
 
 
@@ -101,8 +102,11 @@ class GroupLearnerWorker:
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`. "publish" makes
-        the state in shared memory the newest one, and returns None."""
+        the state in shared memory the newest one, and returns None. "load": see
+        `GroupMember.load`."""
         assert self._worker is not None
+        if kind == REQUEST:
+            return self._member.load(payload)
         if kind in ("save", "publish"):
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
         if kind == "publish":

@@ -17,6 +17,7 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.change_follower import ChangeFollower
 from sampleforge.workers.rank_sync import MetricsSync, Stateful, check_same_state, share_state
+from sampleforge.workers.state_load import LoadedState, StateLoad
 from sampleforge.workers.worker import StopFlag
 
 REPLACEMENT_TIMEOUT = 5.0
@@ -80,6 +81,7 @@ class GroupMember:
         self._replacement_timeout = replacement_timeout
         self._published_at = self._publishing_took = 0.0  # seconds of processor time
         self._group: RankGroup | None = None
+        self._loaded: LoadedState | None = None
 
     def start(self) -> Stateful:
         """Join the group and return the learner, which averages its gradients over the group."""
@@ -149,28 +151,53 @@ class GroupMember:
         changes, due, count = self._changes, 0, 0
         if changes is not None:
             due, count = changes.due(self._learner), changes.count(self._learner)
-        own = torch.tensor([self._progress.done, due, count], dtype=torch.float64)
-        done, dues, counts = self._group.all_gather(own).T
+        loaded = 0 if self._loaded is None else self._loaded.number
+        own = torch.tensor([self._progress.done, due, count, loaded], dtype=torch.float64)
+        done, dues, counts, loads = self._group.all_gather(own).T
         self._end(bool(done.any()))
         if changes is not None:
             self._learner.env_steps = int(counts[0])
             self._apply_changes(changes, int(dues.min()))
+        if self._loaded is not None and bool((loads == loaded).all()):
+            self._continue_from(self._loaded)
         if self._debug:
             if self._group.size > 1:
                 check_same_state(self._learner, self._group)
             self._count["checksums_compared"] += self.index == 0  # one member counts for all
 
     def _apply_changes(self, changes: ChangeFollower, number: int) -> None:
-        """Apply the changes up to ``number``, which all members have seen. The state in shared
-        memory comes first: with it the change is made, wherever a member is killed from then on."""
+        """Apply the changes up to ``number``, which all members have seen."""
         if not changes.has_applied(self._learner, number):
             changes.apply(self._learner, number)
-            if self.index == 0:
-                self.publish_state()
-            self._epoch.set_agreed_version(self.index, self._learner.version)
-            if self._weights is not None:
-                self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+            self._publish_change()
         changes.confirm(self._learner)
+
+    def _publish_change(self) -> None:
+        """Publish what was changed between two updates. The state in shared memory comes first:
+        with it the change is made, wherever a member is killed from then on."""
+        if self.index == 0:
+            self.publish_state()
+        self._epoch.set_agreed_version(self.index, self._learner.version)
+        if self._weights is not None:
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+
+    def load(self, load: StateLoad) -> bool:
+        """Have the learner continue from another state: at once if it is alone, else after the
+        update by whose end all members were asked for it. Return whether it has done so."""
+        assert self._group is not None
+        if load.is_part_of(self._learner):
+            return True
+        if self._loaded is None or self._loaded.number != load.number:
+            self._loaded = load.read()
+        if self._group.size > 1:
+            return False
+        self._continue_from(self._loaded)
+        return True
+
+    def _continue_from(self, loaded: LoadedState) -> None:
+        loaded.put_into(self._learner)
+        self._loaded = None
+        self._publish_change()
 
     def take_waited(self) -> float:
         """Return the seconds that this member has waited for other members since the last call."""

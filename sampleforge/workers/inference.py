@@ -71,18 +71,19 @@ class InlineInference:
     def ask(self, split: int, slot: int, t: int) -> None:
         slots, policy = self._slots, self._policy
         policy.refresh()
-        obs = {name: torch.from_numpy(leaf[slot, t]) for name, leaf in slots.obs.items()}
+        obs = {name: leaf[slot, t] for name, leaf in slots.obs.items()}
         for name, stacks in slots.stacks.items():
-            obs[name] = stacks.read_rows(np.array([slot]), np.array([t]))
-        first = torch.from_numpy(slots.first[slot, t])
-        acted = policy.act(obs, torch.from_numpy(self.state[split]), first, self._rows[split])
+            obs[name] = stacks.read_rows(np.array([slot]), np.array([t])).numpy()
+        acted = policy.act_on_arrays(
+            obs, self.state[split], slots.first[slot, t], self._rows[split]
+        )
         for name, action in acted.actions.items():
-            slots.actions[name][slot, t] = action.numpy()
+            slots.actions[name][slot, t] = action
         for name, column in acted.extras.items():
-            slots.extras[name][slot, t] = column.numpy()
+            slots.extras[name][slot, t] = column
         slots.version[slot, t] = policy.version
         if self.state.shape[-1]:
-            self.state[split] = acted.state.numpy()
+            self.state[split] = acted.state
 
     def ask_final(self, split: int, slot: int, t: int) -> None:
         assert self._slots.final_value is not None

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from sampleforge.algos.learner import Learner
-from sampleforge.rollouts.batch import Batch
-from sampleforge.rollouts.batch_source import BatchSource, SlotBatches
+from sampleforge.rollouts.batch_source import Batches, BatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.learner_update import update_hooks
 from sampleforge.workers.metrics import Divergence, ReportMetrics
+from sampleforge.workers.state_load import REQUEST
 from sampleforge.workers.worker import EventDriven
 
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
+
+
+class BatchLearner(Protocol):
+    """A learner that takes batch after batch: `Learner`, `MarwilLearner`."""
+
+    version: int
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+    def update(self, batch: Any, progress: float) -> dict[str, float]: ...
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
 
 
 def at_once() -> bool:
@@ -39,14 +51,15 @@ class LearnerWorker(EventDriven):
     whose number is the same for all learners. ``may_update()``: called when the batch is complete,
     until it returns True; then the update begins. Meanwhile requests are answered. ``after_update``
     is called when the weights of an update are published, before slots are given back.
+    ``callbacks``: those with hooks in workers, if there are any.
     """
 
     name = "learner"
 
     def __init__(
         self,
-        make_learner: Callable[[], Learner],
-        batches: SlotBatches,
+        make_learner: Callable[[], BatchLearner],
+        batches: Batches,
         weights: SharedWeights | None,
         progress: Progress,
         save: Save,
@@ -57,6 +70,7 @@ class LearnerWorker(EventDriven):
         counts_updates: bool = True,
         may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
+        callbacks: WorkerCallbacks | None = None,
     ) -> None:
         self._make_learner = make_learner
         self.batches = batches
@@ -70,7 +84,8 @@ class LearnerWorker(EventDriven):
         self._counts_updates = counts_updates
         self._may_update = may_update
         self._after_update = after_update
-        self._batch: Batch | None = None
+        self._callbacks = callbacks
+        self._batch: Any = None
 
     def start(self) -> None:
         limit_threads(self._threads)
@@ -78,10 +93,11 @@ class LearnerWorker(EventDriven):
         if device.type == "cuda":
             torch.cuda.set_device(device)  # page-locking would open a context on cuda:0 too
         self._learner = self._make_learner()
+        self._tell_of_update = update_hooks(self._callbacks)
         self._metrics = ReportMetrics()
         self._divergence = Divergence()
         self._count = self._progress.counters.row(self._counter_row)
-        self._batch_source = self.batches.source(self._wakeup, self._count["batch_s"])
+        self._batch_source = self.batches.source(self._wakeup, self._count, self._learner.version)
         self._wakeup = self._batch_source.wakeup
 
     def step(self) -> bool:
@@ -97,7 +113,7 @@ class LearnerWorker(EventDriven):
         self._batch = None
         return True
 
-    def _learn(self, batch: Batch) -> None:
+    def _learn(self, batch: Any) -> None:
         started, before = perf_counter(), self._learner.version
         metrics = self._learner.update(batch, self._progress.fraction)
         learned = perf_counter()
@@ -111,6 +127,8 @@ class LearnerWorker(EventDriven):
         if self._counts_updates:
             self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += metrics.pop("own_trained_steps")
+        if self._tell_of_update is not None:
+            self._tell_of_update(self._learner, metrics)
         self._metrics.add(metrics)
         self._after_update()
 
@@ -137,9 +155,14 @@ class LearnerWorker(EventDriven):
 
         "metrics" returns the `ReportMetrics` of the batches since the last request. "save" writes a
         checkpoint with the driver's plain state (``payload``) and returns None, or the text of the
-        error."""
+        error. "load" (see `StateLoad`) is for a learner that takes its steps alone."""
         if kind == "metrics":
             return self._metrics.take()
+        if kind == REQUEST:
+            payload.read().put_into(self._learner)
+            if self._weights is not None:
+                self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+            return True
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         try:

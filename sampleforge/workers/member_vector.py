@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.shared.member_board import MemberBoard
@@ -49,6 +50,12 @@ class MemberVector(EnvVector):
     @property
     def ready(self) -> bool:
         return self._begins_anew or self._vector.ready
+
+    def shortened_rows(self) -> Array | None:
+        return self._vector.shortened_rows()
+
+    def row_env(self, row: int) -> Any:
+        return self._vector.row_env(row)
 
     def limit_episodes(self, steps: int) -> bool:
         limited = self._vector.limit_episodes(steps)

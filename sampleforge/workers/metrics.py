@@ -12,6 +12,8 @@ PER_UPDATE = frozenset(
 """Metrics of an update as a whole, not of its rows: each update has the same weight."""
 LAG = "policy_lag"
 """Prefix of metrics over all valid rows, including stale ones."""
+CUSTOM = "custom_"
+"""Prefix of the metrics that callbacks add to an update or to an episode."""
 
 
 class ReportMetrics:
@@ -51,7 +53,7 @@ class ReportMetrics:
 def _weight(name: str, metrics: dict[str, float]) -> float:
     """Return the weight of an update in the mean of a metric."""
     seen = metrics.get("valid_steps")
-    if seen is None or name in PER_UPDATE:
+    if seen is None or name in PER_UPDATE or name.startswith(CUSTOM):
         return 1.0
     return seen if name.startswith(LAG) else seen - metrics["stale_steps"]
 

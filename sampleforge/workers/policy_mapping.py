@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sampleforge.config import ConfigError
-from sampleforge.env.scratch import make_cwd_importable
+from sampleforge.env.user_function import import_function
 
 
 class StreamId(NamedTuple):
@@ -154,7 +153,7 @@ class UserMapping:
 
     def __call__(self, stream: StreamId, rollout: int) -> int:
         if self._function is None:
-            self._function = self._import()
+            self._function = import_function("--policy-mapping", self._name)
         policy = self._function(stream, rollout)
         if policy not in self._policies:
             raise ConfigError(
@@ -162,25 +161,6 @@ class UserMapping:
                 f"{rollout}, but must return one of the policies {', '.join(self._policies)}"
             )
         return self._policies.index(policy)
-
-    def _import(self) -> Callable[[StreamId, int], Any]:
-        module_name, _, attribute = self._name.partition(":")
-        make_cwd_importable()
-        try:
-            function = getattr(importlib.import_module(module_name), attribute, None)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module exists, but one that it imports does not
-            raise ConfigError(
-                f"--policy-mapping {self._name}: there is no module {error.name!r}; modules are "
-                "looked for in the working directory and where Python finds packages"
-            ) from error
-        if not callable(function):
-            raise ConfigError(
-                f"--policy-mapping {self._name}: {module_name} has no function {attribute!r}"
-            )
-        found: Callable[[StreamId, int], Any] = function
-        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_function": None}  # imported again in each process

@@ -16,6 +16,7 @@ from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerWorker
 from sampleforge.workers.preemption import Preemption
+from sampleforge.workers.state_load import REQUEST
 
 POLL_INTERVAL = 0.05
 """Seconds between the checks of a waiting rank on the progress of the other ranks."""
@@ -106,7 +107,10 @@ class RankWorker:
         return self._member.ended
 
     def handle(self, kind: str, payload: Any) -> Any:
-        """Return the answer to a request of the driver; see `LearnerWorker.handle`."""
+        """Return the answer to a request of the driver; see `LearnerWorker.handle`. "load": see
+        `GroupMember.load`."""
+        if kind == REQUEST:
+            return self._member.load(payload)
         if kind == "save":
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
         answer = self._worker.handle(kind, payload)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from time import monotonic, perf_counter
+
+import numpy as np
 
 from sampleforge.replay.exchange import SAMPLE, ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
 from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.observation_stats import ObservationStats
 from sampleforge.replay.shard import ReplayShard
+from sampleforge.replay.shares import ShareKeeper
 from sampleforge.replay.snapshot import ReplayArchive
 from sampleforge.shared.counters import Counters
+from sampleforge.shared.rings import next_in_turn
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.worker import EventDriven
 
@@ -57,8 +62,11 @@ class ReplayWorker(EventDriven):
         self._beat()
         self._shard = self._make_shard()
         self._seen = ObservationStats(self._exchange.slots, self._sample_requests.counted)
-        self._leased = [0] * self._exchange.actors
+        self._leased = np.zeros(self._exchange.actors, np.int64)
+        self._num_leased = 0  # of all actors together
         self._turn = 0
+        shares = self._exchange.shares
+        self._shares = None if shares is None else ShareKeeper(shares)
         self._asked = 0  # latest request for histograms
         self._saves = self._archive.last_answered(self._index)
         restoring = self._limiter.replay_counters.restoring[self._index]
@@ -75,7 +83,7 @@ class ReplayWorker(EventDriven):
         self._sample_requests.take_over_shard(self._index)
         leased = self._exchange.take_over_shard(self._index)
         for actor in leased.values():
-            self._leased[actor] += 1
+            self._count_lease(actor, 1)
         for slot in self._shard.take_over(leased):
             self._insert(slot)
 
@@ -97,10 +105,12 @@ class ReplayWorker(EventDriven):
 
     def _take_rollouts(self) -> bool:
         started, moved = perf_counter(), False
-        for actor in range(self._exchange.actors):
+        for actor in self._exchange.ready_actors(self._index):
             while (slot := self._exchange.take_ready(self._index, actor)) is not None:
                 self._insert(slot)
-                self._leased[actor] -= 1
+                self._count_lease(actor, -1)
+                if self._shares is not None:
+                    self._shares.count(actor)
                 moved = True
         if moved:
             self._sample_requests.wake_learner()
@@ -114,40 +124,67 @@ class ReplayWorker(EventDriven):
     def _lease(self) -> bool:
         """Lease slots to the actors in turn, one at a time, until each has as many as it may have.
         Otherwise the first actor would get all slots when the limiter allows only few."""
-        moved, passed, exchange = False, 0, self._exchange
-        while passed < exchange.actors:
-            actor = self._turn
-            if self._leased[actor] == exchange.leases:
-                passed += 1
-            elif not self._limiter.may_lease(self._index, exchange.slots.shape.items):
-                return moved
-            else:
-                slot = self._shard.lease()
-                assert slot is not None, "there is a slot for every lease"
-                self._leased[actor] += 1
-                exchange.lease(self._index, actor, slot)
-                moved, passed = True, 0
+        moved, exchange = False, self._exchange
+        while self._num_leased < exchange.actors * exchange.leases:
+            if not self._limiter.may_lease(self._index, exchange.slots.shape.items):
+                break
+            actor = self._next_to_lease()
+            if actor is None:
+                break
+            slot = self._shard.lease()
+            assert slot is not None, "there is a slot for every lease"
+            self._count_lease(actor, 1)
+            exchange.lease(self._index, actor, slot)
             self._turn = (actor + 1) % exchange.actors
+            moved = True
         return moved
 
+    def _next_to_lease(self) -> int | None:
+        """Return the next actor in turn that has not all its slots and may have another one now;
+        None if there is none."""
+        lacking = np.flatnonzero(self._leased < self._exchange.leases)
+        if self._shares is not None:
+            lacking = lacking[[self._shares.may_lease(actor) for actor in lacking.tolist()]]
+        return next_in_turn(lacking, self._turn) if len(lacking) else None
+
+    def _count_lease(self, actor: int, change: int) -> None:
+        """Count a slot that an actor gets (``change`` 1) or has given back (-1)."""
+        self._leased[actor] += change
+        self._num_leased += change
+
     def _serve(self) -> bool:
-        """Answer the learner's requests."""
-        started, moved, sample_requests = perf_counter(), False, self._sample_requests
-        while (request := sample_requests.next_asked(self._index)) is not None:
-            if sample_requests.kind[request] == SAMPLE:
-                drawn = self._shard.draw(sample_requests.items.shape[1])
-                sample_requests.items[request] = drawn.items
-                sample_requests.generations[request] = drawn.generations
-                sample_requests.scaled_probability[request] = drawn.scaled_probability
-                self._seen.take(sample_requests.seen[request])
-            else:
-                self._shard.update(
-                    sample_requests.items[request],
-                    sample_requests.generations[request],
-                    sample_requests.errors[request],
-                )
+        """Answer the learner's requests. Those of the same kind that follow each other are served
+        together, with the same result as one after the other."""
+        sample_requests = self._sample_requests
+        asked = sample_requests.asked(self._index)
+        if not asked:
+            return False
+        started = perf_counter()
+        kinds = sample_requests.kind
+        for kind, requests in groupby(asked, key=lambda request: int(kinds[request])):
+            (self._draw if kind == SAMPLE else self._update)(list(requests))
+        sample_requests.wake_learner()
+        self._count["draw_s"] += perf_counter() - started
+        return True
+
+    def _draw(self, requests: list[int]) -> None:
+        """Answer requests for samples."""
+        sample_requests = self._sample_requests
+        drawn = self._shard.draw_batches(sample_requests.items.shape[1], len(requests))
+        for request, sample in zip(requests, drawn, strict=True):
+            sample_requests.items[request] = sample.items
+            sample_requests.generations[request] = sample.generations
+            sample_requests.scaled_probability[request] = sample.scaled_probability
+            self._seen.take(sample_requests.seen[request])
             sample_requests.answer(self._index, request)
-            moved = True
-        if moved:
-            self._count["draw_s"] += perf_counter() - started
-        return moved
+
+    def _update(self, requests: list[int]) -> None:
+        """Answer requests that bring TD errors."""
+        sample_requests = self._sample_requests
+        self._shard.update(
+            sample_requests.items[requests].reshape(-1),
+            sample_requests.generations[requests].reshape(-1),
+            sample_requests.errors[requests].reshape(-1),
+        )
+        for request in requests:
+            sample_requests.answer(self._index, request)

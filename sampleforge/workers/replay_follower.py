@@ -10,7 +10,9 @@ from sampleforge.replay.exchange import SampleRelay
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.workers.callback import WorkerCallbacks
 from sampleforge.workers.learner import at_once, do_nothing
+from sampleforge.workers.learner_update import update_hooks
 from sampleforge.workers.sample_update import SampleUpdate
 from sampleforge.workers.worker import EventDriven
 
@@ -37,6 +39,7 @@ class ReplayFollowerWorker(EventDriven):
         threads: int,
         may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
+        callbacks: WorkerCallbacks | None = None,
     ) -> None:
         self._make_learner = make_learner
         self._make_update = make_update
@@ -48,13 +51,16 @@ class ReplayFollowerWorker(EventDriven):
         self._threads = threads
         self._may_update = may_update
         self._after_update = after_update
+        self._callbacks = callbacks
 
     def start(self) -> None:
         limit_threads(self._threads)
+        self._tell_of_update = update_hooks(self._callbacks)
         self._next: tuple[int, float] | None = None
         self.begin_again()
         self._count = self._progress.counters.row(self._counter_row)
-        self._update = self._make_update(self._make_learner())
+        self._learner = self._make_learner()
+        self._update = self._make_update(self._learner)
 
     def step(self) -> bool:
         if self._next is None:
@@ -68,6 +74,8 @@ class ReplayFollowerWorker(EventDriven):
             self._count["batch_s"] += updated.read_s
             self._count["learn_s"] += perf_counter() - started - updated.read_s
             self._count["trained_steps"] += updated.trained
+            if self._tell_of_update is not None:
+                self._tell_of_update(self._learner, updated.metrics)
         self._after_update()
         return True
 

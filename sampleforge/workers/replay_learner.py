@@ -13,10 +13,13 @@ from sampleforge.runtime.threads import limit_threads
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.workers.callback import WorkerCallbacks
 from sampleforge.workers.learner import Save, at_once, do_nothing
+from sampleforge.workers.learner_update import update_hooks
 from sampleforge.workers.metrics import Divergence, ReportMetrics
 from sampleforge.workers.replay_metrics import ReplayMetrics
 from sampleforge.workers.sample_update import SampleUpdate
+from sampleforge.workers.state_load import REQUEST
 from sampleforge.workers.worker import EventDriven
 
 
@@ -33,7 +36,8 @@ class ReplayLearnerWorker(EventDriven):
     ``publish_interval`` env steps of all actors together.
 
     With several learners this is learner 0, and ``relay`` sends its samples to the other learners.
-    ``may_update`` and ``after_update``: see `sampleforge.workers.learner.LearnerWorker`.
+    ``may_update``, ``after_update`` and ``callbacks``: see
+    `sampleforge.workers.learner.LearnerWorker`.
     """
 
     name = "learner"
@@ -55,6 +59,7 @@ class ReplayLearnerWorker(EventDriven):
         threads: int,
         may_update: Callable[[], bool] = at_once,
         after_update: Callable[[], None] = do_nothing,
+        callbacks: WorkerCallbacks | None = None,
     ) -> None:
         self._make_learner = make_learner
         self._make_update = make_update
@@ -70,9 +75,11 @@ class ReplayLearnerWorker(EventDriven):
         self._threads = threads
         self._may_update = may_update
         self._after_update = after_update
+        self._callbacks = callbacks
 
     def start(self) -> None:
         limit_threads(self._threads)
+        self._tell_of_update = update_hooks(self._callbacks)
         self._learner = self._make_learner()
         self._update = self._make_update(self._learner)
         self._count = self._progress.counters.row(self._counter_row)
@@ -114,6 +121,8 @@ class ReplayLearnerWorker(EventDriven):
         self._count["publish_s"] += perf_counter() - learned
         self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += updated.trained
+        if self._tell_of_update is not None:
+            self._tell_of_update(self._learner, updated.metrics)
         self._metrics.add(updated.metrics)
         self._after_update()
 
@@ -148,6 +157,10 @@ class ReplayLearnerWorker(EventDriven):
         `sampleforge.workers.learner.LearnerWorker.handle`."""
         if kind == "metrics":
             return self._metrics.take() | self._replay_metrics.take()
+        if kind == REQUEST:
+            payload.read().put_into(self._learner)
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+            return True
         assert kind == "save", kind
         tensors, plain = self._learner.state()
         try:

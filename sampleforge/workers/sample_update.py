@@ -60,8 +60,8 @@ class SampleUpdate:
         """Learn from the sample of ``request``; ``progress`` (0 to 1) is the fraction of the
         training that is done. Return None if no item of the sample was left."""
         started, requests, part = perf_counter(), self._sample_requests, self._part
-        if requests.counted:
-            self._learner.observe(unpack(requests.seen[request], requests.counted))
+        if (seen := unpack(requests.seen[request], requests.counted)) is not None:
+            self._learner.observe(seen)
         gathered = self._reader.read(
             requests.items[request, part],
             requests.generations[request, part],
@@ -78,9 +78,11 @@ class SampleUpdate:
         trained = gathered.trained
         if errors is None:
             return Updated(metrics, None, late, trained, read_s)
-        own = np.zeros(len(still_valid), np.float32)
-        own[still_valid] = errors[: np.count_nonzero(still_valid)]
-        return Updated(metrics, self._gather(own), late, trained, read_s)
+        if not still_valid.all():
+            own = np.zeros(len(still_valid), np.float32)
+            own[still_valid] = errors[: np.count_nonzero(still_valid)]
+            errors = own
+        return Updated(metrics, self._gather(errors), late, trained, read_s)
 
     def _gather(self, own: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         """Return the entries of the whole sample, float32 [B], given those of this learner's

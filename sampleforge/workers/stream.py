@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.env.bounds import Bounds
 from sampleforge.env.vector import EnvVector, Episode, StepOut
+from sampleforge.offline.rollout_queue import Rollout, RolloutSender
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
-from sampleforge.rollouts.slots import TrajectorySlots, end_rollout
+from sampleforge.rollouts.slots import TrajectorySlots, end_rollout, length
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.policy_mapping import StreamId
 from sampleforge.workers.policy_outputs import drop_rows, outputs_not_finite
@@ -24,11 +26,12 @@ Array = npt.NDArray[Any]
 class PolicyPort:
     """The connection of one actor to one policy group: ``policy`` is the group's index in the
     graph, free slots come from ``exchange`` and complete ones go back to it, ``inference`` computes
-    the actions."""
+    the actions. ``recorder`` gets a copy of each complete rollout (None: nothing is recorded)."""
 
     policy: int
     exchange: RolloutExchange
     inference: Inference
+    recorder: RolloutSender | None = None
 
 
 def lease(ports: Sequence[PolicyPort], actor: int) -> list[int] | None:
@@ -46,12 +49,15 @@ class Stream:
 
     The policy is picked where a rollout begins, so that a slot holds the steps of one policy.
     ``port``: the port to its group (None before the first rollout); ``inference`` and ``slots`` are
-    those of the port. ``slot``: None between two rollouts. ``t``: the rollout's next step.
-    ``valuing``: values of final observations have been requested. ``carry`` holds the last
-    observation of a rollout, with which the next one begins, because the slot belongs to the
-    learner by then. Leaves that the slots store as single frames are written to ``carry`` at every
-    step. ``overlap``: the steps that the next rollout begins with, if sequences are drawn.
-    ``before``: the recurrent state of the last request. ``rollouts``: number of rollouts begun.
+    those of the port. ``slot``: None between two rollouts. ``t``: the rollout's next step;
+    ``begun_at``: its first step that was not a part of the rollout before. ``valuing``: values of
+    final observations have been requested. ``carry`` holds the last observation of a rollout, with
+    which the next one begins, because the slot belongs to the learner by then. Leaves that the
+    slots store as single frames are written to ``carry`` at every step. ``overlap``: the steps that
+    the next rollout begins with, if sequences are drawn. ``before``: the recurrent state of the
+    last request. ``rollouts``: number of rollouts begun.
+    ``shortened``: the rows that began the rollout in an episode that decorrelation shortens, bool
+    [rows], if the rollout is recorded and there are any.
     ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
     ``dropped_steps``: the number of dropped env steps that the counters already include.
 
@@ -70,7 +76,7 @@ class Stream:
         self.rollouts = rollouts
         self.port: PolicyPort | None = None
         self.slot: int | None = None
-        self.t = 0
+        self.t = self.begun_at = 0
         self.valuing = False
         self.bad_rollouts = 0
         self.dropped_steps = 0
@@ -80,6 +86,8 @@ class Stream:
         }
         self.carry_first = np.ones(env.num_rows, np.bool_)
         self.overlap: Overlap | None = None
+        self.shortened: Array | None = None
+        self._bounds: Bounds | None = None
 
     def _change_policy(self, port: PolicyPort) -> None:
         """Use the policy of ``port`` from now on; its recurrent state begins at zero."""
@@ -125,7 +133,8 @@ class Stream:
         slots.first[slot, t] = self.carry_first
         if self.overlap is None:
             slots.state[slot] = self.inference.state[self.index]
-        self.slot, self.t = slot, t
+        self.slot, self.t, self.begun_at = slot, t, t
+        self.shortened = None if port.recorder is None else self.env.shortened_rows()
 
     def ask(self) -> None:
         """Request actions for the observation at (slot, t)."""
@@ -133,7 +142,8 @@ class Stream:
         state = self.inference.state[self.index]
         if self.overlap is not None:
             self.overlap.keep_state(self.slot, self.t, state)
-        self.before[...] = state
+        if state.size:
+            self.before[...] = state
         self.inference.ask(self.index, self.slot, self.t)
 
     def is_answered(self) -> bool:
@@ -147,13 +157,15 @@ class Stream:
     def step_out(self) -> StepOut:
         """Return the arrays into which the environments write the step from t to t + 1."""
         slots, slot, t = self.slots, self.slot, self.t
-        whole = {name: self.carry[name] for name in slots.stacks}
+        obs = {name: leaf[slot, t + 1] for name, leaf in slots.obs.items()}
+        for name in slots.stacks:
+            obs[name] = self.carry[name]
         return StepOut(
             reward=slots.reward[slot, t],
             terminated=slots.terminated[slot, t],
             truncated=slots.truncated[slot, t],
             valid=slots.valid[slot, t],
-            obs={name: leaf[slot, t + 1] for name, leaf in slots.obs.items()} | whole,
+            obs=obs,
             first=slots.first[slot, t + 1],
             final_obs={n: leaf[self.index] for n, leaf in self.inference.final_obs.items()},
         )
@@ -163,7 +175,7 @@ class Stream:
         environments do not write there themselves."""
         if self.slots.stacks:
             self._keep_frames()
-        if self.slots.final_obs and out.truncated.any():
+        if self.slots.keeps_final:
             self._keep_final(out)
 
     def _keep_frames(self) -> None:
@@ -179,12 +191,19 @@ class Stream:
 
     def _keep_final(self, out: StepOut) -> None:
         """Write the final observations after truncated steps into the slot, which stores them apart
-        from ``obs``."""
+        from ``obs``, and, for a recording, those after all steps that ended an episode."""
         slots = self.slots
         assert out.final_obs is not None
-        for name, column in slots.final_obs.items():
-            seen = out.final_obs[name][out.truncated]
-            column[self.slot, self.t, out.truncated] = seen[:, -1] if name in slots.stacks else seen
+        if slots.final_obs and out.truncated.any():
+            for name, column in slots.final_obs.items():
+                seen = out.final_obs[name][out.truncated]
+                last = seen[:, -1] if name in slots.stacks else seen
+                column[self.slot, self.t, out.truncated] = last
+        for name, column in slots.recorded_final.items():
+            ended = out.terminated | out.truncated
+            seen = out.final_obs[name][ended]
+            is_stack = slots.shape.spec.observations[name].stack is not None
+            column[self.slot, self.t, ended] = seen[:, -1] if is_stack else seen
 
     def ask_final(self, out: StepOut) -> None:
         """Request the values of the final observations of step t, if the slot stores them and there
@@ -211,6 +230,19 @@ class Stream:
         output = bad_outputs[rows[0]]
         return steps, f"row {rows[0]}: the policy's {output} is not finite for a finite observation"
 
+    def out_of_bounds(self) -> str | None:
+        """Return the first observation of the complete rollout that is outside of what its space
+        declares, in words; None if there is none. Not looked at: stacks, which are stored apart,
+        and rows in which values were zeroed because they were not finite."""
+        if self.env.not_finite.first:
+            return None
+        if self._bounds is None:
+            self._bounds = Bounds(self.env)
+        assert self.slot is not None
+        end = length(self.slots, self.slot) + 1
+        obs = {name: leaf[self.slot, :end] for name, leaf in self.slots.obs.items()}
+        return self._bounds.fault_of_rollout(obs)
+
     def keep_end(self) -> None:
         """Keep the last observation of the complete rollout for the next one."""
         slots, slot = self.slots, self.slot
@@ -223,8 +255,16 @@ class Stream:
         assert self.slot is not None and self.port is not None
         if self.overlap is not None:
             self.overlap.keep(self.slot)
+        if self.port.recorder is not None:
+            self.port.recorder.send(self.slots, self.slot, self._rollout(), self.shortened)
         self.port.exchange.hand_over(self.id.actor, self.slot)
         self.slot = None
+
+    def _rollout(self) -> Rollout:
+        """Return where the complete rollout is from."""
+        assert self.slot is not None
+        end = length(self.slots, self.slot)
+        return Rollout(self.id.split, self.id.seat, self.policy, self.rollouts, self.begun_at, end)
 
     def end_early(self) -> None:
         """End the rollout before step t, for which the policy's output is in the slot: the learner

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sampleforge.workers.actor import ActorWorker, never
+from sampleforge.workers.actor import never
 from sampleforge.workers.batched_inference import BatchedInference
+from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.ready import ReadyActor
 from sampleforge.workers.split import Split
 from sampleforge.workers.stream import PolicyPort
 
 
-class VariableActor(ActorWorker):
+class VariableActor(ReadyActor):
     """An actor that samples in rounds of ``round_steps`` steps, taken by the splits that are ready.
 
     Its splits step independently of each other. ``round_ends(steps)`` may end a round earlier. At
@@ -34,57 +35,30 @@ class VariableActor(ActorWorker):
     """
 
     def __init__(
-        self, *args: Any, round_steps: int, round_ends: Callable[[int], bool] = never
+        self,
+        *args: Any,
+        round_steps: int,
+        round_ends: Callable[[int], bool] = never,
+        callbacks: WorkerCallbacks | None = None,
     ) -> None:
-        super().__init__(*args)
+        super().__init__(*args, callbacks=callbacks, late=math.inf)
         (port,) = self._ports  # a rank has one policy
         assert isinstance(port, PolicyPort) and isinstance(port.inference, BatchedInference)
-        self._exchange, self._inference = port.exchange, port.inference
+        self._exchange = port.exchange
         self._round_steps = round_steps
         self._round_ends = round_ends
 
     def start(self) -> None:
         self._sampling = False
         self._taken = 0
-        self._in_progress: dict[int, dict[str, npt.NDArray[Any]]] = {}
-        self._sent: dict[int, float] = {}
         super().start()
 
     def step(self) -> bool:
-        self._answer()
         moved = super().step()
         if self._sampling and self._round_ends(self._taken):
             self._end_round()
             moved = True
         return moved
-
-    def alive_at(self) -> float:
-        """Return the time (of ``monotonic``) at which the oldest step in progress began; now
-        if there is none."""
-        busy = [self._sent[s.index] for s in self._splits if s.stepping and not s.env.ready]
-        return min(busy, default=monotonic())
-
-    def _answer(self) -> None:
-        """Compute the actions of all splits that wait; a step in progress keeps its own action."""
-        started = perf_counter()
-        self._inference.answer()
-        slots = self._exchange.slots
-        for index, columns in list(self._in_progress.items()):
-            slot = self._splits[index].stream.slot
-            if slot is not None and self._inference.is_answered(index):
-                for name, column in columns.items():
-                    slots.arrays[name][slot, 0] = column
-                del self._in_progress[index]
-        seconds = perf_counter() - started
-        self._count["infer_s"] += seconds
-        self._count["step_s"] += seconds
-
-    def _advance(self, split: Split) -> bool:
-        if split.stepping and split.stream.slot is None:
-            return self._begin(split)
-        if split.stepping and not (split.env.ready and split.stream.is_answered()):
-            return False
-        return super()._advance(split)
 
     def _is_next(self, split: Split) -> bool:
         """Return True, because there is a slot for every split. If fast splits waited for those
@@ -103,10 +77,6 @@ class VariableActor(ActorWorker):
         slots.env_row[split.stream.slot] = split.index * rows + np.arange(rows)
         slots.ends_batch[split.stream.slot] = False
         return True
-
-    def _act(self, split: Split) -> bool:
-        self._sent[split.index] = monotonic()
-        return super()._act(split)
 
     def _next(self, split: Split) -> bool:
         self._taken += 1
@@ -132,15 +102,6 @@ class VariableActor(ActorWorker):
             slot, t = split.stream.slot, split.stream.t
             assert slot is not None
             if t < slots.shape.rollout:
-                if split.stepping:
-                    self._in_progress[split.index] = self._action_at(slot, t)
-                split.stream.end_early()
+                self._end_early(split)
             slots.ends_batch[slot] = split is is_open[-1]
             self._hand_over(split)
-
-    def _action_at(self, slot: int, t: int) -> dict[str, npt.NDArray[Any]]:
-        """Return copies of action, log-probability and version at (slot, t); the value is computed
-        again."""
-        slots = self._exchange.slots
-        names = [*(f"action/{name}" for name in slots.actions), "log_prob", "version"]
-        return {name: slots.arrays[name][slot, t].copy() for name in names}

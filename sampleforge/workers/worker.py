@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -132,14 +134,21 @@ class WorkerEnd:
         """Make the next `answer` check for a request, because one may have ended a wait."""
         self._next_check = 0.0
 
+    @cached_property
+    def _requests(self) -> select.poll:
+        """Made once: `Connection.poll` makes a selector in each call."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return poll
+
     def answer(self, worker: Worker) -> None:
-        """Answer a request of the driver, if there is one. A check takes 4 us, so a busy worker
-        checks only every `CHECK_INTERVAL` s."""
+        """Answer a request of the driver, if there is one. A busy worker checks only every
+        `CHECK_INTERVAL` s."""
         now = perf_counter()
         if now < self._next_check:
             return
         self._next_check = now + CHECK_INTERVAL
-        if self._connection.poll():
+        if self._requests.poll(0):
             number, kind, payload = self._connection.recv()
             self._connection.send((number, worker.handle(kind, payload)))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sampleforge.algos.averaging import DataParallel, GradientBuckets
+from sampleforge.algos.flat_parameters import FlatParameters
 from sampleforge.distributed.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.config import AppoConfig
@@ -117,7 +118,7 @@ def test_a_parameter_without_gradient_on_one_rank_is_averaged_with_zeros() -> No
 
     def work(group: RankGroup) -> list[list[float]]:
         x, y, z = (torch.ones(3, requires_grad=True) for _ in range(3))
-        buckets = GradientBuckets([x, y, z], group.all_reduce, bucket_bytes=12)
+        buckets = GradientBuckets(FlatParameters([x, y, z]), group.all_reduce, bucket_bytes=12)
         for _ in range(2):
             buckets.clear()
             loss = (x.sum() + 2 * z.sum()) if group.rank else (y * x).sum()

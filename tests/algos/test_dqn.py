@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets
+from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets, targets_of
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.models.q_network import GreedyActions
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.shared.weights import SharedWeights
 from tests.support.q_learning import ACTIONS, network, transitions, weights_of
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -40,6 +43,29 @@ def test_targets_are_the_literal_ones(double: bool, rescaled: bool, masked: bool
             wanted = batch.returns[i] + batch.discount[i] * value
         torch.testing.assert_close(found[i], wanted)
     assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_munchausen_targets_are_the_literal_ones(masked: bool) -> None:
+    """Those of the target network alone; the bonus is that of the first action of a window."""
+    config = DqnConfig(munchausen=0.9, munchausen_temperature=0.1)
+    online, target, batch = network(1, masked), network(2, masked), transitions(masked=masked)
+    of_obs, of_next = target.q_values(batch.obs), target.q_values(batch.next_obs)
+    found = targets_of(online, target, batch, config)
+    for i in range(len(found)):
+        policies = []
+        for q, leaves in ((of_obs[i], batch.obs), (of_next[i], batch.next_obs)):
+            allowed = [
+                a for a in range(ACTIONS) if not masked or leaves["action_mask"][i, a]
+            ] or list(range(ACTIONS))
+            shares = {a: math.exp(q[a].item() / 0.1) for a in allowed}
+            policies.append({a: s / sum(shares.values()) for a, s in shares.items()})
+        before, after = policies
+        share = before.get(int(batch.action[i]), 0.0)
+        bonus = max(-1.0, 0.1 * math.log(share)) if share else -1.0
+        soft = sum(p * (of_next[i, a].item() - 0.1 * math.log(p)) for a, p in after.items())
+        wanted = batch.returns[i].item() + 0.9 * bonus + batch.discount[i].item() * soft
+        assert found[i].item() == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.3])
@@ -175,3 +201,58 @@ def test_every_row_explores_with_its_own_epsilon_and_weights_come_at_intervals()
     policy.act(obs, *nothing, rows)
     policy.refresh()
     assert policy.version == 6
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"double": False, "huber_delta": 0.0},
+        {"value_rescaling": True, "huber_delta": 0.3},
+        {"munchausen": 0.9},
+    ],
+    ids=lambda settings: "-".join(settings) or "default",
+)
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_gradient_by_hand_is_that_of_autograd(
+    dueling: bool, settings: dict[str, Any], masked: bool
+) -> None:
+    """So are the errors and the metrics, and what a learner learns by them."""
+    config = DqnConfig(
+        learning_rate=1e-2,
+        optimiser="adam",
+        optimiser_eps=1e-6,
+        target_update_interval=2,
+        normalise_returns=False,
+        **settings,
+    )
+    found = []
+    for by_hand in (True, False):
+        learner = DqnLearner(network(1, masked, dueling), config, device=CPU, precision="fp32")
+        assert learner._passes is not None
+        learner._passes = learner._passes if by_hand else None
+        updates = [learner.update(transitions(16, masked, i), 0.4, 0.0) for i in range(5)]
+        found.append((updates, weights_of(learner.model), weights_of(learner.target)))
+    (ours, *weights), (plain, *expected) = found
+    assert not torch.equal(expected[0], weights_of(network(1, masked, dueling)))
+    torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-5)
+    for one, other in zip(ours, plain, strict=True):
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-4, abs=1e-6)
+        assert one.errors is not None and other.errors is not None
+        np.testing.assert_allclose(one.errors, other.errors, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "precision"), [(0, "fp32"), (8, "fp32"), (0, "bf16")], ids=str
+)
+def test_passes_by_hand_are_for_one_linear_head_in_full_precision(
+    head_size: int, precision: str
+) -> None:
+    config = DqnConfig(
+        learning_rate=1e-2, optimiser="adam", optimiser_eps=1e-6, target_update_interval=2
+    )
+    model = network(1, head_size=head_size)
+    learner = DqnLearner(model, config, device=CPU, precision=precision)
+    assert (learner._passes is not None) == (head_size == 0 and precision == "fp32")
+    assert learner.update(transitions(), 0.4, 0.0).metrics["grad_norm"] > 0

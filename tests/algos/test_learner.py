@@ -275,6 +275,24 @@ def test_the_linear_schedule_follows_the_progress() -> None:
     assert rates == pytest.approx([0.1, 0.075, 0.0])
 
 
+@pytest.mark.parametrize("advantage", ["gae", "vtrace"])
+def test_the_scheduled_bonus_is_that_of_the_progress(advantage: Any) -> None:
+    found = []
+    for schedule, coefficient in (("linear", 0.4), ("constant", 0.1)):
+        chosen = config(
+            advantage=advantage,
+            exploration_schedule=schedule,
+            exploration_coeff=coefficient,
+            train_for_env_steps=1000,
+        )
+        learner, batch = learner_of(chosen), one_batch(chosen)
+        metrics = [learner.update(batch, 0.75) for _ in range(2)]
+        assert learner.hyperparameters()["exploration_coeff"] == coefficient
+        found.append((metrics, learner.model.policy_weight))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     tensors, plain = learner_of(config()).state()
     other = learner_of(config(model=dataclasses.replace(SMALL, hidden_sizes=(8,))))

@@ -95,7 +95,7 @@ def test_updates_and_acting_do_not_wait_for_the_device(
 ) -> None:
     learning = watch(monkeypatch, Learner, "update")
     acting = watch(monkeypatch, SampledPolicy, "act")
-    chosen = config(**more)
+    chosen = config(**more, inference="worker")  # as on a device
     assert chosen.model.normalise_observations and chosen.normalise_returns
     list(updates(chosen, 3))
     assert len(learning) == 3 and len(acting) > 20

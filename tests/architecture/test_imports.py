@@ -17,12 +17,13 @@ from tests.support.imports import Import, imports_of
 FLOORS = {
     0: "ops runtime config spec",
     1: "shared",
-    2: "models env rollouts replay distributed",
+    2: "models env rollouts replay distributed offline",
     3: "algos",
     4: "workers",
     5: "topologies runners",
     6: "__init__ api cli session evaluation loaded_policy benchmark presets folder reporting "
-    "torchrun populations export",
+    "torchrun populations export serve result trainer recorded_play estimation"
+    " tracking video sharing comparison",
 }
 """Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

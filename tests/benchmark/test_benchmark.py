@@ -12,9 +12,9 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.benchmark.simulator import RandomActions
-from sampleforge.benchmark.stages import Roles, stages
 from sampleforge.benchmark.table import WIDTH
-from sampleforge.benchmark.verdict import BenchmarkContext, verdict
+from sampleforge.reporting.stages import Roles, stages
+from sampleforge.reporting.verdict import BenchmarkContext, verdict
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.config import AppoConfig

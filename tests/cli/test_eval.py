@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sampleforge.api import load_policy, train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.env.vector import EnvVector
-from sampleforge.evaluation import evaluate
+from sampleforge.evaluation import Observers, evaluate
 from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import register_encoder
@@ -84,9 +85,10 @@ def test_the_loaded_policy_carries_its_state(trained: Path) -> None:
     obs = np.zeros(4, np.float32)
     action, state = policy.act(obs)
     assert action in (0, 1) and state.shape == (1, 8)
-    _, later = policy.act(obs, state)
+    (_, later), (_, anew) = policy.act(obs, state), policy.act(obs)
+    assert state is not None and later is not None and anew is not None
     assert not torch.equal(state, later), "the second step goes on from the first"
-    assert torch.equal(policy.act(obs)[1], state), "without a state an episode begins"
+    assert torch.equal(anew, state), "without a state an episode begins"
     with pytest.raises(ValueError, match=r"is \(3,\), expected \(4,\)"):
         policy.act(obs[:3])
 
@@ -128,13 +130,14 @@ def test_twenty_episodes_are_played_where_one_takes_minutes(trained: Path) -> No
     for tick in (0.1, 100.0):
         time = itertools.count(0.0, tick)
         said[tick] = Said()
-        found = evaluate(trained, seed=3, display=said[tick], clock=lambda t=time: next(t))  # type: ignore[misc]
+        observers = Observers(said[tick], clock=partial(next, time))
+        found = evaluate(trained, seed=3, observers=observers)
         assert found["episodes"] == (100 if tick == 0.1 else 20)
     ((_, text),) = said[100.0].messages
     assert text.startswith("20 episodes of CartPole-v1 rather than 100, because one takes minutes")
     assert said[100.0].looks[-1][:2] == (20, 20) and said[0.1].looks[-1][:2] == (100, 100)
     time = itertools.count(0, 100)
-    chosen = evaluate(trained, seed=3, clock=lambda: next(time))
+    chosen = evaluate(trained, seed=3, observers=Observers(clock=lambda: next(time)))
     assert chosen == evaluate(trained, seed=3, episodes=20)
 
 
@@ -162,7 +165,7 @@ def test_an_environment_without_a_limit_does_not_play_for_ever(
 ) -> None:
     monkeypatch.setattr("sampleforge.workers.episode_player.EPISODE_LIMIT", 50)
     said, known = Said(), Trust(everything=True)
-    found = evaluate(endless, episodes=20, trust=known, display=said)
+    found = evaluate(endless, episodes=20, trust=known, observers=Observers(said))
     one_by_one = endless.name == "CodeEnv"
     played = 20 if one_by_one else 16
     assert (found["episodes"], found["episodes_cut"]) == (played, played)
@@ -172,7 +175,9 @@ def test_an_environment_without_a_limit_does_not_play_for_ever(
     assert "has no time limit; --max-episode-steps sets another" in text
     assert ("cannot reset a single row" in text) != one_by_one
     said = Said()
-    found = evaluate(endless, episodes=16, max_episode_steps=30, trust=known, display=said)
+    found = evaluate(
+        endless, episodes=16, max_episode_steps=30, trust=known, observers=Observers(said)
+    )
     assert (found["length_mean"], found["episodes_cut"], said.messages) == (30, 16, [])
 
 
@@ -210,7 +215,11 @@ def test_an_evaluation_uses_one_thread_and_restores_the_number(trained: Path) ->
     seen: list[int] = []
     torch.set_num_threads(2)
     try:
-        evaluate(trained, episodes=2, alive=lambda: seen.append(torch.get_num_threads()))
+        evaluate(
+            trained,
+            episodes=2,
+            observers=Observers(alive=lambda: seen.append(torch.get_num_threads())),
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -230,7 +239,7 @@ def test_episodes_count_though_closing_the_environments_fails(
 
     monkeypatch.setattr("sampleforge.evaluation.evaluation_envs", made)
     said = Said()
-    assert evaluate(trained, episodes=2, display=said)["episodes"] == 2
+    assert evaluate(trained, episodes=2, observers=Observers(said))["episodes"] == 2
     assert said.messages == [
         ("warning", "closing the environments failed: RuntimeError('deliberate: close raises')")
     ]

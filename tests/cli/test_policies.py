@@ -11,9 +11,9 @@ from rich.console import Console
 
 from sampleforge.cli import main
 from sampleforge.folder.run_folder import RunFolder
+from sampleforge.reporting.curves import read_curves
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.reporting.plots import read_curves
 from sampleforge.reporting.policy_values import by_policy, with_overall
 from sampleforge.reporting.progress import Goal
 

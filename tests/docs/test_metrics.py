@@ -9,13 +9,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sampleforge.api import train
 from sampleforge.reporting.tags import GROUPS, OTHERS, group_of, tag
-from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
+from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig, MarwilConfig
 from tests.support import REPO
 from tests.support.apex_graphs import apex_config
+from tests.support.graphs import spec_of
+from tests.support.recorded import recorded, write_dataset
 
 SHORT: dict[str, Any] = {
     **{"serial": True, "quiet": True, "train_for_env_steps": 5000, "report_interval": 0.5},
@@ -37,6 +40,7 @@ RUNS: dict[str, AnyConfig] = {
     "self-play": AppoConfig(**{**SEEDED, "env": "PaddleDuel-v0"}, opponent_pool=2),
     "population": AppoConfig(**POPULATION),
     "ddppo": DdppoConfig(**SEEDED, num_ranks=1, debug=True),
+    "marwil": MarwilConfig(**{**SEEDED, "evaluate_interval": 64}, batch_size=32),
 }
 
 
@@ -69,12 +73,27 @@ def test_tags_begin_with_the_group_of_their_metric() -> None:
     assert tag("my_own") == f"{OTHERS}/my_own"
 
 
+def four_numbers(config: MarwilConfig, folder: Path) -> str:
+    """A dataset that fits CartPole."""
+    spec, rng = spec_of(config), np.random.default_rng(0)
+    episodes = [
+        dataclasses.replace(each, observations={"obs": rng.normal(size=(21, 4)).astype("f")})
+        for each in recorded([20] * 30, spec.actions)
+    ]
+    return str(write_dataset(folder / "data", spec, episodes))
+
+
 @pytest.mark.parametrize("kind", RUNS)
 def test_every_metric_of_a_run_is_explained(kind: str, tmp_path: Path) -> None:
-    result = train(dataclasses.replace(RUNS[kind], run_dir=str(tmp_path / "run")))
+    more: dict[str, Any] = {"record": str(tmp_path / "data")} if kind == "appo" else {}
+    config = dataclasses.replace(RUNS[kind], run_dir=str(tmp_path / "run"), **more)
+    if isinstance(config, MarwilConfig):
+        config = dataclasses.replace(config, input=(four_numbers(config, tmp_path),))
+    result = train(config)
     lines = (result.run_dir / "metrics.jsonl").read_text().splitlines()
     written = {name.split("/")[-1] for line in lines for name in json.loads(line)}
-    assert {"loss", "return_mean", "eval_return_mean", "stage_env_us"} <= written
+    returns = {"data_passes"} if kind == "marwil" else {"return_mean"}
+    assert {"loss", "eval_return_mean", "stage_env_us", *returns} <= written
     if "apex" not in kind:
         assert "explained_variance" in written
     known = documented()

@@ -102,7 +102,7 @@ def test_a_full_disk_is_named_last(start_cli: StartCli, tmp_path: Path) -> None:
     last = stderr.rstrip().splitlines()[-1]
     assert "cannot write to the run folder; make room" in last, stderr
     # The file that was to be written next.
-    assert any(f"'{file}'" in last for file in (run / "metrics.jsonl", run / "tb")), stderr
+    assert any(f"'{file}'" in last for file in (run / "metrics.jsonl", run / "log.txt")), stderr
     assert "During handling" not in stderr
 
 

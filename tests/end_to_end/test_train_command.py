@@ -13,7 +13,7 @@ from tests.support.runs import summary, train, until_trained
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
-    "return_best",
+    *("return_best", "stopped_by"),
     *("policy_lag", "restarts", "restarts_by_role", "env_restarts", "nonfinite_steps", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8
@@ -33,7 +33,7 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
     assert len(done.stdout.splitlines()) == 1
     assert {path.name for path in run.iterdir()} == {
         *("config.yaml", "metrics.jsonl", "summary.json", "log.txt", "checkpoints", "tb", ".lock"),
-        "spec.json",
+        *("spec.json", "workers.json"),
     }
     written = summary(run)
     assert set(written) == SUMMARY

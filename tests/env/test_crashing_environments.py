@@ -79,6 +79,7 @@ def test_a_rare_crash_of_an_environment_is_shown_and_counted_and_the_run_goes_on
     assert "an environment raised an error" in done.stderr
     assert "ValueError: deliberate: fault 1" in done.stderr
     assert "in step\n" in done.stderr, "it is the traceback"
+    assert f"({FLAKY}, row " in done.stderr and "Correct the environment" in done.stderr
     assert "env restarts" in done.stdout
     found, last = summary(tmp_path / "run"), last_report(tmp_path / "run")
     assert found["status"] == "finished"

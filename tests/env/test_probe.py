@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv
 
+from sampleforge.env.bounds import Bounds
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import EnvProbeError, probe
-from sampleforge.env.probe_child import check
 from sampleforge.env.registry import make_vector
+from sampleforge.env.single import SyncVector
 from sampleforge.env.starting import told_of_rows
+from sampleforge.env.vector import own_outputs
 from tests.support.envs import CodeEnv, CountingVectorEnv
 
 pytestmark = pytest.mark.multiprocess
@@ -193,8 +196,9 @@ def test_the_check_of_a_large_observation_takes_little_memory_and_time() -> None
     size = 20_000_000
     vector = make_vector(config(f"{__name__}:LargeEnv", size=size), 2, [0, 1])
     obs = {"obs": np.ones((2, size), np.uint8)}
+    bounds = Bounds(vector)
     tracemalloc.start()
-    check(vector, obs)
+    assert bounds.fault(obs) is None
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     vector.close()
@@ -206,6 +210,45 @@ def test_one_element_outside_of_its_bounds_is_found_in_a_large_observation() -> 
     where = rf"row 0: .* must be in \[1, 5\] at \[{size - 1}\], .* but is 7; correct the space"
     with pytest.raises(EnvProbeError, match=where):
         probe(config(f"{__name__}:LargeEnv", size=size, wrong=2))
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "message"),
+    [
+        (spaces.Discrete(3, start=5), 8, r"must be in \[5, 7\] at \[\], .* but is 8"),
+        (spaces.MultiDiscrete([2, 4]), np.array([0, 4]), r"must be in \[0, 3\] at \[1\], .* is 4"),
+        (spaces.MultiBinary(2), np.array([0, 2], "int8"), r"must be in \[0, 1\] at \[1\], .* is 2"),
+    ],
+)
+def test_categories_that_a_space_does_not_have_are_out_of_bounds(
+    space: Any, wrong: Any, message: str
+) -> None:
+    vector = SyncVector(EnvConfig(env="Looks"), lambda row: LooksEnv(space, wrong), 2, [0, 1])
+    out, bounds = own_outputs(vector.spec, 2), Bounds(vector)
+    vector.reset(out.obs)
+    assert bounds.fault(out.obs) is None
+    vector.send({"action": np.zeros(2, np.int64)})
+    vector.recv(out)
+    vector.close()
+    found = bounds.fault(out.obs)
+    assert found is not None and re.search(f"^Looks, row 0: .*{message}", found)
+    rollout = {name: np.stack([leaf] * 3) for name, leaf in out.obs.items()}
+    assert bounds.fault_of_rollout(rollout) == found
+
+
+class LooksEnv(gym.Env[Any, Any]):
+    """Gives samples of ``space``, and ``wrong`` at the first step."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space: Any, wrong: Any) -> None:
+        self.observation_space, self.wrong = space, wrong
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.wrong, 0.0, False, False, {}
 
 
 def test_environments_and_their_probe_know_no_torch() -> None:

@@ -68,6 +68,8 @@ def test_ids_are_listed_and_a_wrong_one_names_the_nearest() -> None:
         make_vector(EnvConfig(env="PettingZoo/butterfly/pistonball-v5"), 1, [0])
 
 
-def test_a_single_environment_is_refused() -> None:
-    with pytest.raises(ConfigError, match="several agents"):
-        make_single(EnvConfig(env=KNIGHTS))
+def test_a_single_environment_draws_itself() -> None:
+    env = make_single(EnvConfig(env=KNIGHTS), "rgb_array")
+    env.reset(seed=1)
+    assert env.render().ndim == 3
+    env.close()

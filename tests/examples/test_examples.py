@@ -17,9 +17,11 @@ from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
 
 EXAMPLES = sorted((REPO / "examples").glob("*.py"))
+NOTEBOOKS = sorted((REPO / "examples").glob("*.ipynb"))
 LEARNED = {
     "custom_callback": (r"stopped at a mean return of ([\d.]+)", 150.0),
     "custom_env": (r"with the trained policy: (\S+)", 0.8),
+    "curriculum": (r"distances up to (\d+) are mastered", 32.0),
     "custom_model": (r"last 100 episodes: (\S+)", 60.0),
     "play_onnx": (r"mean return of 10 episodes: (\S+)", 60.0),
     "step_by_step": (r"newest weights: (\d+) steps", 100.0),
@@ -70,4 +72,6 @@ def test_the_consumer_of_an_exported_policy_does_without_sampleforge() -> None:
 
 def test_the_list_of_examples_is_complete() -> None:
     text = (REPO / "examples" / "README.md").read_text(encoding="utf-8")
-    assert {path.name for path in EXAMPLES} == set(re.findall(r"\((\w+\.py)\)", text))
+    assert {path.name for path in [*EXAMPLES, *NOTEBOOKS]} == set(
+        re.findall(r"\((\w+\.(?:py|ipynb))\)", text)
+    )

@@ -55,10 +55,18 @@ def learning(fields: dict[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in plain.items() if n not in MAY_CHANGE}
 
 
-def of_several_policies(cls: type[AnyConfig]) -> dict[str, Any]:
-    """The defaults of the fields about several policies, which these folders do not have."""
+def of_later_features(cls: type[AnyConfig]) -> dict[str, Any]:
+    """The defaults of the fields about several policies, callbacks, variable experience, the
+    schedule of the bonus and LayerNorm, which these folders do not have (of those of ranks, not
+    the first)."""
     parts = [part for part in (PoliciesConfig, PbtConfig) if issubclass(cls, part)]
-    names = {field.name for part in parts for field in dataclasses.fields(part)}
+    names = {
+        "callbacks",
+        "variable_experience",
+        "exploration_schedule",
+        "model.layer_norm",
+        *(f.name for part in parts for f in dataclasses.fields(part)),
+    }
     return learning({n: value for n, value in flat_fields(cls()).items() if n in names})
 
 
@@ -70,7 +78,7 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
         config = resolve_defaults(folder.check_resume(asked), spec)
         assert isinstance(config, AppoConfig | DdppoConfig)
         new = {
-            **of_several_policies(type(config)),
+            **of_later_features(type(config)),
             "noise_correlation": 0.0,
             "advantage_floor": 0.0,
             "rescale_actions": False,
@@ -126,7 +134,7 @@ def test_an_earlier_config_file_means_what_it_meant(folder: RunFolder, algo: str
     found = learning(flat_fields(resolve_defaults(config, spec_of(config))))
     whole = None if stored["async_rl"] else stored["batch_size"]
     since = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False}
-    since |= of_several_policies(ALGOS[algo])
+    since |= of_later_features(ALGOS[algo])
     assert found == learning({**stored, **since, "minibatch_size": whole})
 
 

@@ -25,7 +25,7 @@ from sampleforge.env.importable import importable_kwargs
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.evaluation import evaluate
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import IMPORTABLE, Trust
+from sampleforge.folder.trust import IMPORTABLE, Trust, naming_code
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import ALGOS, AppoConfig, DdppoConfig
 from tests.support import REPO
@@ -210,7 +210,7 @@ def test_own_environments_resume_as_before(tmp_path: Path, trained_own: Path) ->
 def test_which_env_kwargs_can_name_code(
     env: str, kwargs: dict[str, Any], importable: list[str]
 ) -> None:
-    """Of what takes only plain values a folder's are used without more ado."""
+    """Keyword arguments that can only hold plain values are taken from a folder without --trust."""
     assert list(importable_kwargs(EnvConfig(env=env, env_kwargs=kwargs))) == importable
 
 
@@ -227,7 +227,42 @@ def test_every_field_that_names_code_is_known() -> None:
         for group, kind in _nested(cls).items():
             docs |= {f"{group}.{name}": text for name, text in _docs(kind).items()}
         found |= {name for name, text in docs.items() if "module:" in text}
-    assert found == {"env", "model.encoder", "policy_mapping"} and found < set(IMPORTABLE)
+    by_name = {"env", "model.encoder", "policy_mapping", "callbacks"}
+    by_name |= {"evaluation_env", "evaluation_function"}
+    assert found == by_name and found < set(IMPORTABLE)
+
+
+def test_callbacks_of_a_folder_take_part_only_if_they_are_repeated(
+    canary: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Importing the module that the folder names makes the canary."""
+    folder = forged(trained, canary.parent / "run", callbacks=["evil:Mine"])
+    assert main(["eval", str(folder), "--episodes", "1"]) == 0, "it plays without them"
+    resume = ["train", "appo", "--env", "CartPole-v1", "--run-dir", str(folder), "--seed", "5"]
+    resume += ["--serial", "--quiet", "--num-envs-per-worker", "4", "--train-for-env-steps", "900"]
+    assert main(resume) == 2
+    assert "callbacks: ['evil:Mine'] -> []" in capsys.readouterr().err
+    assert not canary.exists()
+    assert main([*resume, "--callbacks", "evil:Mine"]) == 2
+    assert "evil has no class 'Mine' that is derived from" in capsys.readouterr().err
+    assert canary.exists()
+
+
+def test_evaluations_that_a_folder_names_are_not_used(canary: Path, trained: Path) -> None:
+    """Neither the function nor the environment; only what the command gives is."""
+    named: dict[str, Any] = {"evaluation_function": "evil:evaluate"}
+    named["evaluation_env"] = "evil:CartPole-v1"
+    more: dict[str, Any] = {"evaluate_interval": 100, "evaluation_env_kwargs": {"id": "evil:x"}}
+    folder = forged(trained, canary.parent / "run", **named, **more)
+    evaluate(folder, episodes=1)
+    given = config(folder, evaluate_interval=100, evaluate_episodes=1)
+    train(dataclasses.replace(given, train_for_env_steps=1500))
+    assert not canary.exists()
+    stored = dataclasses.replace(given, **named, evaluation_env_kwargs={"id": "evil:x"})
+    found = naming_code(stored, IMPORTABLE)
+    assert {name: found[name] for name in named} == named
+    assert found["evaluation_env_kwargs"] == {"id": "evil:x"}
+    assert not any(naming_code(given, IMPORTABLE).values())
 
 
 def test_left_open_excuses_no_value_that_the_user_gives(tmp_path: Path) -> None:

@@ -12,13 +12,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from sampleforge.algos.flat_parameters import flatten as flatten_parameters
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.cnn import DoomCNN, ImpalaResNet, NatureCNN
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import MLP, Vector
+from sampleforge.models.mlp_pass import has_pass
+from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.normaliser import ObservationNormaliser
 from sampleforge.models.registry import make_model, register_encoder, resolve_encoder
+from sampleforge.models.stacked import is_stackable
 from sampleforge.ops.distributions import action_layout
 from sampleforge.spec import ACTION_MASK, ArraySpec, action_specs, flatten, observation_specs
 
@@ -180,6 +184,39 @@ def test_images_of_either_layout_give_the_same_features() -> None:
     by_hand = chw.towers[0].dense(by_hand.flatten(1))  # type: ignore[union-attr, operator]
     assert torch.allclose(chw({"obs": image}), by_hand, atol=1e-5)
     assert torch.allclose(hwc({"obs": image.permute(0, 2, 3, 1)}), by_hand, atol=1e-5)
+
+
+def normalised(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """(x - mean) / std over ``axes``: LayerNorm at its initial gain and shift."""
+    centred = x - x.mean(axes, keepdim=True)
+    return centred / (centred.square().mean(axes, keepdim=True) + 1e-5).sqrt()
+
+
+def test_layer_norm_stands_between_each_layer_and_its_activation() -> None:
+    config = ModelConfig(layer_norm=True, hidden_sizes=(6, 5), cnn_features=7)
+    mlp = MLP({"obs": ArraySpec((3,), "float32")}, config)
+    vector = x = 10.0 * torch.randn(4, 3)
+    for weight, bias in mlp.layers:
+        x = torch.tanh(normalised(x @ weight.T + bias, (1,)))
+    torch.testing.assert_close(mlp({"obs": vector}), x, atol=1e-5, rtol=1e-4)
+    cnn = NatureCNN({"obs": ArraySpec((3, 40, 44), "float32")}, config)
+    image = x = torch.randn(2, 3, 40, 44)
+    tower: Any = cnn.towers[0]
+    for conv in (tower.stem, *(m for m in tower.rest if isinstance(m, nn.Conv2d))):
+        x = torch.relu(normalised(conv(x), (1, 2, 3)))
+    ((weight, bias),) = tower.dense.layers
+    x = torch.relu(normalised(x.flatten(1) @ weight.T + bias, (1,)))
+    torch.testing.assert_close(cnn({"obs": image}), x, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ConfigError, match=r"--model\.layer-norm --model\.encoder impala_resnet"):
+        ImpalaResNet({"obs": ArraySpec((3, 40, 44), "float32")}, config)
+
+
+def test_passes_by_hand_and_in_numpy_are_left_to_torch_where_layers_are_normalised() -> None:
+    for layer_norm in (False, True):
+        model = model_of(VECTOR, spaces.Discrete(2), layer_norm=layer_norm)
+        flatten_parameters(model)
+        direct = passes_of(model) is not None, has_pass(model), is_stackable(model)
+        assert direct == (not layer_norm,) * 3
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 3), (1, 20, 35), (10, 10, 10), (84, 84, 4), (9, 60, 1)])

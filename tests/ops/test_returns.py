@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampleforge.ops.returns import gae, linear_recurrence, vtrace
+from sampleforge.ops.returns import doubling, gae, linear_recurrence, vtrace
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -80,16 +80,22 @@ def literal_vtrace(
     return targets, advantages
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7, 32, 33])
+@pytest.mark.parametrize("steps", [1, 2, 7, 32, 33, 256])
 def test_recurrence_equals_its_definition(steps: int) -> None:
     g = torch.Generator().manual_seed(steps)
     delta = torch.randn(steps, 3, generator=g, dtype=torch.float64)
     decay = torch.rand(steps, 3, generator=g, dtype=torch.float64)
+    decay[torch.rand(steps, 3, generator=g) < 0.2] = 0.0  # where an episode ends
     expected, x = torch.zeros_like(delta), torch.zeros(3, dtype=torch.float64)
     for t in reversed(range(steps)):
         x = delta[t] + decay[t] * x
         expected[t] = x
-    assert torch.allclose(linear_recurrence(delta, decay), expected, atol=1e-12)
+    for recurrence in (linear_recurrence, doubling):  # on the CPU, and on other devices
+        given = delta.clone(), decay.clone()
+        assert torch.allclose(recurrence(*given), expected, atol=1e-12)
+        assert torch.equal(given[0], delta) and torch.equal(given[1], decay)
+        found = recurrence(delta.float(), decay.float())
+        assert torch.allclose(found, expected.float(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 19])

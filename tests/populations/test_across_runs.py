@@ -12,23 +12,25 @@ from typing import Any
 import psutil
 import pytest
 
+from sampleforge.cli import main
 from sampleforge.config import ConfigError
+from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.populations import lineage
-from sampleforge.populations.across_runs import (
-    MergedLineage,
-    Population,
-    PopulationFailed,
-    PopulationSettings,
-)
+from sampleforge.populations.across_runs import Population, PopulationFailed, PopulationSettings
 from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
 from sampleforge.populations.jobs import Work
-from sampleforge.populations.member import MemberJob, MemberRules, lineage_file, run_folder
+from sampleforge.populations.member import MemberJob, lineage_file, run_folder
+from sampleforge.populations.member_change import MemberRules
+from sampleforge.populations.merged_lineage import MergedLineage
 from sampleforge.populations.training_job import Outcome, read_outcome, write_outcome
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import RunCli, StartCli, session_members
+from tests.support.reward_envs import ShapedEnv
 from tests.support.runs import until
+
+SHAPED = "tests.support.reward_envs:ShapedEnv"
 
 CONFIG = AppoConfig(
     env="CartPole-v1",
@@ -202,6 +204,51 @@ def test_a_folder_cannot_add_settings_to_a_member(tmp_path: Path, first: object)
 def test_configs_that_cannot_be_members_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--"):
         replace(SETTINGS, config=replace(CONFIG, **wrong))
+
+
+@pytest.mark.parametrize("make", [AppoConfig, ApexConfig])
+def test_members_perturb_and_copy_the_numbers_that_shape_rewards(
+    tmp_path: Path, make: type[Any]
+) -> None:
+    """And their environments use them, also after each resume, and no others."""
+    more: dict[str, Any] = {"learning_starts": 200} if make is ApexConfig else {}
+    shared = {"num_workers": 1, "num_envs_per_worker": 8, "train_for_env_steps": 3000}
+    config = make(env=SHAPED, serial=True, quiet=True, seed=5, **shared, **more)
+    rules = replace(RULES, explore=ExploreRule(1.0, {"env.bonus": Parameter()}, steps=(1.5,)))
+    settings = PopulationSettings(2, config, rules, {"env.bonus": (0.1, 10.0)})
+    ShapedEnv.used.clear()
+    result = run(new_population(tmp_path, JobsAtOnce(limit=1), settings))
+    assert result["finished"] == 2 and result["copies"] > 0
+    events = lineage.read(tmp_path / "population" / lineage.FILE)
+    first = [each["hyperparameters"] for each in events if each["event"] == "start"]
+    assert 0.1 <= first[0]["env.bonus"] <= 10 and first[0]["env.cost"] == 0.25
+    explored = [each for each in events if each["event"] == "explore"]
+    assert explored and all(each["changed"].keys() == {"env.bonus"} for each in explored)
+    set_to = {each["hyperparameters"]["env.bonus"] for each in events if each["event"] != "exploit"}
+    assert ShapedEnv.used == set_to
+    for member in "01":
+        own = [each for each in events if each["member"] == member]
+        store = CheckpointStore(run_folder(tmp_path / "population", member) / "checkpoints", 1)
+        found = store.load(log=print)
+        assert found is not None
+        shaping = found[0].state["learner"]["tag"]["shaping"]
+        assert shaping.items() <= own[-1]["hyperparameters"].items()
+        assert set(found[0].state["statistics"]["returns"]) <= set(range(11)), "true results"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--pbt-perturb", "env.bonsu", "appo", "--env", SHAPED], "env.bonsu cannot be perturbed"),
+        (["--pbt-initial", "env.bonus=1..2", "ddppo", "--env", SHAPED], "ddppo cannot change"),
+    ],
+)
+def test_numbers_that_shape_no_rewards_are_refused(
+    words: list[str], refusal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["pbt", "--population", "2", "--folder", str(tmp_path), *words]
+    assert main([*command, "--train-for-env-steps", "100"]) == 2
+    assert refusal in capsys.readouterr().err
 
 
 def event(member: str, number: int) -> dict[str, Any]:

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from sampleforge.config import ConfigError
-from sampleforge.populations.jobs import LocalJobs, cores_of, gpu_names, gpu_of, open_jobs
 from sampleforge.populations.jobs_config import JobsConfig
+from sampleforge.populations.launcher import open_jobs
+from sampleforge.populations.local_jobs import LocalJobs, cores_of, gpu_names, gpu_of
 from tests.support.jobs import Fail, WaitForEnd, Write
 
 PATIENCE_S = 40.0
@@ -73,9 +74,10 @@ def test_killed_jobs_are_gone_with_their_processes(tmp_path: Path) -> None:
 
 
 LAUNCHER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
-from sampleforge.populations.jobs import open_jobs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+from sampleforge.populations.launcher import open_jobs
 from sampleforge.populations.jobs_config import JobsConfig
 from tests.support.jobs import WaitForEnd
 folder = Path(sys.argv[1])

@@ -15,15 +15,12 @@ from sampleforge.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.populations import lineage
 from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
-from sampleforge.populations.member import (
+from sampleforge.populations.member import MemberJob, MemberRun, lineage_file, run_folder
+from sampleforge.populations.member_change import (
     Change,
-    MemberJob,
     MemberRules,
-    MemberRun,
     changed_checkpoint,
     decide,
-    lineage_file,
-    run_folder,
 )
 from sampleforge.populations.published import Published
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
@@ -136,6 +133,32 @@ def test_a_perturbed_member_keeps_its_weights_and_episodes() -> None:
 def test_nothing_is_written_if_no_hyperparameter_changes() -> None:
     rules = replace(RULES, explore=ExploreRule(0.0, {"learning_rate": Parameter()}))
     assert changed(donor=False, explores=True, rules=rules) == (None, [])
+
+
+def test_a_copy_s_learner_counts_the_env_steps_that_have_led_to_its_weights() -> None:
+    own, other = checkpoint(1.0, env_steps=900), checkpoint(3.0, env_steps=2700)
+    donor = replace(state("1", 3.0), learned=2700), other
+    rng = np.random.default_rng(0)
+    result, events = changed_checkpoint("0", own, donor, Change(4, "1", True, 900), RULES, rng)
+    assert result is not None and result.state["learner"]["env_steps"] == 2700
+    assert [(event["env_steps"], event["at"]) for event in events] == [(1000, 2700)] * 2
+    result, events = changed_checkpoint("0", own, None, Change(4, None, True, 900), RULES, rng)
+    assert result is not None and result.state["learner"]["env_steps"] == 900
+    assert events[0]["at"] == 900
+
+
+def test_reward_shaping_numbers_are_copied_and_perturbed_with_the_rest() -> None:
+    own = checkpoint(1.0, tag={"shaping": {"env.bonus": 1.0, "env.cost": 2.0}})
+    other = checkpoint(3.0, tag={"shaping": {"env.bonus": 3.0, "env.cost": 4.0}, "change": 7})
+    rules = replace(RULES, explore=ExploreRule(1.0, {"env.bonus": Parameter()}, steps=(2.0,)))
+    rng = np.random.default_rng(0)
+    copied = (state("1", 3.0), other)
+    result, events = changed_checkpoint("0", own, copied, Change(4, "1", True), rules, rng)
+    assert result is not None
+    learner = result.state["learner"]
+    assert learner["tag"] == {"shaping": {"env.bonus": 6.0, "env.cost": 4.0}}
+    assert not [name for name in learner["hyperparameters"] if name.startswith("env.")]
+    assert events[1]["changed"] == {"env.bonus": [3.0, 6.0]}
 
 
 def test_no_checkpoint_is_changed_in_place() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,41 @@ def test_events_after_the_checkpoint_are_undone_by_a_resume(tmp_path: Path) -> N
     run(APPO, tmp_path, steps=10_000)
     after = events(tmp_path)
     assert after[: len(kept)] == kept and max(e["round"] for e in after) < 99
+
+
+def test_a_member_whose_newest_checkpoint_was_not_written_goes_on_from_the_one_before(
+    tmp_path: Path,
+) -> None:
+    """A kill between the checkpoints of two members leaves them of different ages."""
+    run(APPO, tmp_path, steps=6_000)
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(checkpoints, tmp_path / "older")
+    old = {policy: latest(tmp_path, policy)[1] for policy in ids()}
+    run(APPO, tmp_path, steps=12_000)
+
+    def changes(state: Any, policy: str) -> int:
+        return int(state["population"]["members"][policy]["number"])
+
+    late = max(ids(), key=lambda p: changes(latest(tmp_path, p)[1], p) - changes(old[p], p))
+    assert changes(latest(tmp_path, late)[1], late) > changes(old[late], late), "nothing to undo"
+    shutil.rmtree(checkpoints / late)
+    (tmp_path / "older" / late).rename(checkpoints / late)
+    before = events(tmp_path)
+
+    run(APPO, tmp_path, steps=20_000)
+    after = events(tmp_path)
+    assert after[: len(before)] == before
+    begins = [e for e in after[len(before) :] if e["event"] == "start"]
+    assert [e["member"] for e in begins] == [late]
+    stored = old[late]["learner"]["hyperparameters"]
+    assert begins[0]["hyperparameters"]["learning_rate"] == stored["learning_rate"]
+    changed = [e for e in after[len(before) :] if e["event"] in ("exploit", "explore")]
+    assert {e["member"] for e in changed} & {late}, "it takes part in the rounds again"
+    for policy in ids():  # what the lineage tells last is what the learners have
+        own_events = [e for e in after if e.get("member") == policy]
+        learner = latest(tmp_path, policy)[1]["learner"]
+        told = own_events[-1]["hyperparameters"]["learning_rate"]
+        assert learner["hyperparameters"]["learning_rate"] == told
 
 
 def test_a_reference_member_keeps_its_weights_and_hyperparameters(tmp_path: Path) -> None:

@@ -92,11 +92,11 @@ def test_a_member_that_was_killed_before_its_state_was_written_has_the_one_befor
     run = Run(tmp_path, "0")
     before = run.publish(1)
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(published, "write_atomically", killed)
+        patch.setattr(published, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             run.publish(2)
     found = run.states.fetch("0")

@@ -142,6 +142,25 @@ def test_trials_that_are_worse_than_the_median_are_pruned(tmp_path: Path) -> Non
     assert best["value"] == max(t.value or 0.0 for t in trials if t.state == "complete")
 
 
+def test_hyperband_stops_trials_early_and_never_the_best(tmp_path: Path) -> None:
+    """Return grows with gamma at every point, so a trial with the highest gamma of all so far is
+    better than those before, and is not pruned."""
+    text = SPEC.replace("trials: 6", "trials: 40") + "pruner: hyperband\nsampler: random\n"
+    sweep = new_sweep(tmp_path, FakeJobs(), text)
+    run(sweep)
+    trials = sweep.trials()
+    pruned = [trial for trial in trials if trial.state == "pruned"]
+    assert len(pruned) >= 10 and all(trial.state in ("complete", "pruned") for trial in trials)
+    record = 0.0
+    for trial in trials:
+        assert trial.state == "complete" or trial.params["gamma"] < record
+        record = max(record, trial.params["gamma"])
+    for trial in pruned:
+        assert is_asked_to_stop(tmp_path / "sweep" / "trials" / f"{trial.number:04d}")
+    best = sweep.summary()["best"]
+    assert best["params"]["gamma"] == max(trial.params["gamma"] for trial in trials)
+
+
 @dataclass(frozen=True)
 class Failing:
     folder: Path

@@ -11,7 +11,8 @@ from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.multi_agent import MultiAgentRows
-from sampleforge.populations.tournament import GamePlayer, Standings, schedule
+from sampleforge.populations.games import GamePlayer, round_robin
+from sampleforge.populations.tournament import Standings
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
 
 
@@ -84,7 +85,7 @@ class Caller:
 
 def play(numbers, episodes, rows=4, **kwargs):
     envs = HighestNumber(rows, **kwargs).seats[0]
-    games = schedule(len(numbers), episodes)
+    games = round_robin(len(numbers), episodes)
     player = GamePlayer(envs, [Caller(n) for n in numbers], games, stochastic=True, seed=0)
     for _ in range(10_000):
         if player.done:
@@ -94,14 +95,14 @@ def play(numbers, episodes, rows=4, **kwargs):
 
 
 def test_every_pair_plays_its_games_from_both_sides():
-    counts = Counter(schedule(3, 4))
+    counts = Counter(round_robin(3, 4))
     assert set(counts.values()) == {2} and len(counts) == 6
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_the_higher_number_wins_every_game(rows):
     played = play([3, 1, 1, 5], 10, rows)
-    assert Counter(each.game for each in played) == Counter(schedule(4, 10))
+    assert Counter(each.game for each in played) == Counter(round_robin(4, 10))
     numbers = [3, 1, 1, 5]
     for (first, second), score in played:
         expected = (np.sign(numbers[first] - numbers[second]) + 1) / 2

@@ -140,12 +140,12 @@ def test_a_learner_goes_on_while_a_killed_replay_worker_is_away() -> None:
         return world.replay.worker.step
 
     instants = 0
-    for at in kills(new_life, step=3):
+    for _ in kills(new_life, step=2):
         instants += 1
         world = worlds.pop()
         while world.learn():
             pass
-        if at % 2:  # the learner is killed as well
+        if instants % 2:  # the learner is killed as well
             world.source = world.new_source()
             while world.learn():
                 pass

@@ -7,9 +7,13 @@ from collections import deque
 import numpy as np
 import pytest
 
+from sampleforge.replay import sample_source
+from sampleforge.replay.exchange import SampleRequests
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
+from sampleforge.replay.sample_source import SampleSource
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner
+from sampleforge.shared.wakeup import Wakeup
 from tests.support.replay import ROLLOUT, ROWS, STEPS, Replay
 
 
@@ -39,6 +43,47 @@ def test_draws_are_in_proportion_to_priorities(alpha: float, inserts: int) -> No
     assert replay.replay_counters.stored[0] == number
     for d in drawn[:20]:
         np.testing.assert_allclose(d.scaled_probability, probability[d.items] * number, rtol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_samples_that_are_drawn_together_are_those_drawn_one_after_the_other(alpha: float) -> None:
+    one, together = Replay(alpha=alpha), Replay(alpha=alpha)
+    for _ in range(9):
+        one.insert()
+        together.insert()
+    expected = [one.shards[0].draw(16) for _ in range(5)]
+    drawn = list(together.shards[0].draw_batches(16, 5))
+    for sample, wanted in zip(drawn, expected, strict=True):
+        assert all((a == b).all() for a, b in zip(sample, wanted, strict=True))
+    assert len({tuple(sample.items) for sample in drawn}) == 5
+    for name in ("drawn", "age_sum"):
+        counted = [getattr(replay.replay_counters, name)[0] for replay in (one, together)]
+        assert counted[0] == counted[1] > 0, name
+
+
+def test_a_source_with_enough_samples_does_not_wake_the_shard_for_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sample_source, "WAKE_INTERVAL", 1000.0)
+    shard, replay_counters = Wakeup(), ReplayCounters(1)
+    replay_counters.stored[0] = 100
+    replay_counters.priority_sum[0] = 50.0
+    requests = SampleRequests(8, 4, [shard], Wakeup())
+    source = SampleSource(requests, RateLimiter(replay_counters, None, 0.0, 1), [0])
+    source.start(life=0)
+    assert source.gather() and shard.wait(0), "no sample is ready"
+    for request in requests.asked(0):
+        requests.answer(0, request)
+    assert source.gather() and not shard.wait(0)
+    woken = []
+    for _ in range(8):
+        sample = source.take()
+        assert sample is not None
+        source.done(sample, np.ones(4, np.float32))
+        source.gather()
+        woken.append(shard.wait(0))
+    assert woken == [False] * 3 + [True] * 5, "4 of 8 are ready after the fourth"
+    assert requests.asked(0) == list(range(8))
 
 
 def test_uniform_replay_has_no_tree() -> None:
@@ -178,7 +223,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
 def test_samples_per_insert_stay_within_tolerance_at_every_instant(
     ratio: float, shards: int
 ) -> None:
-    """Actors, shards and learner act in random order, in bursts; nobody ever blocks for good."""
+    """Actors, shards and learner act in random order, in bursts, and none blocks for good."""
     random = np.random.default_rng(0)
     leases, batch, slot = 4, 32, STEPS
     tolerance = shards * leases * slot * ratio + 2 * batch

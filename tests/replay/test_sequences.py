@@ -136,7 +136,7 @@ class MakeReader:
         self.windows = MakeWindows(config, graph.groups[0].exchange.slots.shape.drops_truncated)
         self.slots, self.frames = graph.groups[0].exchange.slots, frames
 
-    def __call__(self) -> CheckingReader:
+    def __call__(self, device: str) -> CheckingReader:
         return CheckingReader(self.new_network(), self.slots, self.windows, self.frames)
 
 
@@ -295,7 +295,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
         pass
     sample_requests, reader, slots = (
         learners_of(graph).replay.sample_requests,
-        learners_of(graph).make_reader(),
+        learners_of(graph).make_reader("cpu"),
         graph.groups[0].exchange.slots,
     )
     items, scaled_probability = np.arange(12), np.arange(12.0)

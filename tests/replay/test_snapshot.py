@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sampleforge.folder.replays import Replays
+from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.snapshot import (
     ReplayArchive,
     ReplayFolder,
@@ -100,6 +101,26 @@ def test_the_next_thousand_draws_are_the_same(
     np.testing.assert_allclose(
         after.replay_counters.priority_sum, before.replay_counters.priority_sum, rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_learning_goes_on_at_once_only_if_it_had_begun_when_the_replay_was_saved(
+    learning: bool, tmp_path: Path
+) -> None:
+    """The learner's state is saved after the replay: it may have begun between the two, when an
+    empty replay was saved."""
+    before = used(0.6, 2, 4) if learning else Replay(shards=2)
+    RateLimiter(before.replay_counters, 1.0, 100.0, learning_starts=1).begin_learning()
+    assert before.replay_counters.learning[0] == learning
+    reference, _ = saved(before, tmp_path)
+    where = Replays(tmp_path, never).find(reference, pytest.fail).saved
+    assert where is not None and where.learning == learning
+    after = Replay(shards=2)
+    limiter = RateLimiter(after.replay_counters, 1.0, 100.0, learning_starts=1000)
+    limiter.load({"balance": 5.0}, restoring=True, begun=where.learning)
+    assert not limiter.begin_learning(), "nothing is restored yet"
+    restored(after, reference, tmp_path)
+    assert limiter.begin_learning() == learning
 
 
 def test_a_restored_shard_continues_exactly_as_the_saved_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.reporting.plots import draw
+from sampleforge.reporting.plots import Look, draw
 from sampleforge.shared.records import Evaluation
 from tests.support.reports import events, make_run, report_steps, reporter
 
@@ -17,7 +17,7 @@ FOUND = Evaluation(7, 1500, 10, 50.0, 4.0, 40.0, 60.0, 12.5)
 
 
 def scalars() -> dict[str, float]:
-    return {f"eval_{name}": value for name, value in FOUND._asdict().items()}
+    return {f"eval_{name}": value for name, value in FOUND.scalars().items()}
 
 
 def test_tensorboard_has_evaluations_at_the_steps_of_their_weights(folder: Any) -> None:
@@ -27,7 +27,7 @@ def test_tensorboard_has_evaluations_at_the_steps_of_their_weights(folder: Any) 
     written = list(events(folder))
     assert [(step, set(values)) for step, values in written] == [
         (2000, {"losses/loss", "rollout/env_steps", "perf/wall_s"}),
-        (1500, {f"eval/{name}" for name in Evaluation._fields}),
+        (1500, {f"eval/{name}" for name in FOUND.scalars()}),
     ]
     assert read_metrics(folder.metrics_file)[0]["eval_return_mean"] == 50.0
     assert "evaluated: 50.00 ± 4.00 (10 episodes, weights of 1,500 env steps)" in (
@@ -61,7 +61,8 @@ def test_evaluations_are_drawn_where_their_weights_were(
             found = {"eval_env_steps": 100 * i - 50, "eval_return_mean": 2.0 * i}
             yield {**line, **(found if evaluated and i % 5 == 0 else {})}
 
-    draw([Path(make_run(tmp_path / str(e), lines(e))) for e in (False, True)], tmp_path / "x.png")
+    runs = [Path(make_run(tmp_path / str(e), lines(e))) for e in (False, True)]
+    draw(runs, tmp_path / "x.png", Look(group=False))
     by_steps, by_time, *_ = figures[0].axes
     for axis, x in ((by_steps, [450, 950, 1450, 1950]), (by_time, [4.5, 9.5, 14.5, 19.5])):
         plain, with_it, dots = axis.get_lines()

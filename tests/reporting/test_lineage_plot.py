@@ -7,7 +7,8 @@ import pytest
 
 from sampleforge.cli import main
 from sampleforge.reporting.descent import History
-from sampleforge.reporting.lineage_plot import changing, lane_order
+from sampleforge.reporting.lineage_lanes import lane_order
+from sampleforge.reporting.lineage_plot import changing
 from tests.support.populations import simulated_population, write_lineage
 from tests.support.reports import make_run
 
@@ -57,7 +58,7 @@ def test_negative_objectives_and_switches_are_drawn(tmp_path):
 def test_the_curves_of_a_population_are_drawn_where_they_are_asked_for(tmp_path):
     pytest.importorskip("matplotlib")
     reports = [
-        {"env_steps": i, "wall_s": float(i), "return_mean": 1.0, "return_std": 0.0}
+        {"env_steps": i, "wall_s": float(i), "return_mean": 1.0, "frames_per_s": 100.0 + i}
         for i in range(3)
     ]
     run = make_run(tmp_path / "population", reports)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from sampleforge.api import train
-from sampleforge.benchmark.live import BottleneckWatch
-from sampleforge.benchmark.verdict import IN_WORDS, BenchmarkContext
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.folder.run_folder import with_folder_and_seed
+from sampleforge.reporting.bottleneck import BottleneckWatch
 from sampleforge.reporting.closing import end_line, next_commands, resume_command
 from sampleforge.reporting.opening import banner, environment_failed, plan_line
+from sampleforge.reporting.verdict import IN_WORDS, PART_OF, BenchmarkContext
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig
@@ -133,4 +133,7 @@ def test_the_bottleneck_is_judged_from_what_workers_count() -> None:
     finally:
         runner.close()
     watch._looked -= 10.0
-    assert watch.look() in IN_WORDS.values()
+    found = watch.look()
+    assert (
+        found is not None and found.in_words in IN_WORDS.values() and found.part in PART_OF.values()
+    )

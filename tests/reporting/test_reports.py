@@ -9,10 +9,13 @@ import pytest
 from rich.console import Console
 
 from sampleforge.folder.line_file import LineFile
+from sampleforge.reporting.event_file import EventFile
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
 from sampleforge.reporting.tags import tag
+from sampleforge.reporting.verdict import Verdict
+from sampleforge.reporting.worker_states import RunState
 from tests.support.full_disk import full_disk
 from tests.support.reports import SCALARS, events, report_steps, reporter
 
@@ -117,7 +120,7 @@ def test_the_panel_fits_into_60_and_80_columns(folder, algo, width):
     rates |= {"env_steps_per_s": 36_302.5, "frames_per_s": 145_210.0, "restarts": 12.0}
     learned |= {"return_best": 12345.67, "grad_norm": 0.123, "ready_slots_fill": 0.17}
     reporting, screen = reporter(folder, terminal=True, width=width, total_env_steps=2 * 10**9)
-    reporting.bottleneck = "waiting for slots or actions"
+    reporting.state = RunState((), Verdict("hand-over", "they wait for the learner", ()))
     with reporting:
         reporting.report(rates, env_steps=10**6, wall_s=5.0)
         reporting.report({**rates, **learned}, env_steps=10**9, wall_s=20_000.0)
@@ -126,7 +129,7 @@ def test_the_panel_fits_into_60_and_80_columns(folder, algo, width):
     assert max(map(len, lines)) <= width and "\u2026" not in shown
     for part in ("grad norm", "36.3k now, 50k average", "best return 12,345.67", "12 workers"):
         assert part in shown
-    assert "bottleneck waiting for slots or actions" in shown
+    assert "bottleneck hand-over: waiting for slots or actions" in shown
     if algo == "appo":
         assert "mean 123, max 1.23k updates" in shown and "100% of the rows" in shown
         assert "17% waiting for learner" in shown
@@ -187,14 +190,22 @@ def test_a_full_disk_is_an_error_that_names_the_file(folder):
     assert [r["env_steps"] for r in read_metrics(folder.metrics_file)] == [1]
 
 
-def test_a_full_disk_under_tensorboard_is_an_error_too(folder):
+def test_a_full_disk_under_tensorboard_is_a_warning_and_the_reports_go_on(folder, monkeypatch):
     reporting, _ = reporter(folder)
+    write = EventFile._write
+
+    def on_a_full_disk(self, event):
+        (file,) = folder.tensorboard.iterdir()
+        with full_disk(file.stat().st_size + 20):
+            write(self, event)
+
     with reporting:
-        reporting.report(SCALARS, env_steps=1, wall_s=1.0)
-        size = next(folder.tensorboard.iterdir()).stat().st_size
-        big = {f"scalar_{i}": 0.0 for i in range(1000)}
-        with full_disk(10 * size), pytest.raises(OSError):
-            reporting.report(big, env_steps=2, wall_s=2.0)
+        assert reporting.report(SCALARS, env_steps=1, wall_s=1.0) is None
+        monkeypatch.setattr(EventFile, "_write", on_a_full_disk)
+        warning = reporting.report(SCALARS, env_steps=2, wall_s=2.0)
+        assert "TensorBoard gets nothing more" in warning and "File too large" in warning
+        assert reporting.report(SCALARS, env_steps=3, wall_s=3.0) is None
+    assert [r["env_steps"] for r in read_metrics(folder.metrics_file)] == [1, 2, 3]
 
 
 def test_the_time_left_is_that_to_the_nearer_of_two_limits():

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,8 @@ def test_the_next_batch_is_gathered_while_one_is_learned_from(setting: Benchmark
         assert numbers(first) == [1, 2]
         until(lambda: setting.owners(Owner.FREE) == SLOTS - 2)
         assert setting.owners(Owner.READY) == 2, "there is no third batch to copy them into"
-        assert batch_source._complete and numbers(first) == [1, 2]
+        until(lambda: batch_source._complete)  # the thread says so after it has freed the slots
+        assert numbers(first) == [1, 2]
         batch_source.done()
         second = until(batch_source.take)
         assert numbers(second) == [3, 4]
@@ -229,8 +230,8 @@ class Device:
 def test_on_a_gpu_copies_and_kernels_keep_their_order(
     monkeypatch: pytest.MonkeyPatch, setting: BenchmarkContext
 ) -> None:
-    """Copies into a batch come after the kernels that read it, kernels after the copies, each on
-    the stream of its thread; nobody waits for a stream but the device."""
+    """Copies into a batch come after the kernels that read it, and kernels after the copies, each
+    on the stream of its thread. Only the device waits for a stream, no thread does."""
     device = Device(monkeypatch)
     setting.device = torch.device("cuda")
 
@@ -275,8 +276,9 @@ def test_serial_mode_gathers_in_turn() -> None:
 
 
 class FailingBatches(SlotBatches):
-    def source(self, wakeup: Wakeup, spent: Seconds) -> BatchSource:
+    def source(self, wakeup: Wakeup, count: Mapping[str, Seconds], version: int) -> BatchSource:
         failing = [Failing(self.exchange.slots, self.slots_per_batch)]
+        spent = count["batch_s"]
         return PrefetchingBatchSource(self.exchange, failing, wakeup, spent, self.device)
 
 

@@ -11,6 +11,7 @@ import torch
 from sampleforge.rollouts.batch import BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
+from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
 from tests.support.slots import some_slots, some_spec
 
@@ -77,6 +78,38 @@ def test_every_slot_circulates_and_stays_with_its_actor() -> None:
         assert exchange.take_ready() is None
         for slot in ready:
             exchange.give_back(slot)
+
+
+@pytest.mark.parametrize("actors", [3, 256])
+def test_the_learner_takes_slots_of_the_actors_in_turn_and_looks_into_one_ring_for_each(
+    actors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many actors there are: it must not look for a slot in the ring of each."""
+    slots = some_slots(2 * actors, debug=True)
+    exchange = SlotExchange(slots, [Wakeup() for _ in range(actors)], [Wakeup()])
+    looks, peek = list[int](), IndexRings.peek
+
+    def counted(rings, ring):
+        looks.append(ring)
+        return peek(rings, ring)
+
+    random, turn, ready = np.random.default_rng(0), 0, [list[int]() for _ in range(actors)]
+    for _ in range(20):
+        for actor in random.integers(0, actors, 4).tolist():
+            if (slot := exchange.take_free(actor)) is not None:
+                exchange.hand_over(actor, slot)
+                ready[actor].append(slot)
+        monkeypatch.setattr(IndexRings, "peek", counted)
+        for _ in range(random.integers(0, 6)):
+            waiting = [at % actors for at in range(turn, turn + actors) if ready[at % actors]]
+            expected = ready[waiting[0]].pop(0) if waiting else None
+            looks.clear()
+            assert exchange.take_ready() == expected
+            assert len(looks) == (expected is not None)
+            if expected is not None:
+                exchange.give_back(expected)
+                turn = waiting[0] + 1
+        monkeypatch.undo()
 
 
 def test_slots_that_cannot_be_dealt_evenly_are_refused() -> None:

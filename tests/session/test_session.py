@@ -14,6 +14,7 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.benchmark import Benchmark, run_benchmark
+from sampleforge.config import ConfigError
 from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 from sampleforge.shared.records import EpisodeRecord
@@ -40,8 +41,8 @@ class Recorder(Callback):
     def on_start(self, session: Session) -> None:
         self.events.append("start")
 
-    def on_episode(self, session: Session, episode: EpisodeRecord) -> None:
-        self.episodes.append(episode)
+    def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
+        self.episodes.append(record)
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         self.events.append("report")
@@ -131,6 +132,27 @@ def test_a_benchmark_that_fails_before_the_start_releases_its_folder(
     assert again.summary["status"] == "finished", "its lock is free, while the session is held"
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_refused_run_leaves_no_folder_that_was_not_there(tmp_path: Path, exists: bool) -> None:
+    """The plan refuses it, when the folder is open."""
+    run = tmp_path / "run"
+    if exists:
+        run.mkdir()
+        (run / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="--cuda-graphs"), Session(config(run, cuda_graphs=True)):
+        pass
+    assert run.exists() == exists and (run / "notes.txt").exists() == exists
+
+
+def test_a_config_error_after_the_run_keeps_its_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ConfigError, match="mine"), Session(config(run)) as session:
+        for _ in session.reports():
+            pass
+        raise ConfigError("mine")
+    assert list((run / "checkpoints").glob("*.safetensors"))
+
+
 def test_messages_have_levels(tmp_path: Path) -> None:
     said: list[Message] = []
 
@@ -161,8 +183,9 @@ def test_fifty_sessions_in_a_row_leave_nothing(tmp_path: Path) -> None:
         chosen = {**SMALL, "serial": True, "train_for_env_steps": 200}
         train(cls(**chosen, run_dir=str(tmp_path / f"{i}")))
     after = resources()
-    assert after[:2] == before[:2]
-    assert after[2] < before[2] + (64 << 20), "of shared memory, a session has more than that"
+    descriptors, threads, resident = (after[i] - before[i] for i in range(3))
+    assert descriptors <= 0 and threads <= 0, "fewer: what earlier tests left was freed late"
+    assert resident < (64 << 20), "of shared memory, a session has more than that"
 
 
 @pytest.mark.multiprocess(timeout=120)
@@ -201,3 +224,35 @@ def test_two_sessions_at_once(tmp_path: Path) -> None:
     thread.join()
     assert result.summary["status"] == "finished" and result.summary["restarts"] == 0
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_callbacks_see_the_checkpoint_that_a_run_resumes_from_before_it_starts(
+    tmp_path: Path,
+) -> None:
+    seen: list[Any] = []
+
+    class Looking(Callback):
+        def on_wire(self, session: Session) -> None:
+            earlier = session.opened.earlier
+            seen.append((earlier.get("mine"), session.resolved.batch_size is not None))
+
+        def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
+            return {"mine": 7}
+
+    train(config(tmp_path, train_for_env_steps=600), callbacks=[Looking()])
+    train(config(tmp_path, train_for_env_steps=900), callbacks=[Looking()])
+    assert seen == [(None, True), (7, True)]
+
+
+def test_callbacks_are_told_of_a_restart_and_the_user_alerted(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Listening(Callback):
+        def on_restart(self, session: Session, text: str) -> None:
+            told.append(text)
+
+        def on_message(self, session: Session, message: Message) -> None:
+            told.append(message)
+
+    Session(config(tmp_path), [Listening()]).restarted("actor 0 was killed; it is restarted")
+    assert told == ["actor 0 was killed; it is restarted", Message(told[0], "alert")]

@@ -63,7 +63,11 @@ def forget(tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
 
 def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
     """``count`` rollouts as the learner would get them, in the order of their hand-over."""
-    graph, _ = build(config)
+    return rollouts_of(build(config)[0], count)
+
+
+def rollouts_of(graph: Graph, count: int) -> Iterator[Batch]:
+    """``count`` rollouts of a graph that was not started, in the order of their hand-over."""
     workers = [node.worker for node in graph.nodes if node is not graph.groups[0].learner]
     for worker in workers:
         worker.start()
@@ -72,8 +76,8 @@ def rollouts(config: AppoConfig, count: int) -> Iterator[Batch]:
         assert isinstance(exchange, SlotExchange)
         builder = BatchBuilder(exchange.slots, 1)
         while count:
-            for worker in workers:
-                worker.step()
+            if not any([worker.step() for worker in workers]):
+                workers[0].wait(0.01)
             while count and (slot := exchange.take_ready()) is not None:
                 count -= 1
                 builder.add(slot)

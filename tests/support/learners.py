@@ -13,6 +13,7 @@ from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import resolved, rollouts, spec_of
 
+CPU = torch.device("cpu")
 SMALL = ModelConfig(hidden_sizes=(16,), core_size=8, cnn_features=16)
 
 
@@ -39,12 +40,12 @@ def model_of(config: AppoConfig) -> ActorCritic:
     return seeded_model(config.model, spec_of(config), seed=1)
 
 
-def learner_of(config: AppoConfig) -> Learner:
+def learner_of(config: AppoConfig, device: torch.device = CPU) -> Learner:
     return Learner(
         model_of(config),
         AppoLoss(config, config.gamma),
         config,
-        device=torch.device("cpu"),
+        device=device,
         precision="fp32",
         seed=1,
     )

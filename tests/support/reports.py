@@ -31,12 +31,13 @@ class ShownReporter(Reporter):
     def __init__(self, folder, display):
         super().__init__(folder)
         self._display = display
-        self.bottleneck = None
+        self.state = None
 
     def report(self, scalars, *, env_steps, wall_s, **more):
-        super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
+        warning = super().report(scalars, env_steps=env_steps, wall_s=wall_s, **more)
         values = {**scalars, "env_steps": env_steps, "wall_s": wall_s}
-        self._display.update(values, self.bottleneck)
+        self._display.update(values, self.state)
+        return warning
 
     def log(self, text, level="info", source="driver"):
         if level != "debug":
@@ -80,11 +81,12 @@ def events(folder):
                 yield event.step, {v.tag: v.simple_value for v in event.summary.value}
 
 
-def make_run(path, reports):
-    """A run folder with these reports."""
+def make_run(path, reports, **settings):
+    """A run folder with these reports, of a run with these settings."""
     folder = RunFolder(path)
     folder.create()
     folder.close()
-    folder.write_config(AppoConfig(env="CartPole-v1"), AppoConfig(env="CartPole-v1"))
+    config = AppoConfig(**{"env": "CartPole-v1", **settings})
+    folder.write_config(config, config)
     folder.metrics_file.write_text("".join(to_json(report) + "\n" for report in reports))
     return str(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -69,6 +69,9 @@ class ShapedEnv(gym.Env[Any, Any]):
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
+    used: ClassVar[set[float]] = set()
+    """The bonuses that rewards of this process were computed with."""
+
     def __init__(self) -> None:
         self.reward_shaping = {"bonus": 0.5, "cost": 0.25}
 
@@ -82,6 +85,7 @@ class ShapedEnv(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         self.done += int(action)
+        self.used.add(self.reward_shaping["bonus"])
         reward = self.reward_shaping["bonus" if action else "cost"]
         seen = np.array([self.steps / 10, reward / 10], np.float32)
         return seen, reward, self.steps == 10, False, {"true_objective": float(self.done)}

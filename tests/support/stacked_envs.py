@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
-from tests.support.envs import CodeEnv, CountingVectorEnv, RaisingEnv, Step
+from tests.support.envs import CodeEnv, CountingVectorEnv, RaisingEnv, Step, UnevenEnv
 
 
 def said(env: gym.Env[Any, Any], padding: str) -> gym.Env[Any, Any]:
@@ -21,6 +21,11 @@ def stacked(depth: int = 4, padding: str = "zero", says: str = "", **kwargs: Any
     """CodeEnv in stacks [depth, 4]; it ``says`` how they are padded, the truth if not given."""
     env = FrameStackObservation(CodeEnv(**kwargs), depth, padding_type=padding)
     return said(env, says or padding)
+
+
+def stacked_uneven(depth: int = 4, padding: str = "zero", **kwargs: Any) -> Any:
+    """UnevenEnv in stacks [depth, 4]."""
+    return said(FrameStackObservation(UnevenEnv(**kwargs), depth, padding_type=padding), padding)
 
 
 def stacked_raising(padding: str = "reset", **kwargs: Any) -> Any:
@@ -62,4 +67,4 @@ class StackedVectorEnv(CountingVectorEnv):
         return self.stacks.copy()
 
 
-__all__ = ["StackedVectorEnv", "Step", "stacked", "stacked_raising"]
+__all__ = ["StackedVectorEnv", "Step", "stacked", "stacked_raising", "stacked_uneven"]

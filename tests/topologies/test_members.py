@@ -141,10 +141,12 @@ def without_learners(graph: Graph) -> Graph:
     return dataclasses.replace(graph, nodes=nodes)
 
 
-def run_until(runner: Runner, replaced: Replaced, rollouts: int) -> None:
+def run_until(runner: Runner, replaced: Replaced, rollouts: int, envs: set[int]) -> None:
+    """Take so many rollouts, and more until all environments have been seen in ``envs``: one actor
+    may have begun long before another."""
     deadline = monotonic() + 60.0
     goal = replaced.rollouts + rollouts
-    while replaced.rollouts < goal:
+    while replaced.rollouts < goal or len(envs) < 12:
         runner.poll(0.01)
         replaced.take()
         replaced.graph.episodes.take()
@@ -152,12 +154,12 @@ def run_until(runner: Runner, replaced: Replaced, rollouts: int) -> None:
 
 
 def check_replacement(runner: Runner, replaced: Replaced) -> None:
-    run_until(runner, replaced, 40)
+    run_until(runner, replaced, 40, replaced.first_envs)
     member = replaced.graph.groups[0].member
     assert member is not None and member.board.has_restarted
     replaced.replace()
     assert not member.board.has_restarted
-    run_until(runner, replaced, 60)
+    run_until(runner, replaced, 60, replaced.later_envs)
     assert member.board.has_restarted
     assert len(replaced.first_envs) == len(replaced.later_envs) == 12
     assert min(replaced.steps.values()) > 200 and replaced.dropped > 0

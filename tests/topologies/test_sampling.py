@@ -4,18 +4,21 @@ policy workers."""
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sampleforge.models.config import ModelConfig
-from sampleforge.rollouts.batch import Batch
+from sampleforge.runtime.numa import NumaNode, node_for_group
+from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig
-from tests.support.envs import code_reward
-from tests.support.graphs import resolved, rollouts, spec_of
+from sampleforge.topologies.graph import Graph
+from tests.support.apex_graphs import apex_config, build_apex
+from tests.support.graphs import build, resolved, rollouts, spec_of
+from tests.support.histories import check_history, histories
 
 CODE = "tests.support.envs:CodeEnv"
 
@@ -38,26 +41,6 @@ def config(**kwargs: object) -> AppoConfig:
     return resolved(chosen, spec_of(chosen))
 
 
-def histories(batches: list[Batch]) -> dict[int, dict[str, np.ndarray]]:
-    """Each env's consecutive steps, over all its rollouts in order."""
-    found: dict[int, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
-    for batch in batches:
-        obs = batch.obs["obs"].numpy()
-        ids = obs[0, :, 0].astype(int)
-        assert (obs[:, :, 0] == ids).all(), "a row holds one env only"
-        for row, env in enumerate(ids):
-            found[env]["obs"].append(obs[:-1, row])
-            found[env]["after"].append(obs[1:, row])
-            found[env]["first"].append(batch.is_first[:-1, row].numpy())
-            found[env]["action"].append(batch.actions["action"][:, row].numpy())
-            for name in ("reward", "terminated", "truncated", "valid"):
-                found[env][name].append(getattr(batch, name)[:, row].numpy())
-    return {
-        env: {name: np.concatenate(parts) for name, parts in columns.items()}
-        for env, columns in found.items()
-    }
-
-
 @pytest.mark.parametrize("inference", ["inline", "worker"])
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("policy_workers", [1, 2])
@@ -69,24 +52,7 @@ def test_every_batch_row_is_sampled_exactly_once_from_its_env_and_step(
     found = histories(sampled)
     assert len(found) == 12
     for env, steps in found.items():
-        # Nothing is missing and nothing comes twice: what one step saw last, the next sees first.
-        assert (steps["obs"][1:] == steps["after"][:-1]).all()
-        episode, step = 0, 0
-        assert steps["first"][0]
-        for i in range(len(steps["obs"])):
-            assert steps["obs"][i, 1:3].tolist() == [episode, step]
-            assert steps["first"][i] == (step == 0)
-            if not steps["valid"][i]:
-                # The row after an end: obs was the final observation, the action was ignored.
-                assert steps["terminated"][i - 1] or steps["truncated"][i - 1]
-                assert steps["reward"][i] == 0
-                assert not steps["terminated"][i] and not steps["truncated"][i]
-                episode, step = episode + 1, 0
-                continue
-            step += 1
-            assert steps["after"][i, 3] == steps["action"][i], "the action stored is the one taken"
-            assert steps["reward"][i] == code_reward(env, episode, step)
-            assert not (steps["terminated"][i] and steps["truncated"][i])
+        check_history(env, steps)
 
 
 def test_behaviour_columns_belong_to_their_rows() -> None:
@@ -166,3 +132,39 @@ def test_actors_have_two_splits_only_if_their_work_can_overlap(
     plan = plan_appo(resolved(chosen, spec), spec, "cpu")
     assert plan.num_splits == splits
     assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.describe_envs()
+
+
+def nodes_of(graph: Graph) -> dict[str, set[tuple[int, ...] | None]]:
+    """The cores of each role's workers (None: all)."""
+    roles = {node.role for node in graph.nodes}
+    return {role: {node.placement.cores for node in graph.having(role)} for role in roles}
+
+
+def test_learner_and_policy_workers_share_one_of_several_numa_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node, cores in enumerate(["0-3", "4-7"]):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cores)
+    monkeypatch.setattr("sampleforge.runtime.numa.available_cores", lambda: list(range(8)))
+    on_two = partial(node_for_group, folder=tmp_path)
+    monkeypatch.setattr("sampleforge.topologies.sampling.node_for_group", on_two)
+    for module in ("sampling", "sampler_plan"):
+        monkeypatch.setattr(f"sampleforge.topologies.{module}.available_cores", lambda: [0, 4])
+    of_graph = nodes_of(graph := build(config(inference="worker"))[0])
+    assert of_graph == {"actor": {(0,), (4,)}, "policy": {(0, 1, 2, 3)}, "learner": {(0, 1, 2, 3)}}
+    assert "learner and slots on NUMA node 0 (4 cores)" in graph.describe()
+    replay = nodes_of(build_apex(apex_config())[0])
+    assert replay["replay"] == replay["learner"] == {(0, 1, 2, 3)}
+    for more in ({"learner_threads": 5}, {"set_workers_cpu_affinity": False}, {"serial": True}):
+        graph = build(config(**more))[0]
+        assert nodes_of(graph)["learner"] == {None}
+        assert "NUMA" not in graph.describe()
+
+
+def test_a_machine_with_one_numa_node_places_no_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = NumaNode(0, tuple(available_cores()))
+    monkeypatch.setattr("sampleforge.runtime.numa.numa_nodes", lambda folder=None: [one])
+    graph, _ = build(config())
+    assert nodes_of(graph)["learner"] == {None}
+    assert "NUMA" not in graph.describe()

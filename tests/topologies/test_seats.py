@@ -271,7 +271,7 @@ def test_a_mapping_of_the_user_picks_the_policy_of_each_seat() -> None:
     ("function", "message"),
     [
         ("unknown", "returned 'policy_7' .* one of the policies policy_0, policy_1"),
-        ("never_the_second", "never picks policies"),
+        ("never_the_second", "never picks policy_1 in the first 100 rollouts"),
         ("missing", "has no function 'missing'"),
     ],
 )

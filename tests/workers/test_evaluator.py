@@ -21,7 +21,6 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import row_seeds
 from sampleforge.evaluation import evaluate
 from sampleforge.folder.trust import Trust
-from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.runners.base import WorkerDied
@@ -33,35 +32,14 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.episode_player import EpisodePlayer, evaluation_envs
-from sampleforge.workers.evaluator import EvaluatorWorker
+from sampleforge.workers.evaluator import EvaluationSettings, EvaluatorChannels, EvaluatorWorker
 from tests.support.envs import code_reward, episode_length
+from tests.support.one_weight import OneWeight
 from tests.support.runs import summary, worker
 from tests.support.serial_runs import run_serially
 
 CODE = EnvConfig(env="tests.support.envs:CodeEnv")
 FOUND = Evaluation(7, 1500, 10, 50.0, 4.0, 40.0, 60.0, 12.5)
-
-
-class OneWeight(torch.nn.Module):
-    """A model that always takes action 0 and remembers the weight that each step was taken with."""
-
-    state_size = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen: list[float] = []
-
-    def step(self, obs: Any, state: torch.Tensor, first: torch.Tensor) -> ModelOutput:
-        self.seen.append(self.weight.item())
-        return ModelOutput(torch.zeros(len(first), dtype=torch.long), torch.zeros(0), state)
-
-    def distribution(self, parameters: torch.Tensor, obs: Any) -> OneWeight:
-        self.parameters_ = parameters
-        return self
-
-    def mode(self) -> dict[str, torch.Tensor]:
-        return {"action": self.parameters_}
 
 
 class Bench:
@@ -74,17 +52,12 @@ class Bench:
         self.counters = Counters(COUNTERS, 2)  # of what trains, and of the evaluator
         progress = Progress(self.counters, TrainingClock(), base_env_steps=earlier_steps)
         self.worker = EvaluatorWorker(
-            lambda: evaluation_envs(CODE, episodes, seed=3),
+            CODE,
             lambda: self.model,  # type: ignore[arg-type, return-value]
-            self.weights,
+            EvaluatorChannels(self.weights, self.results, Wakeup()),
             progress,
-            self.results,
-            Wakeup(),
+            EvaluationSettings(interval, episodes, stochastic=False, seed=3),
             counter_row=1,
-            interval=interval,
-            episodes=episodes,
-            stochastic=False,
-            seed=3,
         )
         self.publish(0)
         self.worker.start()

@@ -27,12 +27,12 @@ def test_a_new_learner_finds_the_requests_that_are_on_no_way() -> None:
     requests.ask(1, 1, SAMPLE)
     requests.ask(1, 4, SAMPLE)
     assert requests.spare() == [0, 2]
-    assert requests.next_asked(1) == 1
+    assert requests.asked(1) == [1, 4]
     requests.answer(1, 1)
     assert requests.spare() == [0, 2], "answered, and not taken"
     assert requests.take_answered(1) == 1
     assert requests.spare() == [0, 1, 2], "lost with the learner that had taken it"
-    assert requests.next_asked(1) == 4 and requests.next_asked(0) == 3
+    assert requests.asked(1) == [4] and requests.asked(0) == [3]
 
 
 def test_an_answer_that_is_not_complete_is_found_and_may_be_asked_for_again(
@@ -52,10 +52,10 @@ def test_an_answer_that_is_not_complete_is_found_and_may_be_asked_for_again(
     requests.ask(0, 0, SAMPLE)
     assert requests.spare() == []
     requests.take_over_shard(0)
+    assert requests.asked(0) == [1, 2, 0]
     for request in (1, 2, 0):
-        assert requests.next_asked(0) == request
         requests.answer(0, request)
-    assert requests.next_asked(0) is None
+    assert requests.asked(0) == []
 
 
 class Answers:

@@ -15,6 +15,7 @@ from sampleforge.algos.experience import Share
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.compressed import CompressedFrames
+from sampleforge.replay.device_frames import DeviceFrames
 from sampleforge.replay.exchange import SampleRelay
 from sampleforge.replay.sample_source import SampleSource
 from sampleforge.replay.sequences import SequenceReader
@@ -25,8 +26,10 @@ from sampleforge.topologies.apex.channels import ReplayChannels
 from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, policy_seed
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.members import begin_with
 from sampleforge.topologies.sampling import GroupChannels
+from sampleforge.workers.callback import RunHooks
 from sampleforge.workers.replay_follower import ReplayFollowerWorker
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
 from sampleforge.workers.replay_metrics import ReplayMetrics
@@ -36,7 +39,8 @@ from sampleforge.workers.sample_update import SampleUpdate
 @dataclass(frozen=True)
 class ApexLearners:
     """Makes the learners of one policy, which learn on ``devices``, and their workers; see
-    `sampleforge.topologies.learner_group.LearnerMaker`. ``relay``: from learner 0 to the others."""
+    `sampleforge.topologies.learner_group.LearnerMaker`. ``relay``: from learner 0 to the others.
+    ``hooks``: of the run's callbacks."""
 
     config: ApexConfig
     plan: ApexPlan
@@ -47,7 +51,8 @@ class ApexLearners:
     channels: GroupChannels
     progress: Progress
     relay: SampleRelay | None
-    make_reader: Callable[[], TransitionReader | SequenceReader]
+    make_reader: Callable[[str], TransitionReader | SequenceReader]
+    hooks: RunHooks
 
     def new_learner(self, index: int, averaging: Averaging) -> DqnLearner:
         learner = make_learner(
@@ -58,6 +63,9 @@ class ApexLearners:
             self.devices[index],
             averaging,
         )
+        graphs = graphs_of(self.config, self.devices[index])
+        if graphs is not None:
+            learner.use_graphs(graphs)
         begin_with(learner, self.policy)
         return learner
 
@@ -67,10 +75,11 @@ class ApexLearners:
         counter_row: int,
         *,
         make_learner: Callable[[], DqnLearner],
-        **hooks: Any,
+        **options: Any,
     ) -> ReplayLearnerWorker | ReplayFollowerWorker:
         update = partial(self._new_update, index)
         wakeup, threads = self.channels.learner_wakeups[index], self.plan.learner_threads
+        callbacks = self.hooks.of_worker(index, [self.policy.id])
         if index:
             assert self.relay is not None
             return ReplayFollowerWorker(
@@ -82,7 +91,8 @@ class ApexLearners:
                 wakeup,
                 counter_row,
                 threads=threads,
-                **hooks,
+                callbacks=callbacks,
+                **options,
             )
         config, limiter = self.config, self.replay.limiter
         return ReplayLearnerWorker(
@@ -98,7 +108,8 @@ class ApexLearners:
             self.relay,
             publish_interval=max(1, config.weights_refresh_interval // 2),
             threads=threads,
-            **hooks,
+            callbacks=callbacks,
+            **options,
         )
 
     def take_over(self, index: int) -> None:
@@ -114,7 +125,7 @@ class ApexLearners:
     def _new_update(self, index: int, learner: DqnLearner) -> SampleUpdate:
         config, replay = self.config, self.replay
         return SampleUpdate(
-            self.make_reader,
+            partial(self.make_reader, self.devices[index]),
             replay.sample_requests,
             config,
             Share(index, config.num_learners),
@@ -147,10 +158,18 @@ def make_learner(
 
 
 def make_reader(
-    config: ApexConfig, slots: TrajectorySlots, frames: CompressedFrames | None
+    config: ApexConfig,
+    plan: ApexPlan,
+    slots: TrajectorySlots,
+    frames: CompressedFrames | None,
+    device: str,
 ) -> TransitionReader | SequenceReader:
-    """Return the reader that copies drawn transitions, or sequences, out of the slots."""
+    """Return the reader that copies drawn transitions, or sequences, out of the slots, for a
+    learner on ``device``."""
+    copies = None
+    if plan.frame_places:
+        copies = DeviceFrames(slots, plan.frame_places, torch.device(device))
     if slots.shape.sequences is None:
-        return TransitionReader(slots, frames)
+        return TransitionReader(slots, frames, copies)
     windows = MakeWindows(config, slots.shape.drops_truncated)
-    return SequenceReader(slots, windows, frames)
+    return SequenceReader(slots, windows, frames, copies)

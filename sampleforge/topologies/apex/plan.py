@@ -9,13 +9,20 @@ from typing import Any
 
 from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import CompressedFrames, lz4_block, ring_bytes
+from sampleforge.replay.device_frames import frame_places
 from sampleforge.replay.limiter import ItemSteps
 from sampleforge.replay.shard import EXTRAS, RECURRENT_EXTRAS, SPREADS
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.sampler_plan import SamplerPlan, has_image, plan_sampler
+from sampleforge.topologies.cuda_graphs import check_cuda_graphs
+from sampleforge.topologies.sampler_plan import (
+    SamplerPlan,
+    has_image,
+    plan_sampler,
+    recorded_parameters,
+)
 
 _TREE_BYTES = 8 * 16 / 15  # of the sum tree, per item of a slot
 
@@ -36,6 +43,12 @@ class ApexPlan(SamplerPlan):
     tree_bytes: int  # of the sum trees of all shards
     ring_bytes: tuple[int, ...]  # of each shard's ring; empty if frames are not compressed
     frame_bytes: int  # of all rings, with the positions of blocks in them
+    dataset_actors: int = 0  # which read datasets
+    frame_places: int = 0  # slots whose frames are on the learner's GPU, too
+
+    @property
+    def num_actors(self) -> int:
+        return self.num_workers + self.dataset_actors
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +59,7 @@ class ApexPlan(SamplerPlan):
     def shard_slots(self) -> tuple[int, ...]:
         """Number of slots of each shard: those that store experience, and those that actors
         have."""
-        return tuple(stored + self.num_workers * self.leases for stored in self.stored_slots)
+        return tuple(stored + self.num_actors * self.leases for stored in self.stored_slots)
 
     @property
     def slots(self) -> int:
@@ -55,11 +68,11 @@ class ApexPlan(SamplerPlan):
     @property
     def frame_buffers(self) -> int | None:
         """Number of slots that may have raw frames at a time; None if frames are not compressed."""
-        return self.num_workers * self.leases * len(self.stored_slots) if self.ring_bytes else None
+        return self.num_actors * self.leases * len(self.stored_slots) if self.ring_bytes else None
 
     def frame_buffers_of(self, shard: int) -> range:
         """Return the frame buffers that a shard lends to slots of actors."""
-        each = self.num_workers * self.leases
+        each = self.num_actors * self.leases
         return range(shard * each, (shard + 1) * each)
 
     @property
@@ -201,6 +214,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     workers."""
     assert config.batch_size is not None and config.learning_starts is not None
     assert config.samples_per_insert != "auto"
+    check_cuda_graphs(config, device)
     learners = config.num_learners
     if config.batch_size % learners:
         below = max(1, config.batch_size // learners) * learners
@@ -209,6 +223,9 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
             f"{learners}; nearest: {below} or {below + learners}"
         )
     sampler = plan_sampler(config, spec, device)
+    if not config.is_live:
+        sampler = _without_actors(sampler)
+    actors = sampler.num_workers + len(config.datasets)
     shape = slot_shape(config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences
     item_steps = ItemSteps(sequences.stride, sequences.learned) if sequences else ItemSteps()
@@ -222,9 +239,9 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
         )
     per_shard = tuple(stored // shards + (i < stored % shards) for i in range(shards))
     leases = math.ceil(sampler.num_splits * spec.num_agents / shards) + 1
-    slots = stored + shards * sampler.num_workers * leases
+    slots = stored + shards * actors * leases
     rings = _rings(config, shape, per_shard)
-    shape = replace(shape, frame_buffers=shards * sampler.num_workers * leases if rings else None)
+    shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
     plan = ApexPlan(
         **sampler.__dict__,
         batch_size=config.batch_size,
@@ -238,15 +255,31 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
             config,
             _item_ratio(config.samples_per_insert, item_steps),
             config.batch_size * config.prefetch_batches,
-            shards * sampler.num_workers * leases * shape.items,
+            shards * actors * leases * shape.items,
         ),
         slot_bytes=shape.nbytes(slots),
         ring_bytes=rings,
         frame_bytes=CompressedFrames.nbytes(shape, slots, sum(rings)) if rings else 0,
         tree_bytes=int(slots * shape.items * _TREE_BYTES) if config.priority_exponent else 0,
+        dataset_actors=len(config.datasets),
+        frame_places=frame_places(shape, slots, config.replay_gpu_memory, device),
     )
     _check_memory(config, plan)
     return plan
+
+
+def _without_actors(sampler: SamplerPlan) -> SamplerPlan:
+    """Return the sizes of a run that learns from datasets alone: a rollout has the rows of all
+    splits of an actor."""
+    return replace(
+        sampler,
+        num_workers=0,
+        num_splits=1,
+        rows=sampler.rows * sampler.num_splits,
+        inference="inline",
+        num_policy_workers=0,
+        reasons=("Experience from data alone", *sampler.reasons[1:]),
+    )
 
 
 def slot_shape(
@@ -255,14 +288,20 @@ def slot_shape(
     """Return the shape of the replay's slots. ``frame_buffers``: number of slots that may have raw
     frames at a time (None: all)."""
     rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
+    parameters = recorded_parameters(config, spec)
     if sequences is None:
         extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
         return SlotShape(
-            plan.rollout, rows, spec, state_size, extras, True, frame_buffers, final_obs=True
+            *(plan.rollout, rows, spec, state_size, extras, True, frame_buffers),
+            final_obs=True,
+            parameters=parameters,
         )
     rollout = sequences.overlap + plan.rollout
     extras = RECURRENT_EXTRAS
-    return SlotShape(rollout, rows, spec, state_size, extras, True, frame_buffers, sequences)
+    return SlotShape(
+        *(rollout, rows, spec, state_size, extras, True, frame_buffers, sequences),
+        parameters=parameters,
+    )
 
 
 def _item_ratio(ratio: float | None, each: ItemSteps) -> float | None:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from sampleforge.algos.dqn import FinishRollout
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
@@ -27,6 +27,7 @@ from sampleforge.replay.shard import Prioritisation, ReplayShard
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import wakeups
@@ -34,6 +35,7 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.apex.channels import ReplayChannels
+from sampleforge.topologies.apex.datasets import add_dataset_actors, dataset_edges, shares_of
 from sampleforge.topologies.apex.learners import ApexLearners, make_reader
 from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
 from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
@@ -45,14 +47,10 @@ from sampleforge.topologies.builders import (
     ResumePoint,
     acting_device,
     initial_weights,
+    seeded,
 )
 from sampleforge.topologies.config import ApexConfig
-from sampleforge.topologies.evaluator import (
-    Playing,
-    add_evaluator,
-    first_of_each_group,
-    num_evaluators,
-)
+from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
 from sampleforge.topologies.graph import (
     AddedGroup,
     Edge,
@@ -63,8 +61,9 @@ from sampleforge.topologies.graph import (
     Row,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
-from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan, member_channels
+from sampleforge.topologies.policy_groups import GroupParts, PolicyGroups
+from sampleforge.topologies.recording import num_recorders
 from sampleforge.topologies.rendezvous import (
     describe_learners,
     learner_devices,
@@ -77,15 +76,16 @@ from sampleforge.topologies.sampling import (
     ActorChannels,
     GroupChannels,
     actor_channels,
-    add_actors,
     add_policy_workers,
-    frozen_group,
     group_channels,
+    group_node,
     policy_notes,
     sampler_edges,
 )
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import NoLearner
 from sampleforge.workers.replay import ReplayWorker
+from sampleforge.workers.worker import Placement
 
 NewNetwork = Callable[[], QNetwork]
 
@@ -98,74 +98,45 @@ def apex(
     policies: Sequence[PolicyStart],
     frozen: Sequence[FrozenStart] = (),
     others: Sequence[AgentGroup] = (),
+    hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
     """Wire the actors, which all ``policies`` share, and for each policy a group with policy
     workers, replay shards and a learner of its own. The actors also act with the
     ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
-    one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
+    one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
+    Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     agents = [AgentGroup(config, plan, spec), *others]
     nbytes = [agents[policy.group].plan.nbytes for policy in policies]
     check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
-    graph = GraphBuilder("apex", plan.num_workers + count * in_group, config, start)
-    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
+    workers = plan.num_actors + num_recorders(config) + count * in_group
+    graph = GraphBuilder("apex", workers, config, start, hooks)
+    actors = actor_channels(config, plan)
     parts = [
         _group_parts(index, policy, actors, agents[policy.group], count)
         for index, policy in enumerate(policies)
     ]
-    mapping = seat_mapping(
-        spec,
-        policies,
-        frozen,
-        plan,
-        start.seed,
-        synchronous=False,
-        overlapping=config.sequences is not None,
-        population=config.pbt,
-        function=config.policy_mapping,
-    )
-    weights = {part.policy.id: part.channels.weights for part in parts}
-    frozen_groups = [
-        frozen_group(each, _maker(agents[each.group], each.start.seed), weights) for each in frozen
-    ]
-    groups = [part.acting for part in parts]
-    add_actors(graph, actors, groups, mapping, config, acting, start, frozen_groups)
-    by_id = {part.policy.id: part for part in parts}
-    playing = first_of_each_group(
-        [(part.policy.group, part.new_network, part.channels.weights) for part in parts],
-        [
-            (each.group, made.new_model, made.pool.weights(0))
-            for each, made in zip(frozen, frozen_groups, strict=True)
-        ],
-    )
-
-    def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
-        return _add_group(builder, by_id[group_id], prefix, start, playing)
-
-    return graph.build_groups(
-        list(by_id),
-        add_group,
+    if config.datasets:
+        (only,) = parts  # a config with data has one policy
+        add_dataset_actors(graph, actors, only.replay.exchange, only, config, plan)
+    return PolicyGroups(agents, parts, frozen).wire(
+        graph,
+        actors,
+        start,
+        _maker,
+        partial(_add_group, start=start),
         [*policy_notes(nbytes, population=config.pbt), *_notes(config, plan, spec)],
-        actors.episodes,
-        frozen_groups,
+        overlapping=config.sequences is not None,
     )
 
 
 @dataclass(frozen=True)
-class GroupParts:
+class ApexParts(GroupParts[QNetwork]):
     """The parts of one policy group that exist before its workers are added."""
 
-    policy: PolicyStart
-    agents: AgentGroup
-    new_network: NewNetwork
     replay: ReplayChannels
-    acting: ActingGroup
-    exploration: Exploration
-
-    @property
-    def channels(self) -> GroupChannels:
-        return self.acting.channels
+    exploration: Exploration | None
 
 
 def _maker(agents: AgentGroup, seed: int) -> NewNetwork:
@@ -174,7 +145,7 @@ def _maker(agents: AgentGroup, seed: int) -> NewNetwork:
 
 def _group_parts(
     index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
-) -> GroupParts:
+) -> ApexParts:
     """Make the replay, the weights and the channels of the ``index``-th policy group. ``members``:
     of the population, if there is one."""
     start = policy.start
@@ -183,11 +154,16 @@ def _group_parts(
     new_network = network_maker(config, spec, start.seed)
     weights = initial_weights(new_network, start)
     shape = slot_shape(config, plan, spec, plan.frame_buffers)
-    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    others = plan.num_policy_workers + len(plan.stored_slots)
+    node = group_node(index, config, plan, config.num_learners * plan.learner_threads + others)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
     member = member_channels(config, policy, plan, new_network, None)
-    slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
-    frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes) if plan.ring_bytes else None
-    replay = _replay_channels(config, plan, slots, frames, channels, start)
+    frames = None
+    with memory_on(node):
+        slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
+        if plan.ring_bytes:
+            frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes)
+        replay = _replay_channels(config, plan, slots, frames, channels, start)
 
     def new_policy(index: int) -> NewPolicy:
         board = None if member is None else member.board
@@ -196,31 +172,31 @@ def _group_parts(
 
     count = acting.num_splits // plan.num_splits
     group = ActingGroup(channels, replay.exchange, new_policy, member, count)
-    explored = exploration(config, plan, index, count)
-    return GroupParts(policy, agents, new_network, replay, group, explored)
+    explored = exploration(config, plan, index, count) if plan.envs else None
+    return ApexParts(policy, agents, new_network, group, replay, explored)
 
 
 def _add_group(
     graph: GraphBuilder,
-    parts: GroupParts,
+    parts: ApexParts,
     prefix: str,
-    start: ResumePoint,
     playing: Playing,
+    start: ResumePoint,
 ) -> AddedGroup:
-    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names;
-    ``playing``: the policies that play the other agent groups in evaluations."""
+    """Add the workers of one policy group. ``prefix``: of their names; ``playing``: the policies
+    that play the other agent groups in evaluations; ``start``: of the run."""
     config, plan = parts.agents.config, parts.agents.plan
     policy, replay, weights = parts.policy, parts.replay, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     for index in range(len(plan.stored_slots)):
-        _add_shard(graph, index, replay, config, plan, policy.start)
+        _add_shard(graph, index, replay, config, plan, policy.start, parts.channels.placement)
     learners = _add_learners(graph, parts, config, plan)
     first = learners.nodes[0].name
-    evaluation = add_evaluator(
+    evaluation = add_evaluators(
         graph,
         config,
         weights,
-        parts.new_network,
+        parts.new_model,
         start,
         first,
         group=parts.policy.group,
@@ -252,8 +228,7 @@ def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
 def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
     """Return the Q-network with its initial weights, the same for the same seed. ``config``: with
     resolved defaults."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         network = QNetwork(
             config.model,
             spec.observations,
@@ -321,7 +296,8 @@ def make_policy(
     seeds: PolicySeeds,
 ) -> EpsilonGreedyPolicy:
     """Return the policy of an actor (inline) or policy worker. ``seeds``: of its actions."""
-    return EpsilonGreedyPolicy(
+    kind = RecordedEpsilonGreedyPolicy if plan.records else EpsilonGreedyPolicy
+    return kind(
         new_network(),
         weights,
         row_epsilons(config, plan),
@@ -349,8 +325,12 @@ def _replay_channels(
     )
     archive = make_archive(config, plan, slots, shard_wakeups, start)
     if start.resume is not None:
-        restoring = archive.where.saved is not None
-        limiter.load(start.resume.plain()["limiter"], restoring=restoring)
+        saved = archive.where.saved
+        limiter.load(
+            start.resume.plain()["limiter"],
+            restoring=saved is not None,
+            begun=saved is not None and saved.learning,
+        )
     sample_requests = SampleRequests(
         config.prefetch_batches,
         plan.batch_size,
@@ -365,6 +345,7 @@ def _replay_channels(
             shard_wakeups,
             plan.leases,
             FinishRollout(config, channels.weights),
+            shares_of(config, plan),
         ),
         frames=frames,
         sample_requests=sample_requests,
@@ -395,6 +376,7 @@ def _add_shard(
     config: ApexConfig,
     plan: ApexPlan,
     start: ResumePoint,
+    placement: Placement,
 ) -> None:
     counts = plan.shard_slots
     make_shard = partial(
@@ -421,6 +403,7 @@ def _add_shard(
         "replay",
         make_worker,
         replay.shard_wakeups[index],
+        placement,
         restart=RestartAlone(replay.shard_restarts, index),
         in_checkpoint=saves(config),
     )
@@ -444,7 +427,7 @@ def make_shard_of(
 
 
 def _add_learners(
-    graph: GraphBuilder, parts: GroupParts, config: ApexConfig, plan: ApexPlan
+    graph: GraphBuilder, parts: ApexParts, config: ApexConfig, plan: ApexPlan
 ) -> Learners:
     """Add the learner, or several that have equal parts of each sample."""
     channels = parts.channels
@@ -457,13 +440,14 @@ def _add_learners(
         config,
         plan,
         devices,
-        parts.new_network,
+        parts.new_model,
         parts.policy,
         parts.replay,
         channels,
         graph.progress,
         relay,
-        partial(make_reader, config, parts.replay.exchange.slots, parts.replay.frames),
+        partial(make_reader, config, plan, parts.replay.exchange.slots, parts.replay.frames),
+        graph.hooks,
     )
     member = parts.acting.member
     if config.serial and member is None:
@@ -472,28 +456,37 @@ def _add_learners(
     if followers:
         errors = 8 * plan.batch_size // config.num_learners  # gathered as float64
         rendezvous = local_rendezvous(
-            devices, config.learner_timeout, parts.new_network, "learner", errors
+            devices, config.learner_timeout, parts.new_model, "learner", errors
         )
-    snapshot = StateSnapshot(parts.new_network(), networks=2)
+    snapshot = StateSnapshot(parts.new_model(), networks=2)
     return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
 def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:
     """Return the edges of one policy group. ``group``: the prefix of its worker names."""
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} {group}replay shards"
+    live = bool(plan.num_workers)
     several = config.num_learners > 1
     first = f"{group}learner 0" if several else f"{group}learner"
     learners = f"{config.num_learners} {group}learners" if several else first
     what = "transitions" if config.sequences is None else "sequences"
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows, in its slot"
     return (
-        Edge(actors, shards, f"{rollout}, with first priorities"),
-        Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
+        *(_actor_edges(plan, actors, shards, rollout) if live else ()),
+        *dataset_edges(config, plan, shards),
         Edge(first, shards, f"request for a sample ({config.prefetch_batches} in flight)"),
         Edge(shards, learners, f"{plan.batch_size} drawn {what}"),
         Edge(first, shards, "their TD errors"),
         *([Edge(learners, learners, "gradients, summed; TD errors")] if several else []),
-        *sampler_edges(plan, group, first),
+        *(sampler_edges(plan, group, first) if live else ()),
+    )
+
+
+def _actor_edges(plan: ApexPlan, actors: str, shards: str, rollout: str) -> tuple[Edge, ...]:
+    """Return the edges between actors and replay shards."""
+    return (
+        Edge(actors, shards, f"{rollout}, with first priorities"),
+        Edge(shards, actors, f"lease of the oldest slot ({plan.leases} per actor and shard)"),
     )
 
 
@@ -512,6 +505,8 @@ def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
     clip = config.reward_clip
     if clip is None:
         return ()
+    if clip == "sign":
+        return ("rewards are reduced to their sign for learning (--reward-clip sign)",)
     return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
 
 
@@ -525,7 +520,7 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         f"if they shrink {config.replay_compression_ratio:g} times, else the oldest are evicted"
     )
     return (
-        plan.describe_envs(),
+        *([plan.describe_envs()] if plan.envs else []),
         f"replay of {plan.capacity} transitions in {sum(plan.stored_slots)} slots: "
         f"{human_bytes(plan.slot_bytes + plan.frame_bytes)} of shared memory when full, "
         f"{human_bytes(plan.tree_bytes)} for priorities",

@@ -16,9 +16,11 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.members import begin_with
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.topologies.sampling import GroupChannels
+from sampleforge.workers.callback import RunHooks
 from sampleforge.workers.learner import LearnerWorker
 
 
@@ -26,7 +28,7 @@ from sampleforge.workers.learner import LearnerWorker
 class AppoLearners:
     """Makes the learners of one policy, which learn on ``devices``, and their workers; see
     `sampleforge.topologies.learner_group.LearnerMaker`. ``prefetch``: a thread gathers the next
-    batch."""
+    batch. ``hooks``: of the run's callbacks."""
 
     config: AppoConfig
     plan: Plan
@@ -37,6 +39,7 @@ class AppoLearners:
     channels: GroupChannels
     progress: Progress
     prefetch: bool
+    hooks: RunHooks
 
     def new_learner(self, index: int, averaging: Averaging) -> Learner:
         config = self.config
@@ -50,6 +53,9 @@ class AppoLearners:
             share=Share(index, config.num_learners),
             device=self.devices[index],
         )
+        graphs = graphs_of(config, self.devices[index])
+        if graphs is not None:
+            learner.use_graphs(graphs)
         begin_with(learner, self.policy)
         return learner
 
@@ -59,7 +65,7 @@ class AppoLearners:
         counter_row: int,
         *,
         make_learner: Callable[[], Learner],
-        **hooks: Any,
+        **options: Any,
     ) -> LearnerWorker:
         config, plan, channels = self.config, self.plan, self.channels
         return LearnerWorker(
@@ -79,7 +85,8 @@ class AppoLearners:
             counter_row,
             threads=plan.learner_threads,
             counts_updates=index == 0,
-            **hooks,
+            callbacks=self.hooks.of_worker(index, [self.policy.id]),
+            **options,
         )
 
     def take_over(self, index: int) -> None:

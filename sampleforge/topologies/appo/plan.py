@@ -10,6 +10,7 @@ from sampleforge.runtime.machine import lacking
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.cuda_graphs import check_cuda_graphs
 from sampleforge.topologies.policy_lag import check_asynchronous_lag, policy_lag
 from sampleforge.topologies.sampler_plan import (
     MIN_BATCH,
@@ -19,7 +20,15 @@ from sampleforge.topologies.sampler_plan import (
     check_minibatch,
     has_image,
     plan_sampler,
+    recorded_parameters,
 )
+from sampleforge.workers.ready import LATE
+
+
+def slot_shape(config: AppoConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShape:
+    """Return the shape of the slots of a policy group."""
+    state, parameters = config.model.state_size, recorded_parameters(config, spec)
+    return SlotShape(plan.rollout, plan.rows, spec, state, parameters=parameters)
 
 
 def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
@@ -29,9 +38,10 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     ``device`` is the resolved device of learner and policy workers.
     """
     sampler = plan_sampler(config, spec, device, fills=config.batch_size)
+    check_cuda_graphs(config, device)
     if config.compile:
         check_compilers(device, sampler)
-    shape = SlotShape(sampler.rollout, sampler.rows, spec, config.model.state_size)
+    shape = slot_shape(config, sampler, spec)
     streams = sampler.num_workers * sampler.num_splits * spec.num_agents
     slots_per_batch = _slots_per_batch(config, shape, streams)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
@@ -42,6 +52,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     # Every slot may wait for the learner, and so may the batch that is gathered ahead.
     ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
     batches = 0.0 if synchronous else slots / slots_per_batch + ahead
+    if sampler.variable:
+        batches += (LATE - 1) * streams / slots_per_batch  # rollouts of late rows are older
     plan = Plan(
         **sampler.__dict__,
         slots=slots,

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.rollouts.exchange import SlotExchange
-from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
+from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.appo.learners import AppoLearners
-from sampleforge.topologies.appo.plan import gathers_ahead
+from sampleforge.topologies.appo.plan import gathers_ahead, slot_shape
 from sampleforge.topologies.builders import (
     FrozenStart,
     NewModel,
@@ -26,12 +28,7 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.evaluator import (
-    Playing,
-    add_evaluator,
-    first_of_each_group,
-    num_evaluators,
-)
+from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
 from sampleforge.topologies.graph import (
     AddedGroup,
     Edge,
@@ -40,23 +37,23 @@ from sampleforge.topologies.graph import (
     PolicyGroup,
 )
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
-from sampleforge.topologies.mapping import seat_mapping
 from sampleforge.topologies.members import acting_plan, member_channels
+from sampleforge.topologies.policy_groups import GroupParts, PolicyGroups
 from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.recording import num_recorders
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
 from sampleforge.topologies.sampling import (
     ActingGroup,
     ActorChannels,
-    GroupChannels,
     actor_channels,
-    add_actors,
     add_policy_workers,
-    frozen_group,
     group_channels,
+    group_node,
     policy_notes,
     sampler_edges,
 )
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import (
     ExperienceSink,
 )
@@ -70,66 +67,41 @@ def appo(
     policies: Sequence[PolicyStart],
     frozen: Sequence[FrozenStart] = (),
     others: Sequence[AgentGroup] = (),
+    hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
     """Wire the actors, which all ``policies`` share, and for each policy a group with policy
     workers and a learner of its own. The actors also act with the
     ``frozen`` policies. ``others``: the agent groups of a multi-agent environment beside the first
-    one, which is that of ``config``, ``plan`` and ``spec``. Nothing runs yet."""
+    one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
+    Nothing runs yet."""
     count = len(policies)
     agents = [AgentGroup(config, plan, spec), *others]
     nbytes = [agents[policy.group].plan.slot_bytes for policy in policies]
     check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
-    graph = GraphBuilder("appo", plan.num_workers + count * in_group, config, start)
-    actors, acting = actor_channels(config, plan), acting_plan(config, plan, count)
-    parts = [_group_parts(policy, actors, agents[policy.group], count) for policy in policies]
-    mapping = seat_mapping(
-        spec,
-        policies,
-        frozen,
-        plan,
-        start.seed,
-        synchronous=plan.synchronous,
-        overlapping=False,
-        population=config.pbt,
-        function=config.policy_mapping,
-    )
-    weights = {part.policy.id: part.channels.weights for part in parts}
-    frozen_groups = [
-        frozen_group(each, _maker(agents[each.group], each.start.seed), weights) for each in frozen
+    workers = plan.num_workers + num_recorders(config) + count * in_group
+    graph = GraphBuilder("appo", workers, config, start, hooks)
+    actors = actor_channels(config, plan)
+    parts = [
+        _group_parts(index, policy, actors, agents[policy.group], count)
+        for index, policy in enumerate(policies)
     ]
-    groups = [part.acting for part in parts]
-    add_actors(graph, actors, groups, mapping, config, acting, start, frozen_groups)
-    by_id = {part.policy.id: part for part in parts}
-    playing = first_of_each_group(
-        [(part.policy.group, part.new_model, part.channels.weights) for part in parts],
-        [
-            (each.group, made.new_model, made.pool.weights(0))
-            for each, made in zip(frozen, frozen_groups, strict=True)
-        ],
-    )
-
-    def add_group(builder: GraphBuilder, group_id: str, prefix: str) -> AddedGroup:
-        return _add_group(builder, by_id[group_id], prefix, start, playing)
-
-    return graph.build_groups(
-        list(by_id), add_group, _notes(config, plan, spec, nbytes), actors.episodes, frozen_groups
+    return PolicyGroups(agents, parts, frozen).wire(
+        graph,
+        actors,
+        start,
+        _maker,
+        partial(_add_group, start=start),
+        _notes(config, plan, spec, nbytes),
+        synchronous=plan.synchronous,
     )
 
 
 @dataclass(frozen=True)
-class GroupParts:
+class AppoParts(GroupParts[ActorCritic]):
     """The parts of one policy group that exist before its workers are added."""
 
-    policy: PolicyStart
-    agents: AgentGroup
-    new_model: NewModel
     exchange: SlotExchange
-    acting: ActingGroup
-
-    @property
-    def channels(self) -> GroupChannels:
-        return self.acting.channels
 
 
 def _maker(agents: AgentGroup, seed: int) -> NewModel:
@@ -137,19 +109,22 @@ def _maker(agents: AgentGroup, seed: int) -> NewModel:
 
 
 def _group_parts(
-    policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
-) -> GroupParts:
-    """Make the slots, the exchange, the weights and the channels of one policy group. ``members``:
-    of the population, if there is one."""
+    index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
+) -> AppoParts:
+    """Make the slots, the exchange, the weights and the channels of the ``index``-th policy group.
+    ``members``: of the population, if there is one."""
     start = policy.start
     config, plan, spec = agents.config, agents.plan, agents.spec
     acting = acting_plan(config, plan, members)
     new_model = model_maker(config, spec, start.seed)
-    shape = SlotShape(plan.rollout, plan.rows, spec, config.model.state_size)
+    shape = slot_shape(config, plan, spec)
     weights = initial_weights(new_model, start)
-    channels = group_channels(config, acting, shape, weights, actors, config.num_learners)
+    threads = config.num_learners * plan.learner_threads + plan.num_policy_workers
+    node = group_node(index, config, plan, threads)
+    channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
     member = member_channels(config, policy, plan, new_model, plan.lag.limit)
-    slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
+    with memory_on(node):
+        slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
@@ -162,23 +137,23 @@ def _group_parts(
 
     count = acting.num_splits // plan.num_splits
     group = ActingGroup(channels, exchange, new_policy, member, count)
-    return GroupParts(policy, agents, new_model, exchange, group)
+    return AppoParts(policy, agents, new_model, group, exchange)
 
 
 def _add_group(
     graph: GraphBuilder,
-    parts: GroupParts,
+    parts: AppoParts,
     prefix: str,
-    start: ResumePoint,
     playing: Playing,
+    start: ResumePoint,
 ) -> AddedGroup:
-    """Add the workers of one policy group. ``start``: of the run; ``prefix``: of their names;
-    ``playing``: the policies that play the other agent groups in evaluations."""
+    """Add the workers of one policy group. ``prefix``: of their names; ``playing``: the policies
+    that play the other agent groups in evaluations; ``start``: of the run."""
     config, plan = parts.agents.config, parts.agents.plan
     new_model, weights = parts.new_model, parts.channels.weights
     add_policy_workers(graph, parts.acting, plan)
     learners = _add_learners(graph, parts, config, plan)
-    evaluation = add_evaluator(
+    evaluation = add_evaluators(
         graph,
         config,
         weights,
@@ -204,7 +179,7 @@ def _add_group(
 
 
 def _add_learners(
-    graph: GraphBuilder, parts: GroupParts, config: AppoConfig, plan: Plan
+    graph: GraphBuilder, parts: AppoParts, config: AppoConfig, plan: Plan
 ) -> Learners:
     """Add the learners of one policy group."""
     channels = parts.channels
@@ -223,6 +198,7 @@ def _add_learners(
         channels,
         graph.progress,
         gathers_ahead(plan, serial=config.serial),
+        graph.hooks,
     )
     member = parts.acting.member
     if config.serial and member is None:

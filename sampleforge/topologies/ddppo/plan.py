@@ -16,7 +16,9 @@ from sampleforge.topologies.sampler_plan import (
     check_memory,
     check_minibatch,
     choose_precision,
+    has_image,
     overlaps_inline,
+    recorded_parameters,
 )
 
 
@@ -38,7 +40,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
             "policy; use appo or apex"
         )
     cores = len(available_cores())
-    image = any(leaf.is_image for leaf in spec.observations.values())
+    image = has_image(spec)
     ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
     here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
@@ -68,6 +70,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),
+        records=config.record is not None,
         lag=policy_lag(
             config,
             splits * shape.rows * config.rollout,
@@ -79,6 +82,13 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     check_minibatch(config, plan)
     check_lag(config, plan)
     return plan
+
+
+def acts_on_device(config: DdppoConfig, plan: Plan, spec: EnvSpec) -> bool:
+    """Return whether the ranks compute actions on their GPUs: for images, except with variable
+    experience, whose rows ask for actions one by one."""
+    images = plan.device.startswith("cuda") and has_image(spec)
+    return images and not config.variable_experience
 
 
 def check_lag(config: DdppoConfig, plan: Plan) -> None:
@@ -99,7 +109,8 @@ def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> Slo
     state, variable = config.model.state_size, config.variable_experience
     assert config.rollout is not None, "resolve_defaults comes first"
     rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
-    return SlotShape(rollout, rows, spec, state, variable=variable)
+    parameters = recorded_parameters(config, spec)
+    return SlotShape(rollout, rows, spec, state, variable=variable, parameters=parameters)
 
 
 def with_room(config: DdppoConfig, count: int, ranks: int) -> int:

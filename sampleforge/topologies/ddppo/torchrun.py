@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sampleforge.config import ConfigError
+from sampleforge.config import ConfigError, typed
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import StoreBoard
 from sampleforge.distributed.rendezvous import StartupRendezvous, WorldRendezvous
@@ -22,10 +22,11 @@ from sampleforge.topologies.ddppo.wire import (
     notes,
     single_policy,
 )
-from sampleforge.topologies.evaluator import Evaluation, add_evaluator, num_evaluators
+from sampleforge.topologies.evaluator import Evaluation, add_evaluators, num_evaluators
 from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.rank_sync import MetricsSync
 
 
@@ -42,6 +43,11 @@ def check_world(config: AnyConfig, world: World) -> DdppoConfig:
         raise ConfigError(
             f"--num-ranks is {config.num_ranks} (as asked for, or by the preset), but WORLD_SIZE "
             f"is {world.size}; under torchrun leave it out, or give --num-ranks None"
+        )
+    if config.record is not None:
+        raise ConfigError(
+            f"{typed('record', config.record)}: ranks that torchrun starts share no memory with a "
+            "recorder; leave it out, or use --num-ranks instead of torchrun"
         )
     for name in ("serial", "benchmark"):
         if getattr(config, name):
@@ -72,13 +78,14 @@ def ddppo_world(
     policies: Sequence[PolicyStart],
     *,
     rendezvous: StartupRendezvous,
+    hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
     """Wire the rank of this process, after the rendezvous of all ranks; rank 0 also has the
-    evaluator."""
+    evaluators. ``hooks``: of the callbacks of this process."""
     policy = single_policy(policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0
-    graph = GraphBuilder("ddppo", world.size + leads * num_evaluators(config), config, start)
+    graph = GraphBuilder("ddppo", world.size + leads * num_evaluators(config), config, start, hooks)
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
@@ -101,8 +108,8 @@ def ddppo_world(
     new_model = model_maker(config, spec, start.seed)
     evaluation = Evaluation()
     if leads:
-        row = graph.last_row  # below those of the ranks on other machines
-        evaluation = add_evaluator(graph, config, weights, new_model, start, "rank 0", row)
+        row = world.size  # below those of the ranks on other machines
+        evaluation = add_evaluators(graph, config, weights, new_model, start, "rank 0", row)
     group = PolicyGroup(
         policy.id,
         (node,),

@@ -18,13 +18,15 @@ from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import Board, RolloutBoard
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
+from sampleforge.offline.rollout_queue import RolloutQueue, sender
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
+from sampleforge.runtime.numa import memory_on, node_of
 from sampleforge.runtime.processes import available_cores
 from sampleforge.shared.counters import AgreedProgress
-from sampleforge.shared.records import EpisodeQueue, Episodes
+from sampleforge.shared.records import EpisodeQueue, Episodes, EpisodesOf
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
@@ -40,15 +42,23 @@ from sampleforge.topologies.builders import (
     policy_maker,
 )
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ddppo.plan import slot_shape, with_room
-from sampleforge.topologies.evaluator import add_evaluator, num_evaluators
+from sampleforge.topologies.ddppo.plan import acts_on_device, slot_shape, with_room
+from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
 from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.recording import (
+    add_recorder,
+    num_recorders,
+    rollout_queue,
+    with_recording,
+)
 from sampleforge.topologies.rendezvous import local_rendezvous, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.actor import ActorWorker, never
 from sampleforge.workers.batched_inference import BatchedInference
+from sampleforge.workers.callback import NO_HOOKS, RunHooks, WorkerCallbacks
+from sampleforge.workers.device_inference import DeviceInference
 from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
 from sampleforge.workers.inference import InlineInference
 from sampleforge.workers.learner import LearnerWorker, Save
@@ -66,17 +76,23 @@ def ddppo(
     spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
+    hooks: RunHooks = NO_HOOKS,
 ) -> Graph:
     """Wire the ranks of this machine, which learn one policy. Nothing runs yet, except the store of
-    nccl, if each rank has a GPU. Rank 0 answers the driver and writes the checkpoints."""
+    nccl, if each rank has a GPU. Rank 0 answers the driver and writes the checkpoints. ``hooks``:
+    of the run's callbacks."""
     policy = single_policy(policies)
     start, ranks = policy.start, plan.num_workers
-    graph = GraphBuilder("ddppo", ranks + num_evaluators(config), config, start)
+    workers = ranks + num_recorders(config) + num_evaluators(config)
+    graph = GraphBuilder("ddppo", workers, config, start, hooks)
     episodes = EpisodeQueue(ranks)
     new_model = model_maker(config, spec, start.seed)
     devices = member_devices(plan.device, ranks)
     rendezvous = local_rendezvous(devices, config.rank_timeout, new_model)
     snapshot = None if config.serial else StateSnapshot(new_model())
+    streams = plan.num_splits * (2 if config.variable_experience else 1)
+    shape = slot_shape(config, spec, plan.rows, ranks)
+    queue = rollout_queue(config, spec, shape, ranks, streams)
     context = RankContext(
         graph,
         config,
@@ -88,10 +104,12 @@ def ddppo(
         RolloutBoard(ranks),
         GroupEpoch(config.max_rank_restarts, ranks),
         snapshot=snapshot,
+        recorded=queue,
     )
     added = [add_rank(context, join) for join in rendezvous.members]
+    recording = add_recorder(graph, config, queue)
     nodes, exchanges, weights = zip(*added, strict=True)
-    evaluation = add_evaluator(graph, config, weights[0], new_model, start, "rank 0")
+    evaluation = add_evaluators(graph, config, weights[0], new_model, start, "rank 0")
     group = PolicyGroup(
         policy.id,
         nodes,
@@ -103,13 +121,14 @@ def ddppo(
         evaluations=evaluation.results,
         resources=rendezvous.resources,
     )
-    return graph.build(
+    wired = graph.build(
         groups=[group],
         edges=[*edges(ranks), *evaluation.edges],
         notes=notes(config, plan, spec, rendezvous.note, snapshot),
         episodes=episodes,
         progress=AgreedProgress(**vars(graph.progress), ranks=tuple(range(ranks))),
     )
+    return with_recording(wired, recording)
 
 
 def single_policy(policies: Sequence[PolicyStart]) -> PolicyStart:
@@ -125,7 +144,8 @@ def single_policy(policies: Sequence[PolicyStart]) -> PolicyStart:
 @dataclass(frozen=True)
 class RankContext:
     """The arguments that all ranks of a process share. ``snapshot``: the state from which new ranks
-    resume if none survives. ``metrics_sync``: set if the ranks share no memory."""
+    resume if none survives. ``metrics_sync``: set if the ranks share no memory. ``recorded``: the
+    queue to the recorder (None: nothing is recorded)."""
 
     graph: GraphBuilder
     config: DdppoConfig
@@ -138,6 +158,7 @@ class RankContext:
     group_epoch: GroupEpoch
     snapshot: StateSnapshot | None = None
     metrics_sync: MetricsSync | None = None
+    recorded: RolloutQueue | None = None
 
     @property
     def new_model(self) -> NewModel:
@@ -153,25 +174,28 @@ def add_rank(
     context = dataclasses.replace(context, plan=plan)
     graph, config, rank, wakeup = context.graph, context.config, join.rank, Wakeup()
     shape = slot_shape(config, context.spec, plan.rows, join.size)
-    slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
+    placement = rank_placement(config, plan, rank if local_rank is None else local_rank)
+    with memory_on(node_of(placement.cores)):
+        slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
+        weights = initial_weights(context.new_model, context.start)
     exchange = SlotExchange(slots, [wakeup], [wakeup])
-    weights = initial_weights(context.new_model, context.start)
-    envs = env_makers(rank, config, plan, context.start, context.group_epoch)
+    envs = env_makers(rank, config, plan, context.start, context.group_epoch, graph.hooks.tasks)
     if config.variable_experience:
         envs = [partial(ThreadedVector, make, wakeup.set) for make in envs]
     preemption = _preemption(context, join)
-    actor = _rank_actor(context, join, exchange, weights, wakeup, envs, preemption)
+    callbacks = graph.hooks.of_worker(rank)  # one copy: the rank is one worker
+    actor = _rank_actor(context, join, exchange, weights, wakeup, envs, preemption, callbacks)
     member = _group_member(context, join, weights)
 
     def make_worker(counter_row: int) -> RankWorker:
-        new_worker = _learner_maker(context, exchange, weights, wakeup, counter_row)
+        new_worker = _learner_maker(context, exchange, weights, wakeup, counter_row, callbacks)
         return RankWorker(member, actor, new_worker, exchange, graph.counters, wakeup, preemption)
 
     node = graph.add(
         "rank",
         make_worker,
         wakeup,
-        rank_placement(config, plan, rank if local_rank is None else local_rank),
+        placement,
         RestartInGroup(context.group_epoch),
         envs,
         row=rank,
@@ -202,9 +226,11 @@ def _rank_actor(
     wakeup: Wakeup,
     envs: Sequence[Callable[[], EnvVector]],
     preemption: Preemption,
+    callbacks: WorkerCallbacks | None,
 ) -> ActorWorker:
     """Return the actor of a rank."""
     config, plan, rank = context.config, context.plan, join.rank
+    on_device = acts_on_device(config, plan, context.spec)
     new_policy = policy_maker(
         rank,
         context.new_model,
@@ -213,19 +239,30 @@ def _rank_actor(
         context.start,
         noise_correlation=config.noise_correlation,
         lives=context.group_epoch,
+        device=plan.device if on_device else None,
     )
     # All ranks end after the same update. An actor that stopped sampling at the limit by itself
     # would keep the other ranks waiting for its gradients.
     endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
     ends = preemption.ends if join.size > 1 else never
     inference = (new_policy, exchange.slots, plan.num_splits, rank)
-    common = (context.episodes, wakeup, endless, rank)
+    common = (EpisodesOf(context.episodes, rank), wakeup, endless, rank)
+    recorder = sender(context.recorded, rank)
     if config.variable_experience:
-        port = PolicyPort(0, exchange, BatchedInference(*inference))
+        port = PolicyPort(0, exchange, BatchedInference(*inference), recorder)
         round_steps = with_room(config, plan.num_splits * plan.rollout, join.size)
-        return VariableActor(0, envs, [port], *common, round_steps=round_steps, round_ends=ends)
-    port = PolicyPort(0, exchange, InlineInference(*inference))
-    return ActorWorker(0, envs, [port], *common, ends_early=ends)
+        return VariableActor(
+            *(0, envs, [port], *common),
+            round_steps=round_steps,
+            round_ends=ends,
+            callbacks=callbacks,
+        )
+    if on_device:
+        device = torch.device(plan.device)
+        port = PolicyPort(0, exchange, DeviceInference(*inference, device), recorder)
+    else:
+        port = PolicyPort(0, exchange, InlineInference(*inference), recorder)
+    return ActorWorker(0, envs, [port], *common, ends_early=ends, callbacks=callbacks)
 
 
 def _group_member(context: RankContext, join: Rendezvous, weights: SharedWeights) -> GroupMember:
@@ -255,6 +292,7 @@ def _learner_maker(
     weights: SharedWeights,
     wakeup: Wakeup,
     rank: int,
+    callbacks: WorkerCallbacks | None,
 ) -> Callable[..., LearnerWorker]:
     """Return the function that makes the rank's learner worker."""
     return partial(
@@ -269,6 +307,7 @@ def _learner_maker(
         counter_row=rank,
         threads=context.plan.learner_threads,
         counts_updates=rank == 0,
+        callbacks=callbacks,
     )
 
 
@@ -308,6 +347,7 @@ def notes(
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
+        *(["inference on the rank's GPU (images)"] if acts_on_device(config, plan, spec) else []),
         gradients,
         *([f"learner state {state} of shared memory, for restarts"] if state else []),
         *plan.reasons,

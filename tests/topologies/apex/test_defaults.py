@@ -100,7 +100,7 @@ def test_rmsprop_takes_no_longer_steps_than_the_papers() -> None:
     config = resolve_defaults(ApexConfig(env="Images", model=model), IMAGE)
     network = network_maker(config, IMAGE, 0)()
     learner = DqnLearner(network, config, device=torch.device("cpu"), precision="fp32")
-    assert learner._optimiser.defaults["eps"] == 3.9e-4
+    assert learner._optimiser.eps == 3.9e-4
 
 
 FORMER: dict[str, tuple[AnyConfig, dict[str, float | None]]] = {

@@ -22,6 +22,9 @@ from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.runners.base import WorkerDied
+from sampleforge.session.callback import Callback
+from sampleforge.session.session import Session
+from sampleforge.shared.records import EpisodeRecord
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo
@@ -75,6 +78,24 @@ def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
     assert again.summary["env_steps"] >= 2000
     assert again.summary["updates"] > summary["updates"]
     assert load_policy(folder, trust=True).act([0.0, 0.0, 0.0, 0.0])[0] in range(3)
+
+
+@pytest.mark.multiprocess
+def test_every_episode_of_every_rank_arrives_as_that_rank_sent_it(tmp_path: Path) -> None:
+    """Each rank has a ring of its own in the queue: in one that they shared, episodes of two ranks
+    would overwrite each other."""
+    records: list[EpisodeRecord] = []
+
+    class Listener(Callback):
+        def on_episode_record(self, session: Session, record: EpisodeRecord) -> None:
+            records.append(record)
+
+    folder = str(tmp_path / "run")
+    chosen = config(num_ranks=3, train_for_env_steps=6000, run_dir=folder)
+    result = train(chosen, callbacks=[Listener()])
+    assert {record.actor for record in records} == {0, 1, 2}
+    assert len(records) == result.summary["episodes"] > 50
+    assert {record.split for record in records} == {0, 1}
 
 
 @pytest.mark.multiprocess

@@ -9,7 +9,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Role = Literal["actor", "policy", "learner"]
+from sampleforge.topologies import graph
+
+Role = Literal["actor", "policy", "learner", "replay"]
 Floats = npt.NDArray[np.float64]
 
 
@@ -35,6 +37,9 @@ MEANING = {
     "hand-over": "actors waiting for slots or actions",
     "bookkeeping": "the rest of the actors' loop",
     "policy idle": "policy workers waiting for requests",
+    "insert": "putting rollouts into the replay",
+    "draw": "drawing samples, taking new priorities",
+    "replay idle": "replay workers waiting for rollouts or requests",
     "batch": "copying slots into batches",
     "learn": "loss, gradients and optimiser steps",
     "publish": "publishing the weights",
@@ -51,20 +56,41 @@ RANK_MEANING = {
 @dataclass(frozen=True)
 class Roles:
     """The counter rows of the workers by role: ``actors`` step environments, ``policies`` only
-    infer, ``learners`` only learn. ``ranks``: the actors are ranks, which also learn and then wait
-    for each other."""
+    infer, ``learners`` only learn, ``replays`` hold a shard of the replay. ``ranks``: the actors
+    are ranks, which also learn and then wait for each other."""
 
     actors: Sequence[int]
     policies: Sequence[int]
     learners: Sequence[int]
     ranks: bool = False
+    replays: Sequence[int] = ()
+
+
+def roles_of(wired: graph.Graph) -> Roles:
+    """Return the counter rows of a graph's workers by role."""
+
+    def rows(*roles: graph.Role) -> list[int]:
+        return [node.counter_row for node in wired.having(*roles)]
+
+    return Roles(
+        rows("actor", "rank", "dataset"),
+        rows("policy"),
+        rows("learner"),
+        bool(rows("rank")),
+        rows("replay"),
+    )
 
 
 def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Stage]:
     """Return the stage table of a window of ``seconds``. ``counted``: what every worker has counted
     in it, name of `sampleforge.topologies.graph.COUNTERS` -> [workers]."""
     steps = max(1.0, float(counted["env_steps"].sum()))
-    rows = {"actor": roles.actors, "policy": roles.policies, "learner": roles.learners}
+    rows = {
+        "actor": roles.actors,
+        "policy": roles.policies,
+        "learner": roles.learners,
+        "replay": roles.replays,
+    }
     remote = bool(roles.policies)
 
     def spent(name: str, role: Role) -> float:
@@ -86,6 +112,9 @@ def stages(counted: dict[str, Floats], roles: Roles, seconds: float) -> list[Sta
         ("hand-over", "actor", spent("wait_s", "actor") + requests),
         ("bookkeeping", "actor", max(0.0, rest)),
         ("policy idle", "policy", spent("wait_s", "policy")),
+        ("insert", "replay", spent("insert_s", "replay")),
+        ("draw", "replay", spent("draw_s", "replay")),
+        ("replay idle", "replay", spent("wait_s", "replay")),
         ("batch", learning, everywhere("batch_s")),
         ("learn", learning, max(0.0, everywhere("learn_s") - waits_in_learning)),
         ("publish", learning, everywhere("publish_s")),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from sampleforge.benchmark.stages import Stage
+from sampleforge.reporting.stages import Stage
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan
@@ -19,7 +19,7 @@ WAITS = 0.15
 EMPTY = 0.1
 """Mean fraction of free slots below which actors count as waiting for slots."""
 BUSY = 0.7
-"""Fraction of its time from which on a policy worker counts as busy."""
+"""Fraction of its time from which on a policy worker or a replay worker counts as busy."""
 IDLE_CORES = 0.25
 """Fraction of the cores' time that must be unused before more processes are advised."""
 
@@ -30,6 +30,7 @@ CHANGES_LEARNING = (
 """Flags that may change not only the speed but also what is learned."""
 SAMPLER = ("env step", "gather", "forward", "bookkeeping")
 LEARNER = ("batch", "learn", "publish")
+REPLAY = ("insert", "draw")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class BenchmarkContext:
     """The resolved flags of a run, and the machine. ``num_envs_per_worker`` is over all splits;
     ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
     also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
-    ``max_policy_lag``: None if experience of any age is learned from."""
+    ``max_policy_lag``: None if experience of any age is learned from; ``num_replay_shards``: those
+    of each policy, 0 without a replay."""
 
     num_workers: int
     num_envs_per_worker: int
@@ -57,6 +59,7 @@ class BenchmarkContext:
     ranks: bool = False
     sync_fraction: float = 1.0
     max_policy_lag: int | None = None
+    num_replay_shards: int = 0
 
     @property
     def waits_for_more(self) -> bool:
@@ -92,6 +95,7 @@ class BenchmarkContext:
             ranks=bool(graph.having("rank")),
             sync_fraction=has.get("sync_fraction", 1.0),
             max_policy_lag=groups[0].max_policy_lag,
+            num_replay_shards=has.get("num_replay_shards", 0),
         )
 
 
@@ -110,6 +114,12 @@ class Verdict:
         """The bottleneck as the screen shows it."""
         return IN_WORDS[self.bottleneck]
 
+    @property
+    def part(self) -> str:
+        """The part of the system that limits the run: simulator, inference, actors, hand-over,
+        replay or learner."""
+        return PART_OF[self.bottleneck]
+
 
 IN_WORDS = {
     "env step": "env steps",
@@ -117,11 +127,26 @@ IN_WORDS = {
     "forward": "policy inference",
     "bookkeeping": "the actors' bookkeeping",
     "hand-over": "waiting for slots or actions",
+    "insert": "inserting into the replay",
+    "draw": "drawing samples",
     "batch": "copying batches",
     "learn": "gradient steps",
     "publish": "publishing weights",
 }
 """Stage -> its name on the screen."""
+PART_OF = {
+    "env step": "simulator",
+    "gather": "inference",
+    "forward": "inference",
+    "bookkeeping": "actors",
+    "hand-over": "hand-over",
+    "insert": "replay",
+    "draw": "replay",
+    "batch": "learner",
+    "learn": "learner",
+    "publish": "learner",
+}
+"""Stage -> the part of the system that it belongs to."""
 
 
 def verdict(
@@ -155,6 +180,10 @@ def _limit(
         if actors_wait > learner_waits:
             stage, why = _largest(us, LEARNER), f"the actors wait {actors_wait:.0%} of their time"
         return stage, f"sampling and learning take turns: {why}"
+    busy = share.get("insert", 0.0) + share.get("draw", 0.0)
+    if busy > BUSY and max(actors_wait, learner_waits) > WAITS:
+        stage = _largest(us, REPLAY)
+        return stage, f"the replay workers are busy {busy:.0%} of their time, and others wait"
     for_slots = context.inference == "inline" or free < EMPTY
     if actors_wait > WAITS and for_slots and actors_wait > learner_waits:
         stage = _largest(us, LEARNER)
@@ -201,6 +230,7 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[st
     larger = context.batch_size % minibatch == 0
     inline = context.inference == "inline"
     to_inline = cpu and not context.ranks
+    more_shards = f"--num-replay-shards {context.num_replay_shards + 1}"
     rules = {
         "env step": [(spare, more_workers)],
         "gather": [(to_inline, "--inference inline"), (True, more_envs)],
@@ -218,6 +248,8 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[st
             (to_inline, "--inference inline"),
             (True, more_envs),
         ],
+        "insert": [(spare, more_shards)],
+        "draw": [(spare, more_shards)],
         "batch": [(True, more_envs)],
         "learn": [
             (context.num_epochs > 1, half_epochs),

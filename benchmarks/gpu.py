@@ -1,0 +1,521 @@
+"""Everything that has to be measured on a GPU, as one command of less than ten minutes.
+
+    python benchmarks/gpu.py --out gpu.md            # and gpu.json beside it
+    python benchmarks/gpu.py --device cpu            # small: shows that the command works
+
+It runs the tests marked ``gpu``; Breakout with APPO (policy workers and inline inference, compiled
+passes, CUDA graphs), Ape-X (frames in the machine's memory, and on the GPU) and DD-PPO (a rank per
+GPU), each beside the simulator's own rate; profiles a learner's update and a forward pass; and
+trains MinAtar/Breakout in bf16. Each section is a process of its own. If it fails or takes too
+long, the report has its error, and the next section goes on. A section for which no time is left is
+skipped. The report is written after every section.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parent
+BUDGET = 570.0
+"""Seconds for all sections together."""
+LEAST = 15.0
+"""Seconds without which no section begins."""
+ENDING = 10.0
+"""Seconds in which a process that was asked to end does so."""
+BREAKOUT = "ALE/Breakout-v5"
+BF16_SCORE = 4.0
+"""Mean return of MinAtar/Breakout that shows learning: random actions have 0.5."""
+
+
+class SectionError(Exception):
+    """A section that gave no result, with the end of its output."""
+
+
+class NotHere(Exception):
+    """A section that this machine cannot run, with the reason."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how long everything is measured. ``small``: on a CPU."""
+
+    device: str
+    devices: int
+    folder: Path
+
+    @property
+    def small(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def sizes(self) -> list[str]:
+        """The flags that make a run small on a CPU."""
+        if not self.small:
+            return ["--benchmark-seconds", "10"]
+        return ["--benchmark-seconds", "3", "--num-workers", "1", "--num-envs-per-worker", "8"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report. ``run(setting, limit)`` returns its result within ``limit`` seconds;
+    ``show`` returns it as Markdown."""
+
+    name: str
+    title: str
+    limit: float
+    run: Callable[[Setting, float], dict[str, Any]]
+    show: Callable[[dict[str, Any]], str]
+
+
+def called(command: list[str], limit: float, cwd: Path) -> str:
+    """Return the standard output of a command. Raises SectionError if it fails or takes longer than
+    ``limit`` seconds."""
+    path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+    with (cwd / "output").open("w+") as out, (cwd / "errors").open("w+") as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=out,
+            stderr=errors,
+        )
+        try:
+            process.wait(limit)
+            reason = f"exit code {process.returncode}" if process.returncode else None
+        except subprocess.TimeoutExpired:
+            reason = f"not done after {limit:.0f} s"
+        finally:
+            _end(process)
+        out.seek(0)
+        errors.seek(0)
+        output = out.read()
+        if reason is not None:
+            raise SectionError(f"{reason}\n{(output + errors.read())[-3000:]}")
+    return output
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    for signal in (process.terminate, process.kill):
+        if process.poll() is None:
+            signal()
+            try:
+                process.wait(ENDING)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def benchmark(algo: str, *flags: str, peak: bool = True) -> Callable[[Setting, float], Any]:
+    """Return the section's function that runs ``train ALGO --benchmark`` on Breakout."""
+
+    def run(setting: Setting, limit: float) -> dict[str, Any]:
+        if "--cuda-graphs" in flags and setting.small:
+            raise NotHere("CUDA graphs need a GPU")
+        if "--replay-gpu-memory" in flags and setting.small:
+            raise NotHere("the GPU's copies of frames need a GPU")
+        given = SMALL_REPLAY if setting.small and "--replay-capacity" in flags else flags
+        words = [algo, "--env", BREAKOUT, "--device", setting.device, "--benchmark", *given]
+        if not peak:
+            words.append("--no-benchmark-peak")
+        if algo == "ddppo":
+            words += ["--num-ranks", str(setting.devices)]
+        sizes = setting.sizes
+        if algo == "ddppo" and "--num-workers" in sizes:
+            del sizes[sizes.index("--num-workers") :][:2]
+        with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+            run_dir = Path(folder) / "run"
+            command = [sys.executable, str(REPO / "train.py"), *words, *sizes]
+            called([*command, "--run-dir", str(run_dir)], limit, Path(folder))
+            found = json.loads((run_dir / "benchmark.json").read_text())
+        names = ("sampled_per_s", "trained_per_s", "frames_per_s", "peak_frames_per_s")
+        more = ("fraction_of_peak", "peak_sampled_per_s", "stages", "queue_fill", "updates_per_s")
+        kept = {name: found.get(name) for name in (*names, *more)}
+        return {"flags": " ".join(words), "verdict": found["verdict"], **kept}
+
+    return run
+
+
+def show_benchmark(result: dict[str, Any]) -> str:
+    def rate(name: str) -> str:
+        value = result[name]
+        return "-" if value is None else f"{value:,.0f}"
+
+    fraction = result["fraction_of_peak"]
+    columns = ["env steps/s", "trained/s", "frames/s", "simulator's own frames/s", "share"]
+    names = ("sampled_per_s", "trained_per_s", "frames_per_s", "peak_frames_per_s")
+    cells = [*map(rate, names), "-" if fraction is None else f"{fraction:.1%}"]
+    verdict = result["verdict"]
+    hint = f"; flags to try: {', '.join(verdict['flags'])}" if verdict["flags"] else ""
+    idle = [stage for stage in result["stages"] or () if stage["name"] == "policy idle"]
+    lines = [
+        f"`train.py {result['flags']}`",
+        "",
+        machine.table(["run", *columns], [["system", *cells]]),
+        "",
+    ]
+    if idle:
+        lines += [f"Policy workers are idle for {idle[0]['share']:.1%} of their time.", ""]
+    return "\n".join([*lines, f"Bottleneck: {verdict['bottleneck']}{hint}"])
+
+
+def gpu_tests(setting: Setting, limit: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+        # `-m gpu` after the default of pyproject.toml, so that it counts.
+        words = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-rs", str(REPO / "tests")]
+        command = [sys.executable, "-m", "pytest", "--rootdir", str(REPO), *words]
+        command += ["-c", str(REPO / "pyproject.toml")]
+        output = called(command, limit, Path(folder))
+    lines = [line for line in output.splitlines() if line.strip()]
+    return {"summary": lines[-1] if lines else "", "skips": re.findall(r"SKIPPED.*", output)}
+
+
+def profile(what: str) -> Callable[[Setting, float], dict[str, Any]]:
+    """Return the section's function that runs `benchmarks/gpu_profile.py`."""
+
+    def run(setting: Setting, limit: float) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+            command = [sys.executable, str(HERE / "gpu_profile.py"), what]
+            command += ["--device", setting.device]
+            command += ["--seconds", "0.5" if setting.small else "1.5"]
+            output = called(command, limit, Path(folder))
+        found: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return found
+
+    return run
+
+
+def show_profile(result: dict[str, Any]) -> str:
+    """Return a table of the variants, and the top operations of each."""
+    about = {n: v for n, v in result.items() if not isinstance(v, dict)}
+    parts = [", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.items())]
+    variants = {n: v for n, v in result.items() if isinstance(v, dict)}
+    header = ["variant", "ms", "ms per gradient step", "launches", "operators", "GPU idle"]
+    rows = []
+    for name, of in variants.items():
+        if "top" in of:
+            idle = "-" if of["idle_share"] is None else f"{of['idle_share']:.0%}"
+            launches = "-" if of["launches"] is None else f"{of['launches']:.0f}"
+            step = f"{of['step_ms']:.3f}" if "step_ms" in of else "-"
+            each = of.get("update_ms", of.get("pass_ms"))
+            rows.append([name, f"{each:.3f}", step, launches, f"{of['operators']:.0f}", idle])
+    parts.append(machine.table(header, rows) if rows else "")
+    for name, of in variants.items():
+        if "error" in of:
+            parts.append(f"{name} failed:\n\n```\n{of['error']}\n```")
+        elif "top" in of:
+            top = [
+                [f"`{o['name']}`", f"{o['calls']:.0f}", f"{o['us']:.0f}", f"{o['share']:.0%}"]
+                for o in of["top"]
+            ]
+            table = machine.table(["operation", "calls", "us", "share"], top)
+            parts.append(f"Top operations, {name} (own time per call):\n\n{table}")
+        else:
+            figures = (f"{n.replace('_', ' ')} {v:.4g}" for n, v in of.items())
+            parts.append(f"{name}: {', '.join(figures)}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def bf16_learns(setting: Setting, limit: float) -> dict[str, Any]:
+    """Train MinAtar/Breakout in bf16 and evaluate it."""
+    seconds = 8.0 if setting.small else min(100.0, limit - 20)
+    with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
+        run_dir = Path(folder) / "run"
+        command = [sys.executable, str(REPO / "train.py"), "appo", "--preset", "minatar-breakout"]
+        command += ["--precision", "bf16", "--device", setting.device, "--seed", "1"]
+        command += ["--train-for-seconds", f"{seconds:g}", "--run-dir", str(run_dir), "--quiet"]
+        called(command, limit, Path(folder))
+        evaluate = [sys.executable, "-m", "sampleforge.cli", "eval", str(run_dir)]
+        output = called([*evaluate, "--episodes", "50", "--stochastic"], limit, Path(folder))
+        summary = json.loads((run_dir / "summary.json").read_text())
+    found = json.loads(output.splitlines()[-1])
+    return {
+        "seconds": seconds,
+        "env_steps": summary["env_steps"],
+        "return_mean": found["return_mean"],
+        "return_std": found["return_std"],
+    }
+
+
+def show_bf16(result: dict[str, Any]) -> str:
+    return (
+        f"`appo --preset minatar-breakout --precision bf16`: {result['env_steps']:,} env steps in "
+        f"{result['seconds']:.0f} s; 50 episodes with sampled actions: {result['return_mean']:.1f} "
+        f"(std {result['return_std']:.1f}); random actions have 0.5."
+    )
+
+
+def show_tests(result: dict[str, Any]) -> str:
+    return "\n".join([f"`pytest -m gpu`: {result['summary']}", *result["skips"][:10]])
+
+
+GRAPHS = ("--cuda-graphs",)
+WORKER, INLINE = ("--inference", "worker"), ("--inference", "inline")
+SMALL_REPLAY = ("--learning-starts", "1000", "--replay-capacity", "20000")
+FAST_START = ("--learning-starts", "5000", "--replay-capacity", "400000")
+SECTIONS = [
+    Section("tests", "Tests marked `gpu`", 60, gpu_tests, show_tests),
+    Section(
+        "appo-worker",
+        "Breakout, APPO, policy workers",
+        *(70, benchmark("appo", *WORKER), show_benchmark),
+    ),
+    Section("learner", "Profile: a learner's update", 70, profile("learner"), show_profile),
+    Section(
+        "apex",
+        "Breakout, Ape-X",
+        *(80, benchmark("apex", *FAST_START), show_benchmark),
+    ),
+    Section(
+        "appo-graphs",
+        "Breakout, APPO, policy workers, CUDA graphs",
+        *(55, benchmark("appo", *WORKER, *GRAPHS, peak=False), show_benchmark),
+    ),
+    Section(
+        "appo-inline",
+        "Breakout, APPO, inline inference",
+        *(60, benchmark("appo", *INLINE, peak=False), show_benchmark),
+    ),
+    Section(
+        "ddppo",
+        "Breakout, DD-PPO, a rank per device",
+        *(70, benchmark("ddppo"), show_benchmark),
+    ),
+    Section(
+        "apex-gpu-frames",
+        "Breakout, Ape-X, frames on the GPU, CUDA graphs",
+        *(
+            70,
+            benchmark("apex", *FAST_START, *("--replay-gpu-memory", "8"), *GRAPHS, peak=False),
+            show_benchmark,
+        ),
+    ),
+    Section("inference", "Profile: a forward pass", 60, profile("inference"), show_profile),
+    Section("bf16", "bf16 learns", 130, bf16_learns, show_bf16),
+    Section(
+        "appo-compiled",
+        "Breakout, APPO, policy workers, compiled passes",
+        *(90, benchmark("appo", *WORKER, "--compile", peak=False), show_benchmark),
+    ),
+]
+"""In the order in which they run: what the targets need comes first."""
+
+
+def verdicts(results: dict[str, Any], setting: Setting) -> list[list[str]]:
+    """Return a row per target: the target, what was measured, and whether it is reached."""
+    measured = {n: r["result"] for n, r in results.items() if r["status"] == "ok"}
+    rows = [_breakout(measured), _apex(measured), _graph(measured), _bf16(measured)]
+    if setting.small:
+        return [[target, found, "not judged: no GPU"] for target, found, _ in rows]
+    return rows
+
+
+def _breakout(measured: dict[str, Any]) -> list[str]:
+    target = "Breakout APPO while learning >= 90% of the simulator's own rate"
+    peak = measured.get("appo-worker", {}).get("peak_frames_per_s")
+    runs = {
+        name: measured[name]["frames_per_s"]
+        for name in ("appo-worker", "appo-inline", "appo-graphs", "appo-compiled")
+        if name in measured
+    }
+    if not runs or not peak:
+        return [target, "-", "not measured"]
+    best = max(runs, key=lambda name: runs[name])
+    share = runs[best] / peak
+    found = f"{share:.1%} ({best}: {runs[best]:,.0f} of {peak:,.0f} frames/s)"
+    return [target, found, _judged(share >= 0.9)]
+
+
+def _apex(measured: dict[str, Any]) -> list[str]:
+    target = "Breakout Ape-X: >= 12.5k transitions/s in and >= 9.7k trained/s"
+    runs = [measured[n] for n in ("apex", "apex-gpu-frames") if n in measured]
+    if not runs:
+        return [target, "-", "not measured"]
+    pairs = [(r["sampled_per_s"], r["trained_per_s"] or 0.0) for r in runs]
+    into, trained = max(pairs, key=lambda pair: min(pair[0] / 12_500, pair[1] / 9_700))
+    found = f"{into:,.0f} in, {trained:,.0f} trained"
+    return [target, found, _judged(into >= 12_500 and trained >= 9_700)]
+
+
+def _graph(measured: dict[str, Any]) -> list[str]:
+    target = "learner's step as a CUDA graph >= 2x eager"
+    of = measured.get("learner", {})
+    eager = of.get("eager", {}).get("step_ms")
+    graph = of.get("graph", {}).get("step_ms")
+    if not eager:
+        return [target, "-", "not measured"]
+    if not graph:
+        return [target, f"eager {eager:.3f} ms", "not measured"]
+    found = f"{eager / graph:.2f}x (eager {eager:.3f} ms, graph {graph:.3f} ms)"
+    return [target, found, _judged(eager / graph >= 2)]
+
+
+def _bf16(measured: dict[str, Any]) -> list[str]:
+    target = f"bf16 learns: MinAtar/Breakout >= {BF16_SCORE:g} in 100 s"
+    if "bf16" not in measured:
+        return [target, "-", "not measured"]
+    mean = measured["bf16"]["return_mean"]
+    return [target, f"{mean:.1f}", _judged(mean >= BF16_SCORE)]
+
+
+def _judged(reached: bool) -> str:
+    return "reached" if reached else "MISSED"
+
+
+def conditions(setting: Setting) -> str:
+    """Return the lines to record beside the results: command, machine, versions, commit."""
+    text = machine.describe("torch", "gymnasium", "ale-py", "numpy", "triton")
+    lines = [text, f"cores     {len(os.sched_getaffinity(0))} usable"]
+    if not setting.small:
+        for index in range(setting.devices):
+            of = torch.cuda.get_device_properties(index)
+            memory, sms = of.total_memory / 2**30, of.multi_processor_count
+            lines.append(f"GPU {index}     {of.name}, {memory:.0f} GiB, {sms} SMs")
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        lines.append(f"CUDA      {torch.version.cuda}, cuDNN {cudnn}, {_driver()}")
+    else:
+        lines.append("GPU       none: this run only shows that the command works")
+    return "\n".join(lines)
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text().splitlines()[0] if path.exists() else "driver unknown"
+
+
+def report(results: dict[str, Any], setting: Setting, header: str) -> str:
+    """Return the whole report as Markdown."""
+    what = "on a CPU, small: no figure of a GPU" if setting.small else "on a GPU"
+    parts = [f"# SampleForge {what}", f"```\n{header}\n```", "## Targets"]
+    parts.append(machine.table(["target", "measured", ""], verdicts(results, setting)))
+    for section in SECTIONS:
+        if section.name not in results:
+            continue
+        of = results[section.name]
+        parts.append(f"## {section.title}")
+        if of["status"] == "ok":
+            parts.append(f"{section.show(of['result'])}\n\n({of['seconds']:.0f} s)")
+        elif of["status"] == "skipped":
+            parts.append(f"Skipped: {of['error']}")
+        else:
+            parts.append(f"**Failed** after {of['seconds']:.0f} s:\n\n```\n{of['error']}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+class Display:
+    """Shows which section runs and for how long, in one line that a terminal overwrites."""
+
+    def __init__(self, total: int, begun: float) -> None:
+        self._total = total
+        self._begun = begun
+        self._live = sys.stderr.isatty()
+        self._ended = threading.Event()
+
+    def begin(self, number: int, section: Section, limit: float) -> None:
+        self._text = f"[{number}/{self._total}] {section.title}"
+        self._started = time.monotonic()
+        self._ended.clear()
+        if not self._live:
+            print(f"{self._text} (at most {limit:.0f} s)", file=sys.stderr, flush=True)
+            return
+        self._thread = threading.Thread(target=self._run, args=(limit,), daemon=True)
+        self._thread.start()
+
+    def end(self, status: str) -> None:
+        self._ended.set()
+        if self._live:
+            self._thread.join()
+        seconds, whole = time.monotonic() - self._started, time.monotonic() - self._begun
+        start = "\r\x1b[K" if self._live else "    "
+        text = f"{self._text}: " if self._live else ""
+        line = f"{start}{text}{status}, {seconds:.0f} s ({whole:.0f} s in all)"
+        print(line, file=sys.stderr, flush=True)
+
+    def _run(self, limit: float) -> None:
+        while not self._ended.wait(0.5):
+            seconds = time.monotonic() - self._started
+            line = f"\r\x1b[K{self._text} ... {seconds:.0f} of at most {limit:.0f} s"
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def run_section(section: Section, setting: Setting, limit: float) -> dict[str, Any]:
+    """Return the section's status, result or error, and seconds. Any failure is a result."""
+    started = time.monotonic()
+    outcome: dict[str, Any]
+    try:
+        outcome = {"status": "ok", "result": section.run(setting, limit)}
+        section.show(outcome["result"])
+    except NotHere as reason:
+        outcome = {"status": "skipped", "error": str(reason)}
+    except Exception as error:
+        kind = "" if isinstance(error, SectionError) else f"{type(error).__name__}: "
+        outcome = {"status": "failed", "error": f"{kind}{error}"}
+    return {**outcome, "seconds": time.monotonic() - started}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("--out", type=Path, default=Path("gpu.md"), help="the report")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for all sections")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="factor for the limits of sections"
+    )
+    names = [section.name for section in SECTIONS]
+    parser.add_argument("--sections", nargs="+", choices=names, default=names)
+    args = parser.parse_args()
+    has_gpu = torch.cuda.is_available()
+    if args.device == "cuda" and not has_gpu:
+        parser.error("--device cuda: torch sees no CUDA device here; use --device cpu")
+    device = "cpu" if args.device == "cpu" or not has_gpu else "cuda"
+    devices = torch.cuda.device_count() if device == "cuda" else 1
+    chosen = [section for section in SECTIONS if section.name in args.sections]
+    results: dict[str, Any] = {}
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        setting = Setting(device, devices, Path(folder))
+        header = conditions(setting)
+        print(header, file=sys.stderr, flush=True)
+        display = Display(len(chosen), begun)
+        for number, section in enumerate(chosen, 1):
+            left = args.budget - (time.monotonic() - begun)
+            if left < LEAST:
+                error = f"the budget of {args.budget:g} s (--budget) was spent"
+                results[section.name] = {"status": "skipped", "error": error, "seconds": 0.0}
+                continue
+            limit = min(section.limit * args.patience, left)
+            display.begin(number, section, limit)
+            results[section.name] = run_section(section, setting, limit)
+            display.end(results[section.name]["status"])
+            args.out.write_text(report(results, setting, header))
+        args.out.write_text(report(results, setting, header))
+        stored: dict[str, Any] = {
+            "conditions": header.splitlines(),
+            "device": device,
+            "sections": results,
+        }
+        stored["targets"] = verdicts(results, setting)
+    args.out.with_suffix(".json").write_text(json.dumps(stored, indent=1) + "\n")
+    print(machine.table(["target", "measured", ""], stored["targets"]))
+    print(f"report: {args.out}, {args.out.with_suffix('.json')}")
+    sys.exit(any(of["status"] == "failed" for of in results.values()))
+
+
+if __name__ == "__main__":
+    main()

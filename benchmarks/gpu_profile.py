@@ -1,0 +1,276 @@
+"""Where the time of a learner's step and of a forward pass goes, as JSON in the last line.
+
+    python benchmarks/gpu_profile.py learner --device cuda
+    python benchmarks/gpu_profile.py inference --device cuda
+
+Run by `benchmarks/gpu.py`. ``learner``: the updates of a batch of Breakout in 16 gradient
+steps; eager, with compiled passes, and as one CUDA graph. ``inference``: the passes of a policy
+worker, and both kinds of work in two streams of one process. Batches have random contents, and stay
+on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from cases import filled_slots, prepared, seconds_of
+from torch.profiler import ProfilerActivity, profile
+
+from sampleforge.algos.captured import CudaGraphs
+from sampleforge.algos.learner import Learner
+from sampleforge.algos.policy import SampledPolicy
+from sampleforge.rollouts.batch import Batch, BatchBuilder
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.appo.plan import plan_appo
+from sampleforge.topologies.builders import ResumePoint, make_learner, model_maker
+from sampleforge.topologies.config import AppoConfig
+
+TOP = 12
+"""Operations that are listed."""
+CALLS = 3
+"""Calls that are profiled."""
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync")
+"""Beginnings of the names of what starts work on a GPU."""
+STEPS = {"num_epochs": 4, "minibatch_size": 512}
+"""Of the profiled update: 16 gradient steps for a batch of 2048."""
+
+
+def case_of(device: torch.device) -> tuple[AppoConfig, EnvSpec]:
+    """Return Breakout, or on a CPU the much smaller MinAtar/Breakout."""
+    config, spec = prepared("breakout" if device.type == "cuda" else "minatar")
+    return replace(config, **STEPS), spec  # type: ignore[arg-type]
+
+
+def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[Batch, Any]:
+    plan = plan_appo(config, spec, device.type)
+    slots = filled_slots(config, spec, plan.rows, plan.slots_per_batch)
+    builder = BatchBuilder(slots, plan.slots_per_batch, device)
+    for slot in range(plan.slots_per_batch):
+        builder.add(slot)
+    return builder.take(), plan
+
+
+def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> Learner:
+    maker = model_maker(config, spec, 0)
+    learner = make_learner(maker, config, plan, ResumePoint(0), compiled=how == "compiled")
+    if how == "graph":
+        learner.use_graphs(CudaGraphs(torch.device(plan.device)))
+    return learner
+
+
+def new_policy(
+    config: AppoConfig,
+    spec: EnvSpec,
+    device: torch.device,
+    precision: str,
+    compiled_for: tuple[int, ...] = (),
+) -> SampledPolicy:
+    model = model_maker(config, spec, 0)()
+    weights = SharedWeights(model.state_dict())
+    weights.publish(model.state_dict(), 1)
+    policy = SampledPolicy(model, weights, device=device, precision=precision, seed=0)
+    policy.refresh()
+    if compiled_for:
+        policy.compile(spec.observations, compiled_for)
+    return policy
+
+
+def profiled(work: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Return the top operations by their own time, the launches per call, and the share of the time
+    in which the GPU had nothing to do."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    work()
+    with profile(activities=activities) as found:
+        started = time.perf_counter()
+        for _ in range(CALLS):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        wall = time.perf_counter() - started
+    on = "device" if device.type == "cuda" else "cpu"
+    averages: list[Any] = list(found.key_averages())
+    own = [(a.key, a.count, getattr(a, f"self_{on}_time_total")) for a in averages]
+    total = sum(us for _, _, us in own) or 1.0
+    own.sort(key=lambda each: -each[2])
+    top = [
+        {"name": key[:70], "calls": n / CALLS, "us": us / CALLS, "share": us / total}
+        for key, n, us in own[:TOP]
+    ]
+    launches = sum(a.count for a in averages if a.key.startswith(LAUNCHES))
+    operators = sum(a.count for a in averages if a.key.startswith("aten::"))
+    return {
+        "ms": wall / CALLS * 1e3,
+        "top": top,
+        "launches": launches / CALLS if device.type == "cuda" else None,
+        "operators": operators / CALLS,
+        "idle_share": _idle_share(list(found.events() or ()), wall) if on == "device" else None,
+    }
+
+
+def _idle_share(events: list[Any], wall: float) -> float:
+    """Return the share of ``wall`` seconds outside of all work on the device."""
+    kind = torch.profiler.DeviceType.CUDA
+    spans = sorted((e.time_range.start, e.time_range.end) for e in events if e.device_type == kind)
+    busy, until = 0.0, float("-inf")
+    for start, end in spans:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return max(0.0, 1.0 - busy / (wall * 1e6))
+
+
+def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what was measured, or the error: the other variants are measured all the same."""
+    try:
+        return measure()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def learner_steps(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Measure and profile the updates of one batch, eager, compiled, and as one graph."""
+    config, spec = case_of(device)
+    batch, plan = batch_of(config, spec, device)
+    steps = STEPS["num_epochs"] * plan.batch_size // STEPS["minibatch_size"]
+    result: dict[str, Any] = {
+        **{"batch": plan.batch_size, "gradient_steps": steps, "precision": plan.precision},
+        "env": config.env,
+    }
+
+    def measured(how: str) -> dict[str, Any]:
+        learner = new_learner(config, spec, plan, how)
+        for _ in range(3):  # compiles, records
+            learner.update(batch, 0.0)
+        each = seconds_of(lambda: learner.update(batch, 0.0), seconds, device)
+        figures = {"update_ms": each * 1e3, "step_ms": each * 1e3 / steps}
+        return figures | profiled(lambda: learner.update(batch, 0.0), device)
+
+    result["eager"] = guarded(lambda: measured("eager"))
+    if device.type == "cuda":
+        result["compiled"] = guarded(lambda: measured("compiled"))
+        result["graph"] = guarded(lambda: measured("graph"))
+    return result
+
+
+def inference(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Measure and profile the passes of a policy worker; on a GPU also beside a learner."""
+    config, spec = case_of(device)
+    batch, plan = batch_of(config, spec, device)
+    result: dict[str, Any] = {"precision": plan.precision, "env": config.env}
+    sizes = (32, 256, 1024) if device.type == "cuda" else (16,)
+    for rows in sizes:
+        one = inputs(batch, rows, device)
+        for how in ("eager", "compiled") if device.type == "cuda" else ("eager",):
+            result[f"{how} {rows}"] = guarded(
+                lambda how=how, rows=rows, one=one: pass_of(  # type: ignore[misc]
+                    new_policy(
+                        *(config, spec, device, plan.precision),
+                        compiled_for=(rows,) if how == "compiled" else (),
+                    ),
+                    one,
+                    device,
+                    seconds,
+                )
+            )
+    if device.type == "cuda":
+        result["two streams"] = guarded(
+            lambda: two_streams(config, spec, batch, plan, device, seconds)
+        )
+    return result
+
+
+def inputs(batch: Batch, rows: int, device: torch.device) -> tuple[Any, ...]:
+    """Return the arguments of a forward pass of ``rows`` rows: steps of the batch."""
+    obs = {name: leaf.flatten(0, 1)[:rows].contiguous() for name, leaf in batch.obs.items()}
+    first = torch.zeros(rows, dtype=torch.bool, device=device)
+    return obs, torch.zeros((rows, 0), device=device), first, torch.arange(rows, device=device)
+
+
+def pass_of(
+    policy: SampledPolicy, arguments: tuple[Any, ...], device: torch.device, seconds: float
+) -> dict[str, Any]:
+    each = seconds_of(lambda: policy.act(*arguments), seconds, device)
+    found = profiled(lambda: policy.act(*arguments), device)
+    rows = len(arguments[2])
+    return {"pass_ms": each * 1e3, "rows_per_s": rows / each} | found
+
+
+def two_streams(
+    config: AppoConfig,
+    spec: EnvSpec,
+    batch: Batch,
+    plan: Any,
+    device: torch.device,
+    seconds: float,
+) -> dict[str, Any]:
+    """Measure updates and forward passes (of 256 rows), each alone and both at once: the passes in
+    a thread with a stream of higher priority."""
+    learner = new_learner(config, spec, plan, "eager")
+    policy = new_policy(config, spec, device, plan.precision)
+    arguments = inputs(batch, 256, device)
+
+    def act() -> None:
+        policy.act(*arguments)
+        torch.cuda.current_stream(device).synchronize()
+
+    def run(work: Callable[[], object], priority: int, rates: dict[str, float], name: str) -> None:
+        stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                work()
+            stream.synchronize()
+            started, calls = time.perf_counter(), 0
+            while time.perf_counter() < started + seconds:
+                work()
+                calls += 1
+            stream.synchronize()
+            rates[name] = calls / (time.perf_counter() - started)
+
+    def rates_of(*works: tuple[str, Callable[[], object], int]) -> dict[str, float]:
+        rates: dict[str, float] = {}
+        threads = [
+            threading.Thread(target=run, args=(work, priority, rates, name))
+            for name, work, priority in works
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return rates
+
+    updates = ("updates", lambda: learner.update(batch, 0.0), 0)
+    passes = ("passes", act, -1)
+    alone = rates_of(updates) | rates_of(passes)
+    both = rates_of(updates, passes)
+    return {
+        **{f"{name}_per_s_alone": rate for name, rate in alone.items()},
+        **{f"{name}_per_s_together": rate for name, rate in both.items()},
+        "sum_of_shares": sum(both[name] / alone[name] for name in alone),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    kinds: dict[Literal["learner", "inference"], Callable[[torch.device, float], Any]] = {
+        "learner": learner_steps,
+        "inference": inference,
+    }
+    parser.add_argument("what", choices=list(kinds))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per figure, after a warm-up")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(json.dumps(kinds[args.what](torch.device(args.device), args.seconds)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A learner's work on the device as one CUDA graph, which is launched at once.
+
+A graph repeats the same kernels on the same memory. So its inputs are copied into tensors that stay
+in place, and everything that it reads or writes besides (weights, gradients, the optimiser's state)
+must stay in place too. Python numbers, such as a clipping range, are fixed in the graph: work with
+other numbers needs another graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+MOST = 4
+"""Graphs that are kept for inputs of different shapes. Each keeps the memory of its work."""
+
+Inputs = TypeVar("Inputs", bound=Any)
+Outputs = dict[str, torch.Tensor]
+
+
+class Graphs(Protocol):
+    """A device that can record work and repeat it."""
+
+    def record(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        """Record ``work`` without doing it. Return the function that does it, and the tensors that
+        hold its results afterwards."""
+
+
+class CudaGraphs:
+    """The graphs of a CUDA device. All of them share one pool of memory, because only one runs at a
+    time and its results are read before the next one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
+        graph: Any = torch.cuda.CUDAGraph()
+        # Other threads go on copying to the device: only calls of this thread are checked.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            results = work()
+        return graph.replay, results
+
+
+@dataclass(frozen=True)
+class _Captured:
+    inputs: Any
+    replay: Callable[[], None]
+    outputs: Outputs
+
+
+class CapturedWork:
+    """``work(inputs)`` from a graph, if the inputs have the same shapes as those before.
+
+    The inputs are a dataclass of tensors, and of dicts and dataclasses of them. ``work`` may not
+    wait for the device and may not draw random numbers; its results are valid until the next call.
+    ``fixed()`` returns the values that are fixed in a graph; where they change, all graphs are
+    dropped. Inputs of new shapes are worked on eagerly, so that the libraries choose their kernels;
+    a graph is recorded when inputs of the same shapes follow.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any], Outputs],
+        graphs: Graphs,
+        fixed: Callable[[], Hashable] = lambda: None,
+    ) -> None:
+        self._work = work
+        self._graphs = graphs
+        self._fixed = fixed
+        self._valid_for: Hashable = None
+        self._latest: Hashable = None  # the shapes of the latest inputs
+        self._captured: dict[Hashable, _Captured] = {}  # the graph that was used last at the end
+
+    def __call__(self, inputs: Any) -> Outputs:
+        """Return what ``work`` returns for ``inputs``."""
+        if (fixed := self._fixed()) != self._valid_for:
+            self._captured.clear()
+            self._valid_for, self._latest = fixed, None
+        values = tensors_of(inputs)
+        shapes = tuple((value.shape, value.dtype) for value in values)
+        latest, self._latest = self._latest, shapes
+        captured = self._captured.pop(shapes, None)
+        if captured is None:
+            if shapes != latest:
+                return self._work(inputs)
+            captured = self._capture(inputs)
+        self._captured[shapes] = captured
+        for place, value in zip(tensors_of(captured.inputs), values, strict=True):
+            place.copy_(value, non_blocking=True)
+        captured.replay()
+        return captured.outputs
+
+    def _capture(self, inputs: Any) -> _Captured:
+        while len(self._captured) >= MOST:
+            del self._captured[next(iter(self._captured))]
+        places = mapped(inputs, lambda x: x.detach().clone(memory_format=torch.contiguous_format))
+        replay, outputs = self._graphs.record(lambda: self._work(places))
+        return _Captured(places, replay, outputs)
+
+
+def tensors_of(record: Any) -> list[torch.Tensor]:
+    """Return the tensors of a dataclass, with those of dicts and dataclasses in it, in order."""
+    found: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(record, keep)
+    return found
+
+
+def mapped(record: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    """Return the dataclass with each of its tensors changed."""
+    changed: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, dict):
+            changed[field.name] = {name: change(leaf) for name, leaf in value.items()}
+        elif is_dataclass(value):
+            changed[field.name] = mapped(value, change)
+        elif value is not None:
+            assert isinstance(value, torch.Tensor), f"{field.name} would be fixed in the graph"
+            changed[field.name] = change(value)
+    return replace(record, **changed)

@@ -1,0 +1,235 @@
+"""The parameters of a model as views of one flat tensor, and optimisers of that tensor.
+
+For a small network, calls cost more than arithmetic. On flat tensors one call does what would take
+one per parameter: the optimiser's step, the norm of the gradient, the all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.rmsprop import rmsprop
+
+
+class Chunk(NamedTuple):
+    """Parameters that lie one after the other in ``data`` [n], as their gradients do in
+    ``gradient`` [n]."""
+
+    parameters: tuple[Tensor, ...]
+    data: Tensor
+    gradient: Tensor
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return the part of each parameter, in its shape, of a tensor [n]; a tensor [] is of all
+        of them."""
+        if flat.ndim == 0:
+            return [flat] * len(self.parameters)
+        parts = torch.split(flat, [p.numel() for p in self.parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+
+class FlatParameters:
+    """Trainable parameters as views of flat tensors, and their gradients as views of others.
+
+    The parameters stay the model's: their names and shapes do not change, and what changes them in
+    place (`load_state_dict`) changes the flat tensor. Their ``grad`` always exists; a parameter
+    that a loss does not depend on has a gradient of zeros. ``chunks``: one per dtype and device, so
+    in nearly all cases a single one; parameters that are ``apart`` have one each and stay where
+    they are in memory.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], apart: Iterable[Tensor] = ()) -> None:
+        self.parameters = list(parameters)
+        alone = {id(p) for p in apart}
+        groups: dict[object, list[Tensor]] = {}
+        for p in self.parameters:
+            groups.setdefault(id(p) if id(p) in alone else (p.dtype, p.device), []).append(p)
+        self.chunks = [_chunk(group) for group in groups.values()]
+        places = {
+            id(p): (chunk, place)
+            for chunk, each in enumerate(self.chunks)
+            for place, p in enumerate(each.parameters)
+        }
+        self._places = [places[id(p)] for p in self.parameters]
+
+    def per_parameter(self, flats: Sequence[Tensor]) -> list[Tensor]:
+        """Return the part of each parameter, in the order of ``parameters``, of tensors that are
+        laid out as the chunks are: views."""
+        views = [chunk.views(flat) for chunk, flat in zip(self.chunks, flats, strict=True)]
+        return [views[chunk][place] for chunk, place in self._places]
+
+    def zero_gradient(self) -> None:
+        """Set all gradients to zero."""
+        for chunk in self.chunks:
+            chunk.gradient.zero_()
+
+    def clip_gradient(self, limit: float) -> Tensor:
+        """Scale the gradient down to the norm ``limit`` (0: not at all); return the norm [] that it
+        had. Does not wait for the device."""
+        gradients = [chunk.gradient for chunk in self.chunks]
+        norm: Tensor = torch.linalg.vector_norm(gradients[0])
+        if len(gradients) > 1:
+            norms = [norm, *(torch.linalg.vector_norm(g).to(norm) for g in gradients[1:])]
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+        if limit:
+            scale = (limit / (norm + 1e-6)).clamp_(max=1.0)
+            for gradient in gradients:
+                gradient.mul_(scale.to(gradient.device))
+        return norm
+
+
+def flatten(model: nn.Module) -> FlatParameters:
+    """Return the trainable parameters of a model, flat from now on.
+
+    On a CUDA device the weights of torch's recurrent layers stay apart: cuDNN uses them in the
+    place where it has put them, and would copy them from any other in each pass."""
+    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
+    apart = [p for module in recurrent for p in module.parameters() if p.is_cuda]
+    return FlatParameters((p for p in model.parameters() if p.requires_grad), apart)
+
+
+@torch.no_grad()
+def _chunk(parameters: list[Tensor]) -> Chunk:
+    if len(parameters) == 1:
+        data = parameters[0].data.contiguous().view(-1)
+    else:
+        data = torch.cat([p.data.reshape(-1) for p in parameters])
+    chunk = Chunk(tuple(parameters), data, torch.zeros_like(data))
+    views = chunk.views(data), chunk.views(chunk.gradient)
+    for parameter, own, gradient in zip(parameters, *views, strict=True):
+        parameter.data = own
+        parameter.grad = gradient
+    return chunk
+
+
+class Optimiser(Protocol):
+    """An optimiser of `FlatParameters`. ``state``: of each chunk, by name, a tensor [n] or []."""
+
+    flat: FlatParameters
+    eps: float
+    state: dict[str, list[Tensor]]
+
+    def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
+        """Take a step with the learning rate ``rate``; none where ``skip`` (float32 []) is 1, which
+        is decided on the device."""
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980) with torch's fused kernel.
+
+    `torch.optim.Adam` calls the same kernel. What it does around it takes longer than the kernel
+    for a small network: see benchmarks/results/learner_step.md.
+    """
+
+    def __init__(self, flat: FlatParameters, betas: tuple[float, float], eps: float) -> None:
+        self.flat = flat
+        self._data = [chunk.data for chunk in flat.chunks]
+        self._gradients = [chunk.gradient for chunk in flat.chunks]
+        self._betas = betas
+        self.eps = eps
+        self.state = {
+            "step": [torch.zeros((), device=data.device) for data in self._data],
+            "exp_avg": [torch.zeros_like(data) for data in self._data],
+            "exp_avg_sq": [torch.zeros_like(data) for data in self._data],
+        }
+
+    def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
+        steps = self.state["step"]
+        torch._foreach_add_(steps, 1.0)
+        columns = zip(
+            self._data,
+            self._gradients,
+            self.state["exp_avg"],
+            self.state["exp_avg_sq"],
+            steps,
+            strict=True,
+        )
+        for data, gradient, mean, square, step in columns:  # one, unless devices or dtypes differ
+            torch._fused_adam_(
+                [data],
+                [gradient],
+                [mean],
+                [square],
+                [],
+                [step],
+                lr=rate,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                weight_decay=0.0,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=None,
+                found_inf=skip,
+            )
+        if skip is not None:
+            torch._foreach_sub_(steps, [skip] * len(steps))
+
+
+class RmsProp:
+    """Centred RMSProp (Graves 2013, arXiv 1308.0850, eq. 38 to 41, without momentum), by torch."""
+
+    def __init__(self, flat: FlatParameters, decay: float, eps: float) -> None:
+        self.flat = flat
+        self._data = [chunk.data for chunk in flat.chunks]
+        self._gradients = [chunk.gradient for chunk in flat.chunks]
+        self._decay = decay
+        self.eps = eps
+        self.state = {
+            "step": [torch.zeros(()) for _ in self._data],
+            "square_avg": [torch.zeros_like(data) for data in self._data],
+            "grad_avg": [torch.zeros_like(data) for data in self._data],
+        }
+
+    @torch.no_grad()
+    def step(self, rate: float | Tensor, skip: Tensor | None = None) -> None:
+        assert skip is None, "a step of RMSProp is skipped by its caller"
+        rmsprop(
+            self._data,
+            self._gradients,
+            self.state["square_avg"],
+            self.state["grad_avg"],
+            [],
+            self.state["step"],
+            foreach=True,
+            lr=float(rate),
+            alpha=self._decay,
+            eps=self.eps,
+            weight_decay=0.0,
+            momentum=0.0,
+            centered=True,
+        )
+
+
+def optimiser_tensors(optimiser: Optimiser) -> dict[str, Tensor]:
+    """Return the optimiser's state of each parameter, as ``optimiser/<its index>/<name>``: views,
+    and the number of steps for each parameter, as torch's optimisers keep it."""
+    return {
+        f"optimiser/{index}/{name}": part
+        for name, flats in optimiser.state.items()
+        for index, part in enumerate(optimiser.flat.per_parameter(flats))
+    }
+
+
+@torch.no_grad()
+def load_optimiser(optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the optimiser's state from what `optimiser_tensors` returned.
+
+    Earlier versions stored nothing of a parameter that had had no gradient yet, and each parameter
+    had a number of steps of its own: the largest counts for all."""
+    for name, flats in optimiser.state.items():
+        parts = optimiser.flat.per_parameter(flats)
+        stored = [tensors.get(f"optimiser/{index}/{name}") for index in range(len(parts))]
+        if flats[0].ndim == 0:
+            most = max((float(value) for value in stored if value is not None), default=0.0)
+            for count in flats:
+                count.fill_(most)
+            continue
+        for part, value in zip(parts, stored, strict=True):
+            if value is None:
+                part.zero_()
+            else:
+                part.copy_(value)

@@ -1,0 +1,209 @@
+"""Behaviour cloning and advantage-weighted imitation of recorded actions (MARWIL): loss and
+learner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sampleforge.algos.appo import LossOutput
+from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.config import ImitationConfig
+from sampleforge.algos.flat_parameters import Adam, flatten
+from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS, changed, check_names, values
+from sampleforge.algos.learner import to_floats
+from sampleforge.algos.learner_state import (
+    Tensors,
+    load_tensors,
+    load_values,
+    state_tensors,
+    state_values,
+)
+from sampleforge.algos.policy import autocast
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.offline.stored_steps import Mixture, StoredBatch
+from sampleforge.ops.advantage_weighting import (
+    advantage_weights,
+    moving_square,
+    weighted_imitation_loss,
+)
+from sampleforge.ops.explained_variance import MOMENTS, explained_variance, value_moments
+from sampleforge.ops.schedules import linear
+from sampleforge.ops.surrogate import masked_mean, valid_total
+
+LEAST_SPREAD = 0.1
+"""The unit of values is at least this fraction of the returns' root mean square, because returns
+that are all alike have no deviation."""
+CHUNK = 4096
+"""Observations that are counted at a time for the statistics that normalise them."""
+
+
+def imitation_loss(
+    model: ActorCritic, batch: StoredBatch, config: ImitationConfig, square: torch.Tensor
+) -> tuple[LossOutput, torch.Tensor]:
+    """Return the loss of a batch, and the moving average of squared advantages, float64 [], after
+    it; ``square`` is the one before it.
+
+    With an ``advantage_exponent`` of 0 the loss is that of behaviour cloning, -mean log pi(a|s),
+    and the value function is not learned, so that it changes nothing. Otherwise it is the weighted
+    one of `sampleforge.ops.advantage_weighting`, plus the value function's squared error in units
+    of the model's ``value_scale``."""
+    mask, total = batch.mask, valid_total(batch.mask)
+    state = batch.return_to_go.new_zeros(mask.shape[1], model.state_size)
+    output = model(batch.obs, state, batch.is_first)
+    distribution = model.distribution(output.parameters, batch.obs)
+    log_prob = distribution.log_prob(batch.actions)
+    metrics = {"entropy": masked_mean(distribution.entropy(), mask, total)}
+    if config.advantage_exponent == 0:
+        loss = policy_loss = weighted_imitation_loss(log_prob, None, mask, total)
+    else:
+        targets = value_targets(model, batch)
+        advantages = (targets - output.values).detach()
+        square = moving_square(square, advantages, mask, config.advantage_norm_decay)
+        cap = config.max_advantage_weight
+        weights = advantage_weights(advantages, config.advantage_exponent, square.sqrt(), cap)
+        policy_loss = weighted_imitation_loss(log_prob, weights, mask, total)
+        error = (output.values - targets) / model.value_scale
+        value_loss = masked_mean(error.square(), mask, total)
+        loss = policy_loss + config.value_coeff * value_loss
+        metrics |= {
+            "value_loss": value_loss,
+            "value_mean": masked_mean(output.values, mask, total),
+            "target_mean": masked_mean(targets, mask, total),
+            "advantage_norm": square.sqrt(),
+            "advantage_weight_mean": masked_mean(weights, mask, total),
+            "advantage_weights_capped": masked_mean((weights >= cap).float(), mask, total),
+            **value_moments(output.values, targets, mask),
+        }
+    metrics |= {"loss": loss, "policy_loss": policy_loss}
+    detached = {name: value.detach() for name, value in metrics.items()}
+    return LossOutput(loss, detached, torch.ones_like(loss), mask.sum()), square
+
+
+@torch.no_grad()
+def value_targets(model: ActorCritic, batch: StoredBatch) -> torch.Tensor:
+    """Return the returns to go [T, B], with the value of the last observation where an episode was
+    truncated. A recurrent core begins there with a state of zero."""
+    targets = batch.return_to_go
+    count = len(batch.final_rows)
+    if count == 0:
+        return targets
+    is_first = torch.ones(count, dtype=torch.bool, device=targets.device)
+    state = targets.new_zeros(count, model.state_size)
+    final = model.step(batch.final_obs, state, is_first).values
+    values = targets.new_zeros(targets.shape[1]).index_copy(0, batch.final_rows, final)
+    return targets + batch.final_discount * values
+
+
+class MarwilLearner:
+    """Learns a policy from recorded actions: model and optimiser, without a process.
+
+    ``version``, the policy version, is the number of gradient steps, skipped ones included.
+    ``averaging`` connects the learner with those of the same policy in other processes (None: there
+    are none). ``env_steps`` is set by the process around it; ``tag`` holds plain values that others
+    keep with the state. Both are stored and copied with it.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        config: ImitationConfig,
+        *,
+        device: torch.device,
+        precision: str,
+        averaging: Averaging | None = None,
+    ) -> None:
+        assert config.learning_rate is not None, "resolve_defaults comes first"
+        self.model = model.to(device)
+        self.version = 0
+        self.env_steps = 0
+        self.tag: dict[str, Any] = {}
+        self._config = config
+        self._device = device
+        self._precision = precision
+        self._averaging = averaging or Local()
+        self._flat = flatten(self.model)
+        self._averaging.follow(self._flat)
+        self._optimiser = Adam(self._flat, (0.9, 0.999), config.adam_eps)
+        self._square = torch.zeros((), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def fit_units(self, data: Mixture) -> None:
+        """Set the units in which the model sees the data: the mean and standard deviation of the
+        observations, and the standard deviation of the returns. They stay as they are."""
+        if self.model.normaliser is not None:
+            for part in data.parts:
+                count = len(next(iter(part.observations.values())))
+                for start in range(0, count, CHUNK):
+                    chunk = {
+                        name: torch.from_numpy(leaf[start : start + CHUNK]).to(self._device)
+                        for name, leaf in part.observations.items()
+                    }
+                    self.model.normaliser.update(chunk)
+        returns = torch.cat([torch.from_numpy(part.return_to_go) for part in data.parts]).double()
+        spread = returns.var(correction=0)
+        size = torch.maximum(spread, LEAST_SPREAD**2 * returns.square().mean()).sqrt()
+        self.model.rescale_values(size if size > 0 else 1.0)
+
+    def update(self, batch: StoredBatch, progress: float) -> dict[str, float]:
+        """Take one gradient step on a batch; return its metrics.
+
+        ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
+        schedule. A step whose gradient is not finite is skipped and counted."""
+        config = self._config
+        batch = batch.to(self._device)
+        self.model.train()
+        with autocast(self._device, self._precision):
+            output, square = imitation_loss(self.model, batch, config, self._square)
+        metrics = self._averaging.backward(output)
+        norm = self._flat.clip_gradient(config.max_grad_norm)
+        extra = {"grad_norm": norm, "own_trained_steps": output.rows}
+        scalars = to_floats({**metrics, **extra, "value_scale": self.model.value_scale})
+        rate = config.learning_rate
+        assert rate is not None
+        if config.lr_schedule == "linear":
+            rate = linear(rate, progress)
+        finite = math.isfinite(scalars["grad_norm"])
+        if finite:
+            self._square = square
+            self._optimiser.step(rate)
+        self.version += 1
+        if MOMENTS[0] in scalars:
+            explained = explained_variance({name: scalars.pop(name) for name in MOMENTS})
+            if explained is not None:
+                scalars["explained_variance"] = explained
+        return {
+            **scalars,
+            "learning_rate": rate,
+            "skipped_steps": float(not finite),
+            "data_passes": batch.passes,
+        }
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the values that `change` can change, by name."""
+        return values(self._config, MARWIL_HYPERPARAMETERS)
+
+    def change(self, new: Mapping[str, Any]) -> None:
+        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
+        change, ConfigError for a value out of range."""
+        check_names(self.hyperparameters(), new)
+        self._config = changed(self._config, MARWIL_HYPERPARAMETERS, new)
+
+    def reseed(self, seed: int) -> None:
+        """Do nothing: the learner draws no random numbers."""
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
+        tensors = state_tensors(
+            {"model": self.model}, self._optimiser, {"advantage_square": self._square}
+        )
+        return tensors, state_values(self)
+
+    def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
+        """Restore a `state`. Raises ValueError if it is of another model."""
+        load_tensors({"model": self.model}, self._optimiser, tensors)
+        self._square = tensors["advantage_square"].to(self._device)
+        load_values(self, plain)

@@ -1,0 +1,133 @@
+"""The command `sampleforge check-env ID`: check an environment before training in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.cli import flags
+from sampleforge.config import Checked, ConfigError, check_range, from_plain
+from sampleforge.env.config import EnvConfig
+
+if TYPE_CHECKING:
+    from sampleforge.env.check_verdicts import Finding
+
+STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+TEXT = """\
+Check an environment before training: sampleforge check-env ID [flags].
+
+It plays with random actions in a process of its own, and prints a verdict per line: ok, note,
+warning or error, with the remedy. The exit status is 0 if it can be trained in, and 1 if there is
+an error."""
+
+
+@dataclass(frozen=True)
+class CheckConfig(Checked):
+    seconds: float = 10.0
+    """Seconds of play, without the starts of the environment."""
+    json: bool = False
+    """Print nothing but one JSON object with all findings and the numbers behind them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "seconds", low=0, above=True)
+
+
+@dataclass(frozen=True)
+class CheckEnvConfig(CheckConfig, EnvConfig):
+    """The environment's flags are those of `train`."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Print the findings, and a JSON object as the last line. Return 1 if there is an error, else
+    0. Raises ConfigError for bad flags."""
+    config = parse_config(args)
+    from sampleforge.env.check import Progress, check_env
+    from sampleforge.folder.atomic_file import to_json
+
+    findings: list[Finding] = []
+    with Screen(silent=config.json) as screen:
+        for found in check_env(config, config.seconds):
+            if isinstance(found, Progress):
+                screen.move(found.fraction, found.doing)
+            else:
+                screen.show(found)
+                findings.append(found)
+
+    print(to_json(summary(config.env, findings, every=config.json)))
+    return int(any(found.verdict == "error" for found in findings))
+
+
+def parse_config(args: Sequence[str]) -> CheckEnvConfig:
+    """Return the config of a command line, on which the environment may stand first, without
+    --env."""
+    if args and not args[0].startswith("-"):
+        args = ["--env", *args]
+    cls = CheckEnvConfig
+    kind = flags.config_flags(cls, flags.unchecked(cls)(), [])
+    parsed = flags.parse(kind, flags.with_values(cls, args), "sampleforge check-env", TEXT)
+    config = from_plain(cls, flags.config_values(cls, parsed), "command line")
+    if not config.env:
+        raise ConfigError(
+            "There is no environment to check; give one, for example: sampleforge check-env "
+            "CartPole-v1 (`sampleforge envs` lists them)"
+        )
+    return config
+
+
+def summary(env: str, findings: Sequence[Finding], *, every: bool) -> dict[str, Any]:
+    """Return the result as plain values; with ``every`` finding, and the numbers behind them."""
+    counts = {
+        f"{verdict}s": sum(found.verdict == verdict for found in findings)
+        for verdict in ("error", "warning", "note")
+    }
+    values = {name: value for found in findings for name, value in found.values.items()}
+    result = {"env": env, "trainable": not counts["errors"], **counts}
+    if not every:
+        return {**result, "env_steps_per_s": values.get("env_steps_per_s")}
+    told = [
+        {name: getattr(found, name) for name in ("verdict", "name", "text", "remedy", "detail")}
+        for found in findings
+    ]
+    return {**result, "values": values, "findings": told}
+
+
+class Screen:
+    """Shows a bar while the check runs, on a terminal, and a line per finding; nothing if
+    ``silent``."""
+
+    def __init__(self, *, silent: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console(highlight=False, quiet=silent)
+        self._bar = Progress(
+            *(BarColumn(32), TimeElapsedColumn(), TextColumn("{task.description}")),
+            console=self._console,
+            transient=True,
+            disable=silent or not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def move(self, fraction: float, doing: str) -> None:
+        """Move the bar to ``fraction``, 0 to 1."""
+        self._bar.update(self._task, completed=fraction, description=doing)
+
+    def show(self, found: Finding) -> None:
+        """Print the line of a finding, after the traceback behind it."""
+        from rich.text import Text
+
+        if found.detail:
+            self._console.print(Text(found.detail), soft_wrap=True)
+        remedy = f"; {found.remedy}" if found.remedy else ""
+        verdict = f"{found.verdict:<8}", STYLES[found.verdict]
+        line = Text.assemble(verdict, f"{found.name:<14} {found.text}{remedy}")
+        self._console.print(line, soft_wrap=True)

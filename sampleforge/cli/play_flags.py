@@ -1,0 +1,82 @@
+"""The flags of commands that play episodes with the policy of a run folder, and the playing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from sampleforge.cli.trust_flags import TrustFlags
+from sampleforge.config import check_range
+
+if TYPE_CHECKING:
+    from sampleforge.recorded_play import PlayRecorder
+    from sampleforge.video.camera import Camera
+
+
+@dataclass(frozen=True)
+class PlayFlags(TrustFlags):
+    """Which policy plays, how many episodes, and which ones."""
+
+    run_dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    """Folder of the run."""
+    episodes: int | None = None
+    """Episodes to play."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after N env steps (default: the environment's own limit, or 27,000 where it
+    has none)."""
+    env_timeout: float = 60.0
+    """Seconds that making, resetting or stepping an environment may take before it counts as hung,
+    which ends the command."""
+    seed: int | None = None
+    """Seed of the episodes (default: derived from the seed of the run)."""
+    checkpoint: Literal["latest", "best"] = "latest"
+    """best: that of the highest mean return in the run's own evaluations (--evaluate-interval); in
+    a run without them, over 100 episodes of training."""
+    policy: str | None = None
+    """Which policy plays, in a run with several (--num-policies), such as policy_0."""
+    quiet: bool = False
+    """Print nothing but errors and the last line."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "episodes max_episode_steps", low=1)
+        check_range(self, "seed", low=0)
+        check_range(self, "env_timeout", low=0, above=True)
+
+
+def play(
+    flags: PlayFlags,
+    command: str,
+    *,
+    stochastic: bool,
+    onnx: str | None = None,
+    recorder: PlayRecorder | None = None,
+    camera: AbstractContextManager[Camera | None] | None = None,
+) -> dict[str, Any]:
+    """Play, with a display of the progress, and return what `evaluate` returns; the other arguments
+    and the errors are its, too. ``command``: its name, for the message of an environment that
+    hangs."""
+    from sampleforge.evaluation import Observers, evaluate
+    from sampleforge.reporting.evaluating import EvaluationDisplay
+    from sampleforge.runtime.watch import HangWatch
+
+    with (
+        EvaluationDisplay(quiet=flags.quiet) as display,
+        HangWatch(f"sampleforge {command}", flags.env_timeout) as watch,
+        camera or nullcontext() as filming,
+    ):
+        return evaluate(
+            flags.run_dir,
+            episodes=flags.episodes,
+            max_episode_steps=flags.max_episode_steps,
+            stochastic=stochastic,
+            seed=flags.seed,
+            which=flags.checkpoint,
+            policy=flags.policy,
+            onnx=onnx,
+            trust=flags.trusted,
+            observers=Observers(display, watch.alive, recorder, filming),
+        )

@@ -1,0 +1,46 @@
+"""The command `sampleforge record RUN_DIR`: play episodes with a trained policy into a dataset."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sampleforge.cli.flags import parse
+from sampleforge.cli.play_flags import PlayFlags, play
+from sampleforge.folder.atomic_file import to_json
+
+
+@dataclass(frozen=True)
+class RecordFlags(PlayFlags):
+    episodes: int | None = 100
+    """Episodes to play."""
+    out: str | None = None
+    """Folder of the dataset, in Minari's format; the episodes follow those that it has (default:
+    dataset in the run folder)."""
+    explore: bool = False
+    """Sample the actions, as in training, and record their log-probabilities, which estimates of
+    other policies need; off: take the most likely actions."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Record, and print the result as one JSON object in the last line. Raises ConfigError."""
+    text = "Play episodes with a trained policy and write them into a dataset in Minari's format."
+    flags = parse(RecordFlags, args, "sampleforge record", text)
+    from sampleforge.folder.checkpoint import CheckpointError
+    from sampleforge.folder.run_folder import RunFolder
+    from sampleforge.loaded_policy import read_config
+    from sampleforge.recorded_play import PlayRecorder
+
+    config = read_config(RunFolder.existing(Path(flags.run_dir)), flags.trusted)
+    folder = Path(flags.out) if flags.out else Path(flags.run_dir) / "dataset"
+    recorder = PlayRecorder(folder.absolute(), config.algo, squashed=config.model.squash_actions)
+    try:
+        result = play(flags, "record", stochastic=flags.explore, recorder=recorder)
+    except (CheckpointError, OSError) as error:
+        print(f"sampleforge: error: {error}", file=sys.stderr)
+        return 1
+    del result["returns"]  # the dataset has them
+    print(to_json({"dataset": str(folder), **result, **recorder.written}))
+    return 0

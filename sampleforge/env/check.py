@@ -1,0 +1,62 @@
+"""The check of an environment before training: what it gives, how it ends, how fast it is, and what
+it leaves behind.
+
+It begins with the probe, as a training does, and then plays with random actions in a child process
+of the same kind, so that an environment which hangs or crashes is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import monotonic
+from typing import NamedTuple
+
+from sampleforge.env.check_verdicts import Finding, human_time
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.probe import EnvFailed, EnvProbeError, child_messages, probe
+
+
+class Progress(NamedTuple):
+    """How far the check is, 0 to 1, and what it does."""
+
+    fraction: float
+    doing: str
+
+
+def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | Progress]:
+    """Check ``config.env`` for about ``seconds`` of play, and yield what is found as soon as it is
+    known. The verdict "error" means that a training would be refused, end, or drop experience.
+
+    An unknown environment, an import error, a hang and a crash are findings too; only
+    MissingMainGuard is raised, see `probe`.
+    """
+    yield Progress(0.0, "the probe")
+    began = monotonic()
+    try:
+        spec = probe(config)
+    except EnvProbeError as error:
+        yield _failed("start", "the probe, with which every training begins, failed", error)
+        return
+    rows = f", {spec.num_seats} agents" if spec.num_seats > 1 else ""
+    protocol = f"; {spec.protocol}" if spec.protocol else ""
+    text = f"2 rows{rows} were made, reset and stepped in {human_time(monotonic() - began)}"
+    yield Finding("ok", "start", f"{text}{protocol}")
+    progress = Progress(0.0, "starting")
+    try:
+        for message in child_messages(config, "check", seconds=seconds):
+            if "finding" in message:
+                yield Finding(**message["finding"])
+            elif "progress" in message:
+                progress = Progress(message["progress"], message["doing"])
+                yield progress
+    except EnvProbeError as error:
+        yield _failed("play", f"it failed after the probe ({progress.doing})", error)
+
+
+def _failed(name: str, what: str, error: EnvProbeError) -> Finding:
+    """Return the finding of an environment that ended its check."""
+    lines = str(error).strip().splitlines()
+    cause = lines[-1].replace(" (the stacks are above)", "")
+    detail = str(error) if len(lines) > 1 else ""
+    remedy = "correct what the traceback or the stacks show" if isinstance(error, EnvFailed) else ""
+    return Finding("error", name, f"{what}: {cause}", remedy, detail)

@@ -1,0 +1,537 @@
+"""The verdicts of `sampleforge check-env`: what measurements of an environment mean for training.
+
+Everything here is a function of plain numbers. `sampleforge.env.check_child` measures them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from sampleforge.runtime.growth import Growth
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.spec import ACTION_MASK, EnvSpec
+
+Verdict = Literal["ok", "note", "warning", "error"]
+
+FAST = 50_000.0
+SLOW = 2_000.0
+"""Env steps per second on one core above, and below, which the simulator is not, and is, what
+limits a training on a few cores."""
+UNEVEN = 5.0
+"""The 99th percentile of step times counts as large from this multiple of the median on ..."""
+UNEVEN_S = 0.5e-3
+"""... if it is at least so many seconds: shorter steps are uneven by the machine's own doing."""
+WAITS_BELOW = 0.5
+"""Fraction of a step's time below which an environment that uses a processor counts as waiting."""
+BUSY = 0.8
+"""Fraction of the time with a processor below which other programs have slowed a process down."""
+LARGE = 1e4
+"""Size of an observation's or reward's value from which on it is remarked."""
+PIXELS = 8
+"""Least height and width of an image, as `sampleforge.spec.ArraySpec.is_image` has it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. ``name``: what was checked; ``text``: what was found; ``remedy``:
+    what to do about it, empty if nothing; ``detail``: a traceback, or empty; ``values``: the
+    numbers behind it, by names that are unique among all findings."""
+
+    verdict: Verdict
+    name: str
+    text: str
+    remedy: str = ""
+    detail: str = ""
+    values: Mapping[str, float | None] = field(default_factory=dict)
+
+
+class Spread:
+    """Numbers of which the extremes, the mean and an evenly spaced sample are kept: its memory is
+    constant, so that it is not taken for a leak of the environment."""
+
+    SIZE = 1 << 14
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self.count = self.nonzero = 0
+        self.low, self.high, self.total = math.inf, -math.inf, 0.0
+        self._every = 1
+        self._kept = np.full(self.SIZE, np.nan)
+        self._size = 0
+        for value in values:
+            self.add(value)
+
+    def add(self, value: float) -> None:
+        if self.count % self._every == 0:
+            if self._size == self.SIZE:
+                self._size //= 2
+                self._kept[: self._size] = self._kept[::2].copy()
+                self._every *= 2
+            self._kept[self._size] = value
+            self._size += 1
+        self.count += 1
+        self.nonzero += value != 0
+        self.total += value
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def quantile(self, q: float) -> float:
+        """Return a quantile of the numbers; of many, of the sample."""
+        return float(np.quantile(self._kept[: self._size], q))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of ``rows`` rows in one process: env steps per second, and the fraction of the
+    time, 0 to 1, in which the process had a processor."""
+
+    per_s: float
+    rows: int
+    busy: float
+
+
+@dataclass
+class LeafSeen:
+    """The values of one observation leaf that were seen. ``changed``: whether an element has ever
+    had another value than at first."""
+
+    low: float
+    high: float
+    changed: bool = False
+
+
+@dataclass
+class Played:
+    """What was measured of one row that was stepped with random actions. Times are in seconds.
+
+    ``steps`` and ``resets``: the times of steps, and of resets (``resets_apart``; else those of the
+    steps that contain a reset). ``cpu``: processor times of this process in them;
+    ``children_cpu_s``: of the environment's own processes; ``waits``: how often the process slept.
+    ``out_of_bounds``, ``not_finite``: the first such value in words, and how many steps had one.
+    ``errors``: how often the environment raised; ``traceback``: the first time. ``failure``: what
+    has ended the play early. ``masks``: how many masks were seen, ``mask_open``: how many of them
+    allowed every action, ``mask_allowed``: the sum of the fractions that they allowed.
+    ``beginnings``: number of episodes begun; ``same_beginning``: whether all first observations
+    were equal. ``start_s``: the time that the construction and the first reset took.
+    """
+
+    steps: Spread = field(default_factory=Spread)
+    resets: Spread = field(default_factory=Spread)
+    resets_apart: bool = True
+    cpu: Spread = field(default_factory=Spread)
+    children_cpu_s: float = 0.0
+    waits: int = 0
+    leaves: dict[str, LeafSeen] = field(default_factory=dict)
+    out_of_bounds: tuple[str, int] | None = None
+    not_finite: tuple[str, int] | None = None
+    errors: int = 0
+    traceback: str = ""
+    failure: str = ""
+    masks: int = 0
+    mask_open: int = 0
+    mask_allowed: float = 0.0
+    rewards: Spread = field(default_factory=Spread)
+    returns: Spread = field(default_factory=Spread)
+    lengths: Spread = field(default_factory=Spread)
+    terminated: int = 0
+    truncated: int = 0
+    beginnings: int = 0
+    same_beginning: bool = True
+    start_s: float = 0.0
+    growth: Growth | None = None
+    processes: int = 0
+
+    @property
+    def env_steps(self) -> int:
+        return self.steps.count
+
+
+def observations(spec: EnvSpec, played: Played) -> Iterator[Finding]:
+    """Judge the observation leaves: dtypes, shapes, and the values seen."""
+    seen = {name: leaf for name, leaf in played.leaves.items() if name != ACTION_MASK}
+    groups = reversed(spec.agent_groups)  # of a leaf that several have, the first one's spec
+    arrays = {name: array for group in groups for name, array in group.observations.items()}
+    parts = []
+    for name, leaf in seen.items():
+        array = arrays[name]
+        shape = "x".join(map(str, array.shape)) or "scalar"
+        parts.append(f"{name} {array.dtype} {shape}, seen {leaf.low:g} to {leaf.high:g}")
+    yield Finding("ok", "observations", "; ".join(parts))
+    still = [name for name, leaf in seen.items() if not leaf.changed]
+    if still and played.env_steps >= 100:
+        every = len(still) == len(seen)
+        yield Finding(
+            "warning" if every else "note",
+            "observations",
+            f"{', '.join(still)} never changed in {played.env_steps:,} env steps",
+            "a policy learns nothing from it; leave it out, or return what does change",
+        )
+    for name, leaf in seen.items():
+        array = arrays[name]
+        if array.dtype.startswith("float") and len(array.shape) == 3:
+            if sorted(array.shape)[1] >= PIXELS:
+                yield Finding(
+                    "note",
+                    "observations",
+                    f"{name} is an image of {array.dtype}: it takes four times the memory of "
+                    "uint8, and the defaults for images are not chosen",
+                    "if it is made of bytes, return them, in Box(0, 255, shape, np.uint8)",
+                )
+        elif array.dtype.startswith("float") and max(abs(leaf.low), abs(leaf.high)) >= LARGE:
+            yield Finding(
+                "note",
+                "observations",
+                f"{name} has values up to {max(abs(leaf.low), abs(leaf.high)):g}",
+                "keep --model.normalise-observations on (Ape-X: turn it on), or scale them in the "
+                "environment",
+            )
+
+
+def bounds(played: Played) -> Finding:
+    """Judge whether observations stay within their declared bounds."""
+    if played.out_of_bounds is not None:
+        text, count = played.out_of_bounds
+        fault, _, remedy = text.rpartition("; ")
+        return Finding(
+            "error", "bounds", f"{fault} ({_share(count, played.env_steps)} of the steps)", remedy
+        )
+    return Finding("ok", "bounds", f"kept by all values of {played.env_steps:,} env steps")
+
+
+def finite(played: Played) -> Finding:
+    """Judge whether observations and rewards are finite."""
+    if played.not_finite is None:
+        return Finding("ok", "NaN and inf", f"none in {played.env_steps:,} env steps")
+    text, count = played.not_finite
+    return Finding(
+        "error",
+        "NaN and inf",
+        f"{text} (first of {count:,} in {played.env_steps:,} env steps)",
+        "return finite numbers, and end an episode whose simulation breaks down with "
+        "terminated=True; training drops such a step, and ends after ten in a row",
+    )
+
+
+def exceptions(played: Played) -> Finding | None:
+    """Judge the errors that the environment has raised; None if there were none."""
+    if played.failure:
+        last = played.failure.strip().splitlines()[-1]
+        text = f"the play ended after {played.env_steps:,} env steps: {last}"
+        return Finding("error", "errors", text, "correct the environment", played.failure)
+    if not played.errors:
+        return None
+    *lines, place = played.traceback.splitlines()  # its last line has the environment and the row
+    cause = next((line for line in reversed(lines) if line and line[0] != " "), "")
+    return Finding(
+        "error",
+        "errors",
+        f"{played.errors:,} in {played.env_steps:,} env steps; the first: {cause} {place}",
+        "correct the environment; training builds it anew and drops the episode, and ends if more "
+        "than --max-env-restart-rate of the episodes are lost",
+        played.traceback,
+    )
+
+
+def actions(spec: EnvSpec) -> Iterator[Finding]:
+    """Describe the actions, and which algorithms take them."""
+    every = [item for group in spec.agent_groups for item in group.actions.items()]
+    for name, leaf in every:
+        if leaf.kind != "box":
+            text = f"{name}: {leaf.kind}, {' x '.join(map(str, leaf.categories))} values"
+            yield Finding("ok", "actions", text)
+            continue
+        low, high = leaf.env_low or leaf.low, leaf.env_high or leaf.high
+        text = f"{name}: box of {len(low)}, {min(low):g} to {max(high):g}"
+        free = sum(not np.isfinite([a, b]).all() for a, b in zip(low, high, strict=True))
+        if free:
+            yield Finding(
+                "note",
+                "actions",
+                f"{text}; {free} without bounds, so the policy begins with a standard deviation of "
+                "1 in the environment's units",
+                "declare bounds in action_space: bounded actions are rescaled to [-1, 1]",
+            )
+        else:
+            yield Finding("ok", "actions", text)
+
+
+def masks(played: Played) -> Finding | None:
+    """Judge the action masks; None if there are none. (A mask of a wrong size, or one that forbids
+    everything, has ended the play.)"""
+    if not played.masks:
+        return None
+    if played.mask_open == played.masks >= 100:
+        return Finding(
+            "note",
+            "action mask",
+            f"each of {played.masks:,} allowed every action",
+            "leave it out if it is always so: it takes time and memory",
+        )
+    text = f"allowed {played.mask_allowed / played.masks:.0%} of the actions on average"
+    return Finding("ok", "action mask", text)
+
+
+def determinism(steps: int, difference: tuple[int, str] | None, played: Played) -> Finding:
+    """Judge whether two plays of ``steps`` env steps with the same seeds and actions were equal.
+    ``difference``: the first step (0: the reset) and column that differ, or None."""
+    if difference is not None:
+        step, column = difference
+        where = "at the reset" if step == 0 else f"from step {step} on"
+        return Finding(
+            "warning",
+            "determinism",
+            f"two plays with the same seed and actions differ {where}, in {column}",
+            "draw every random number from self.np_random, which super().reset(seed=seed) seeds; "
+            "otherwise --seed and --serial repeat nothing",
+        )
+    text = f"the same seed gave the same {steps:,} env steps twice"
+    if played.beginnings >= 3 and played.same_beginning:
+        return Finding(
+            "note",
+            "determinism",
+            f"{text}; all {played.beginnings:,} episodes began with the same observation",
+            "if starts should differ, draw them from self.np_random",
+        )
+    return Finding("ok", "determinism", text)
+
+
+def rewards(played: Played) -> Finding:
+    """Judge the rewards and returns of random play."""
+    given, returns = played.rewards, played.returns
+    if not given.count:
+        return Finding("note", "rewards", "no step was completed")
+    ret = f"; returns {returns.low:g} to {returns.high:g}" if returns.count else ""
+    text = f"{given.low:g} to {given.high:g}, {_share(given.nonzero, given.count)} not 0{ret}"
+    mean = given.total / given.count
+    values = {"reward_min": given.low, "reward_max": given.high, "reward_mean": mean}
+    if not given.nonzero:
+        return Finding(
+            "warning",
+            "rewards",
+            f"none in {given.count:,} env steps of random play",
+            "check for longer (--seconds); if it stays so, random exploration finds no reward "
+            "either: shape it, begin with a simpler task (set_task), or learn from recorded data",
+            values=values,
+        )
+    if returns.count >= 5 and returns.low == returns.high:
+        return Finding(
+            "warning",
+            "rewards",
+            f"all {returns.count:,} episodes had the return {returns.low:g}, whatever the actions "
+            "were",
+            "if the reward does not depend on the actions, there is nothing to learn",
+            values=values,
+        )
+    if max(abs(given.low), abs(given.high)) >= LARGE:
+        return Finding(
+            "note",
+            "rewards",
+            text,
+            "APPO and DD-PPO normalise returns (--normalise-returns); for Ape-X give "
+            "--reward-scale, --reward-clip or --value-rescaling",
+            values=values,
+        )
+    return Finding("ok", "rewards", text, values=values)
+
+
+def episodes(spec: EnvSpec, played: Played) -> Finding:
+    """Judge how episodes end."""
+    limit, lengths = spec.max_episode_steps, played.lengths
+    count = lengths.count
+    limited = f"time limit {limit:,}" if limit is not None else "no time limit"
+    values = {"episodes": float(count), "max_episode_steps": limit and float(limit)}
+    if not count:
+        if limit is None:
+            return Finding(
+                "warning",
+                "episodes",
+                f"none ended in {played.env_steps:,} env steps, and there is no time limit",
+                "give --max-episode-steps N: without ends there are no returns, and no resets",
+                values=values,
+            )
+        text = f"none ended in {played.env_steps:,} env steps; {limited}"
+        return Finding("note", "episodes", text, "check for longer (--seconds)", values=values)
+    text = (
+        f"{count:,} ended, {played.terminated:,} terminated, {played.truncated:,} truncated; "
+        f"{lengths.low:,.0f} to {lengths.high:,.0f} steps, median {lengths.quantile(0.5):,.0f}; "
+        f"{limited}"
+    )
+    if count >= 3 and lengths.low == lengths.high > 1 and not played.truncated:
+        return Finding(
+            "note",
+            "episodes",
+            f"{text}: all ended by terminated=True after the same number of steps",
+            "if that is a time limit, return truncated=True there: the value of the last state "
+            "then counts",
+            values=values,
+        )
+    if limit is None and not played.truncated:
+        remedy = "a policy that never fails would play for ever: give --max-episode-steps N"
+        return Finding("note", "episodes", text, remedy, values=values)
+    return Finding("ok", "episodes", text, values=values)
+
+
+def step_time(played: Played, env_timeout: float) -> Finding:
+    """Judge the times of steps and resets of one row."""
+    steps, resets = played.steps, played.resets
+    if not steps.count:
+        return Finding("error", "step time", "no step was completed")
+    median, p95, p99 = (steps.quantile(q) for q in (0.5, 0.95, 0.99))
+    most = steps.high
+    values = {"step_median_s": median, "step_p95_s": p95, "step_p99_s": p99, "step_max_s": most}
+    text = (
+        f"median {human_time(median)}, 95% {human_time(p95)}, 99% {human_time(p99)}, "
+        f"longest {human_time(most)}"
+    )
+    share = 0.0
+    if resets.count:
+        reset, longest = resets.quantile(0.5), resets.high
+        name = "reset" if played.resets_apart else "step with a reset"
+        text += f"; {name} {human_time(reset)}, longest {human_time(longest)}"
+        values |= {"reset_median_s": reset, "reset_max_s": longest}
+        share = resets.total / (steps.total + resets.total)
+        values["reset_share"] = share
+        most = max(most, longest)
+    if most > env_timeout / 2:
+        remedy = f"--env-timeout {env_timeout:g} counts longer ones as hung: raise it"
+        return Finding("warning", "step time", text, remedy, values=values)
+    if share > 0.2 and played.resets_apart:
+        remedy = f"resets take {share:.0%} of the time: make them faster, or episodes longer"
+        return Finding("note", "step time", text, remedy, values=values)
+    return Finding("ok", "step time", text, values=values)
+
+
+def waiting(played: Played) -> float:
+    """Return the fraction of the steps' time, 0 to 1, in which neither this process nor those of
+    the environment used a processor; 0 if other programs were the reason."""
+    seconds = played.steps.total + played.resets.total
+    if not seconds or played.waits < played.env_steps / 2:
+        return 0.0
+    return max(0.0, 1.0 - (played.cpu.total + played.children_cpu_s) / seconds)
+
+
+def throughput(speed: Speed, cores: int, played: Played) -> Finding:
+    """Describe the env steps per second of many rows in one process, and what they mean."""
+    million = 1e6 / speed.per_s
+    text = (
+        f"{speed.per_s:,.0f} env steps/s in one process with {speed.rows} rows: 1M env steps take "
+        f"at least {human_time(million)} there, {human_time(million / cores)} on {cores} cores"
+    )
+    values = {"env_steps_per_s": speed.per_s, "waiting": waiting(played)}
+    # Not if it waits by itself, or for processes of its own.
+    if speed.busy < BUSY and not played.processes and not waiting(played):
+        text += f"; other programs had its processor for {1 - speed.busy:.0%} of the time"
+        return Finding("note", "throughput", text, "check again when they have ended", "", values)
+    return Finding("ok", "throughput", text, values=values)
+
+
+def flags(spec: EnvSpec, per_s: float, cores: int, played: Played) -> Finding:
+    """Recommend algorithms and flags for the environment's speed and spaces."""
+    advice = [_algorithms(spec, per_s)]
+    idle = waiting(played)
+    # Where steps only compute, other programs make some of them longer, but take no more of them.
+    times = played.steps if idle > WAITS_BELOW or played.processes else played.cpu
+    p50, p99 = (max(1e-9, times.quantile(q)) for q in (0.5, 0.99))
+    uneven = p99 >= UNEVEN * p50 and p99 >= UNEVEN_S
+    if spec.asynchronous:
+        advice.append("it steps beside its actor: the defaults use that")
+    elif idle > WAITS_BELOW:
+        workers = min(64, max(cores, int(cores / max(1e-3, 1.0 - idle))))
+        text = f"{idle:.0%} of a step is waiting, and the rows of an actor wait one after another"
+        if spec.num_seats == 1:
+            text += ": --variable-experience lets each row wait in a thread of its own"
+            text += f" (99% of the steps take up to {p99 / p50:.0f}x the median)" if uneven else ""
+        advice.append(f"{text}; or --num-workers {workers} with few rows each")
+    elif uneven:
+        advice.append(
+            f"1% of the steps take {p99 / p50:.0f}x the median or longer, and compute: have many "
+            "workers (--num-workers), which wait for none in the asynchronous topologies; ddppo "
+            "cuts late ranks short (--sync-fraction)"
+        )
+    elif per_s < SLOW:
+        advice.append(f"the simulator limits the run: use every core (--num-workers {cores})")
+    elif per_s > FAST:
+        advice.append("the learner limits the run, not the simulator")
+    return Finding("ok", "flags", "; ".join(advice))
+
+
+def _algorithms(spec: EnvSpec, per_s: float) -> str:
+    """Return which algorithms can train in the environment, the best suited first."""
+    groups = spec.agent_groups
+    discrete = all([leaf.kind for leaf in g.actions.values()] == ["discrete"] for g in groups)
+    several = spec.num_seats > 1
+    names = ["appo", *(["apex"] if discrete else []), *([] if several else ["ddppo"])]
+    if discrete and per_s < SLOW:
+        return f"{', '.join(names)}; apex learns from each env step many times, which pays here"
+    return ", ".join(names)
+
+
+def memory(played: Played, rss: float, row_bytes: float | None) -> Finding:
+    """Judge the memory of this process and the environment's own. ``row_bytes``: of each further
+    row, if it is known."""
+    text = f"{human_bytes(rss)} with one row"
+    if row_bytes is not None:
+        text += f", {human_bytes(max(0.0, row_bytes))} for each further one"
+    values = {"rss_bytes": rss, "row_bytes": row_bytes, "growth_bytes_per_step": 0.0}
+    growth = played.growth
+    if growth is None:
+        return Finding("ok", "memory", f"{text}; it does not grow", values=values)
+    values["growth_bytes_per_step"] = growth.rate
+    return Finding(
+        "warning",
+        "memory",
+        f"{text}; it grew steadily by {human_bytes(growth.amount)} in {growth.duration:,.0f} env "
+        f"steps: 10M env steps would take {human_bytes(1e7 * growth.rate)}",
+        "find what keeps growing (lists of past steps, caches, figures, unclosed objects), and "
+        "empty it in reset()",
+        values=values,
+    )
+
+
+def processes(played: Played, left: Sequence[str], files: int, closes: str) -> Iterator[Finding]:
+    """Judge what the environment starts and what ``close`` leaves: ``left`` are processes, folders
+    and files in words; ``files``: how many files lie in its working directory; ``closes``: the
+    error of ``close``, or empty."""
+    started = f"{played.processes} of its own per row" if played.processes else "none of its own"
+    yield Finding("ok", "processes", started)
+    if files:
+        yield Finding(
+            "note",
+            "files",
+            f"{files} in its working directory",
+            "each worker has a scratch directory for them, which is removed",
+        )
+    if closes:
+        text = f"close() raised {closes.strip().splitlines()[-1]}"
+        yield Finding("warning", "closing", text, "correct close()", closes)
+    if left:
+        yield Finding(
+            "warning",
+            "closing",
+            f"close() left {'; '.join(left)}",
+            "end and close in close() what the environment has started and opened",
+        )
+    elif not closes:
+        yield Finding("ok", "closing", "nothing is left")
+
+
+def autoreset(kind: str) -> Finding:
+    """Describe how rows are reset; an unknown mode was an error of the probe."""
+    return Finding("ok", "autoreset", kind)
+
+
+def human_time(seconds: float) -> str:
+    """Return a duration with its unit, such as 21 us, 3.5 ms, 12 s, 2.1 h."""
+    for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _share(count: int, total: int) -> str:
+    """Return a count as a percentage of ``total``; a small one that is not 0 is no 0%."""
+    share = 100 * count / max(1, total)
+    return f"{share:.0f}%" if share >= 1 or not count else f"{share:.1g}%"

@@ -1,0 +1,71 @@
+"""Rows of an environment that play with random actions, for the probe and `sampleforge
+check-env`."""
+
+from __future__ import annotations
+
+from time import perf_counter, process_time
+
+import numpy as np
+
+from sampleforge.env.bounds import Bounds
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.random_actions import random_actions
+from sampleforge.env.registry import make_vector
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.vector import Episode, own_outputs
+from sampleforge.spec import ACTION_MASK
+
+
+class RandomPlay:
+    """``rows`` rows of ``config.env``, which the constructor creates. ``seats``: the env vector of
+    each agent, with the arrays that its steps are written into; a single-agent environment has one.
+    ``episodes``: those that ended with the last step. Two objects with the same arguments take the
+    same actions, as long as their action masks are the same."""
+
+    def __init__(self, config: EnvConfig, rows: int, seed: int = 0) -> None:
+        self.vector = make_vector(config, rows, row_seeds(seed, 0, 0, rows))
+        self.seats = [(seat, own_outputs(seat.spec, rows)) for seat in self.vector.seats]
+        self.episodes: list[Episode] = []
+        self._bounds = [Bounds(seat) for seat in self.vector.seats]
+        self._rng = np.random.default_rng(seed)
+
+    def reset(self) -> None:
+        """Write the first observations. Call it once, before the first step."""
+        for seat, out in self.seats:
+            seat.reset(out.obs)
+
+    def step(self) -> tuple[float, float]:
+        """Take a step of all rows. Return the seconds that it took, and the processor seconds that
+        this process used meanwhile; both without the drawing of the actions."""
+        rows = self.vector.num_rows
+        chosen = [
+            random_actions(seat.spec, rows, self._rng, out.obs.get(ACTION_MASK))
+            for seat, out in self.seats
+        ]
+        used, began = process_time(), perf_counter()
+        for (seat, _), actions in zip(self.seats, chosen, strict=True):
+            seat.send(actions)
+        self.episodes = [episode for seat, out in self.seats for episode in seat.recv(out)]
+        return perf_counter() - began, process_time() - used
+
+    def not_finite(self) -> str | None:
+        """Return the first value so far that was not finite, in words, or None."""
+        events = (seat.not_finite.first for seat, _ in self.seats)
+        return next(filter(None, events), None)
+
+    def out_of_bounds(self) -> str | None:
+        """Return the first value of the newest observations that is outside of its bounds, in
+        words, or None."""
+        for (_, out), bounds in zip(self.seats, self._bounds, strict=True):
+            fault = bounds.fault(out.obs)
+            if fault is not None:
+                return fault
+        return None
+
+    @property
+    def valid_rows(self) -> int:
+        """Number of env steps of the last step, counted once for each agent."""
+        return sum(seat.valid_rows for seat, _ in self.seats)
+
+    def close(self) -> None:
+        self.vector.close()

@@ -1,0 +1,240 @@
+"""The estimation of a trained policy's return from episodes that another policy has played."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.algos.action_probabilities import action_probabilities
+from sampleforge.algos.fitted_q import Decisions, cross_fitted_q, encode_actions
+from sampleforge.config import ConfigError
+from sampleforge.folder.run_folder import RunFolder
+from sampleforge.folder.trust import Trust
+from sampleforge.loaded_policy import LoadedPolicy, load_policy_and_state, read_config
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.offline.dataset import Episode, OfflineDataset, open_dataset
+from sampleforge.offline.estimates import (
+    LEAST_EFFECTIVE,
+    LEAST_EPISODES,
+    Trajectories,
+    cumulative_ratios,
+    effective_episodes,
+    estimates,
+    terms,
+)
+from sampleforge.ops.distributions import action_layout
+from sampleforge.runtime.threads import limit_threads
+
+NO_TRUST = Trust()
+NAMES = {
+    "is": "importance sampling",
+    "wis": "weighted importance sampling",
+    "pdis": "per-decision importance sampling",
+    "dr": "doubly robust",
+}
+"""The estimates, by their names in results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimationRule:
+    """How a return is estimated. ``gamma``: discount of the return; ``greedy``: of the policy that
+    takes the most likely actions, not of the one that samples; ``doubly_robust``: with the doubly
+    robust estimate, for which a Q-function is fitted; ``max_ratio``: cumulative probability ratios
+    are clipped to it (None: not clipped); ``level``: probability with which an interval covers the
+    truth; ``replicates``: of the bootstrap; ``seed``: of all that is drawn."""
+
+    gamma: float = 1.0
+    greedy: bool = False
+    doubly_robust: bool = True
+    max_ratio: float | None = None
+    level: float = 0.95
+    replicates: int = 2000
+    seed: int = 0
+
+
+def estimate(
+    run_dir: str | Path,
+    source: str | Path,
+    rule: EstimationRule,
+    *,
+    which: str = "latest",
+    policy: str | None = None,
+    trust: Trust = NO_TRUST,
+) -> dict[str, Any]:
+    """Return the values that `sampleforge estimate` prints for the policy of a run folder and the
+    dataset ``source``: for each estimate of `NAMES` its value, interval and standard error; the
+    numbers of episodes, the effective one and those left out; the mean return of the episodes
+    themselves; and warnings.
+
+    ``which``, ``policy`` and ``trust``: as in `sampleforge.evaluation.evaluate`. Raises ConfigError
+    if the dataset does not fit the policy, or has no log-probabilities of the actions."""
+    loaded, state = load_policy_and_state(run_dir, which, trust, policy)
+    config = read_config(RunFolder.existing(run_dir), trust, ("model.encoder",))
+    data = open_dataset(source, loaded.spec)
+    episodes, left_out = _complete(data)
+    with ExitStack() as resources:
+        resources.callback(limit_threads(1))  # several are slower for small networks
+        trajectories = _trajectories(loaded, config.model, episodes, rule)
+    try:
+        named = terms(trajectories, rule.gamma, rule.max_ratio)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    found = estimates(named, level=rule.level, replicates=rule.replicates, seed=rule.seed)
+    effective = effective_episodes(named["wis"].y)
+    returns = [float(e.rewards.astype(np.float64) @ _discounts(e, rule.gamma)) for e in episodes]
+    return {
+        **{name: each._asdict() for name, each in found.items()},
+        "level": rule.level,
+        "gamma": rule.gamma,
+        "greedy": rule.greedy,
+        "episodes": len(episodes),
+        "episodes_effective": effective,
+        "episodes_left_out": left_out,
+        "steps": sum(map(len, episodes)),
+        "ratios_clipped": _clipped(trajectories, rule),
+        "behaviour_return": float(np.mean(returns)),
+        "env_steps": state.get("env_steps"),
+        "warnings": _warnings(effective, len(episodes), left_out, rule),
+    }
+
+
+def _complete(data: OfflineDataset) -> tuple[list[Episode], int]:
+    """Return the episodes that were recorded from their beginning to their end and that
+    decorrelation did not shorten, and the number of the others. Raises ConfigError if there are too
+    few, or their log-probabilities are missing."""
+    complete = []
+    left_out = 0
+    for episode in data.episodes():
+        if episode.shortened or not (episode.begins and episode.ends):
+            left_out += 1
+            continue
+        if episode.log_probs is None:
+            raise ConfigError(_why_no_log_probs(data))
+        # The observation after the last step, from which no action is taken, is not needed.
+        complete.append(
+            dataclasses.replace(
+                episode, observations={n: leaf[:-1] for n, leaf in episode.observations.items()}
+            )
+        )
+    if len(complete) < LEAST_EPISODES:
+        raise ConfigError(
+            f"{data.source} has {len(complete)} complete episodes ({left_out} were not recorded "
+            "from beginning to end, or were shortened by --decorrelate), and an estimate needs at "
+            f"least {LEAST_EPISODES}"
+        )
+    return complete, left_out
+
+
+def _why_no_log_probs(data: OfflineDataset) -> str:
+    if data.recorded is None:
+        reason = (
+            "it is from elsewhere and does not say how likely its actions were; such data can be "
+            "learned from (`sampleforge train marwil`), but not be used for estimates"
+        )
+    elif dict(data.recorded.actions) != dict(data.spec.actions):
+        reason = (
+            "it was recorded with actions in other units than the policy's (--rescale-actions); "
+            "record it with the same setting"
+        )
+    else:
+        reason = "they were not recorded; use --record, or `sampleforge record --explore`"
+    return f"{data.source} has no log-probabilities of its actions: {reason}"
+
+
+def _trajectories(
+    loaded: LoadedPolicy, model: ModelConfig, episodes: Sequence[Episode], rule: EstimationRule
+) -> Trajectories:
+    """Return the episodes as the estimates take them."""
+    specs, lengths = loaded.spec.actions, np.array([len(episode) for episode in episodes])
+    obs = _joined([episode.observations for episode in episodes])
+    actions = _joined([episode.actions for episode in episodes])
+    probabilities = action_probabilities(
+        loaded.model, specs, obs, actions, lengths, greedy=rule.greedy, seed=rule.seed
+    )
+    behaviour = np.concatenate([_recorded(episode) for episode in episodes])
+    log_ratio = probabilities.log_prob - behaviour
+    reward = np.concatenate([episode.rewards for episode in episodes]).astype(np.float64)
+    q = v = None
+    if rule.doubly_robust:
+        decisions = Decisions(
+            obs=obs,
+            action=encode_actions(actions, action_layout(specs)),
+            choices=probabilities.choices,
+            probability=probabilities.probability,
+            reward=reward,
+            ratio=np.exp(np.minimum(log_ratio, 30.0)),
+            lengths=lengths,
+            horizon=int(lengths.max()),
+        )
+        chosen = resolve_encoder(model, loaded.spec.observations)
+        q, v = cross_fitted_q(
+            decisions, chosen, loaded.spec.observations, rule.gamma, seed=rule.seed
+        )
+    return Trajectories(
+        taken=np.arange(lengths.max()) < lengths[:, None],
+        log_ratio=_padded(log_ratio, lengths),
+        reward=_padded(reward, lengths),
+        q=None if q is None else _padded(q, lengths),
+        v=None if v is None else _padded(v, lengths),
+    )
+
+
+def _joined(columns: Sequence[dict[str, npt.NDArray[Any]]]) -> dict[str, torch.Tensor]:
+    return {n: torch.from_numpy(np.concatenate([c[n] for c in columns])) for n in columns[0]}
+
+
+def _recorded(episode: Episode) -> npt.NDArray[np.float64]:
+    assert episode.log_probs is not None
+    return episode.log_probs.astype(np.float64)
+
+
+def _discounts(episode: Episode, gamma: float) -> npt.NDArray[np.float64]:
+    discounts: npt.NDArray[np.float64] = gamma ** np.arange(len(episode), dtype=np.float64)
+    return discounts
+
+
+def _padded(
+    column: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Return the steps [M] of all episodes as [E, H], with zeros after the end of each."""
+    padded = np.zeros((len(lengths), int(lengths.max())))
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = column
+    return padded
+
+
+def _clipped(trajectories: Trajectories, rule: EstimationRule) -> int:
+    """Return the number of episodes whose cumulative ratio is clipped at some step."""
+    if rule.max_ratio is None:
+        return 0
+    return int((cumulative_ratios(trajectories) > rule.max_ratio).any(1).sum())
+
+
+def _warnings(effective: float, episodes: int, left_out: int, rule: EstimationRule) -> list[str]:
+    """Return the reasons for which the estimates may be meaningless."""
+    warnings = []
+    if effective < LEAST_EFFECTIVE:
+        warnings.append(
+            f"the weights of the {episodes} episodes count as {effective:.1f} episodes of the "
+            "policy's own, so a few episodes make the estimates, and the intervals do not cover "
+            "what is missing: record more episodes, or with a policy that is more like this one"
+        )
+    if left_out:
+        warnings.append(
+            f"{left_out} episodes were left out, because they were not recorded from beginning to "
+            "end, or were shortened by --decorrelate; if those are the long ones, the estimates "
+            "are of the others"
+        )
+    if rule.max_ratio is not None:
+        warnings.append(
+            f"ratios are clipped to {rule.max_ratio:g} (--max-ratio): the estimates vary less, but "
+            "are biased towards the return of the policy that acted"
+        )
+    return warnings

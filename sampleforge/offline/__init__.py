@@ -1,0 +1,1 @@
+"""Offline data in Minari's format: recording, reading, and feeding it to a replay."""

@@ -1,0 +1,358 @@
+"""Datasets in Minari's format, read as numpy arrays in the form of the slots.
+
+A dataset is data from an unknown source: it is read through Minari's storage, which holds arrays
+and JSON. Nothing in it is imported, unpickled or made into an environment; a dataset whose metadata
+has no spaces, for which Minari would make the environment that it names, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.config import ConfigError
+from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
+from sampleforge.env.spec_json import spec_from_plain
+from sampleforge.offline import minari_format as fields
+from sampleforge.spec import (
+    ACTION,
+    ACTION_MASK,
+    OBSERVATION,
+    ActionSpec,
+    ArraySpec,
+    EnvSpaces,
+    EnvSpec,
+    flatten,
+    leaves,
+)
+
+Array = npt.NDArray[Any]
+_MINARI_ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v\d+")
+_FORMATS = ("hdf5", "arrow", "parquet")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode, or a part of one, of T steps, in the form of the slots.
+
+    ``observations``: leaf -> [T+1, ...], stacks of frames whole; the last one is the final
+    observation, or the one that the next part begins with. ``actions``: leaf -> [T, ...] in the
+    policy's units (discrete values from 0 on; Box actions as the policy drew them, if that was
+    recorded, else as the environment took them). ``rewards`` float32 [T], ``terminations`` and
+    ``truncations`` bool [T].
+
+    ``begins``: whether ``observations[0]`` is that of a reset. Both flags of the last step are
+    False if the episode goes on in another part, or was not recorded to its end.
+
+    ``shortened``: the first episode of an env row in the training, which --decorrelate gave a
+    shorter limit than the environment has. Its steps are as good as any, but its return is not that
+    of an episode.
+
+    None if it was not recorded, or recorded in other units of the actions: ``log_probs`` float32
+    [T]; ``policy_version`` int64 [T]; ``parameters`` float32 [T, P], of the distribution that the
+    action was drawn from, in the order of `sampleforge.ops.distributions`.
+    """
+
+    observations: dict[str, Array]
+    actions: dict[str, Array]
+    rewards: npt.NDArray[np.float32]
+    terminations: npt.NDArray[np.bool_]
+    truncations: npt.NDArray[np.bool_]
+    begins: bool = True
+    log_probs: npt.NDArray[np.float32] | None = None
+    policy_version: npt.NDArray[np.int64] | None = None
+    parameters: npt.NDArray[np.float32] | None = None
+    shortened: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last step ended the episode."""
+        return bool(len(self) and (self.terminations[-1] or self.truncations[-1]))
+
+
+class OfflineDataset:
+    """A dataset on disk. ``source``: as it was given; ``path``: its folder ``data``; ``spec``: of
+    the environment, with the units that `episodes` gives actions in; ``recorded``: the spec with
+    which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``: Minari's."""
+
+    def __init__(
+        self, source: str, path: Path, metadata: Mapping[str, Any], spec: EnvSpec | None = None
+    ) -> None:
+        self.source = source
+        self.path = path
+        self.metadata = metadata
+        self._storage = _storage(source, path, metadata)
+        self.recorded = _recorded_spec(source, metadata)
+        found = self.recorded or _foreign_spec(source, metadata, self._storage)
+        if spec is not None:
+            _check(source, spec, found)
+        self.spec = found if spec is None else spec
+        self._reader = _EpisodeReader(self._storage, found, self.recorded is not None, self.spec)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes; parts of an episode count as episodes of their own."""
+        return int(self.metadata["total_episodes"])
+
+    @property
+    def num_steps(self) -> int:
+        """Number of env steps."""
+        return int(self.metadata["total_steps"])
+
+    def episodes(self, indices: Iterable[int] | None = None) -> Iterator[Episode]:
+        """Yield the episodes ``indices`` (0 to `num_episodes` - 1; None: all of them, in the order
+        in which they were written). Raises ConfigError for one that cannot be read."""
+        chosen = range(self.num_episodes) if indices is None else [int(i) for i in indices]
+        given = self._storage.get_episodes(chosen)
+        attributes = self._storage.get_episode_metadata(chosen)
+        for index, episode, about in zip(chosen, given, attributes, strict=True):
+            try:
+                yield self._reader.read(episode, about)
+            except (KeyError, ValueError, TypeError, IndexError) as error:
+                raise ConfigError(
+                    f"{self.source}: episode {index} cannot be read: "
+                    f"{type(error).__name__}: {error}; the dataset is damaged"
+                ) from error
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raise ConfigError, with the expected and the found spaces, unless the dataset's
+        observations and actions are those of ``spec``."""
+        _check(self.source, spec, self.spec)
+
+
+def open_dataset(source: str | Path, spec: EnvSpec | None = None) -> OfflineDataset:
+    """Open a dataset, given its folder or the id of a local Minari dataset (``name-v0``).
+
+    ``spec``: the environment that the data must fit, in whose units actions are given. None: the
+    one that the dataset has itself. Raises ConfigError for what is no dataset, or does not fit; the
+    message names the expected and the found spaces."""
+    source = str(source)
+    fields.minari(f"the dataset {source}")
+    path = _data_path(source)
+    try:
+        metadata = json.loads((path / fields.METADATA_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: {fields.METADATA_FILE} cannot be read: {error}") from error
+    return OfflineDataset(source, path, metadata, spec)
+
+
+def _data_path(source: str) -> Path:
+    """Return the folder that holds the metadata of the dataset ``source``."""
+    folder = Path(source)
+    for path in (folder / "data", folder):
+        if (path / fields.METADATA_FILE).is_file():
+            return path
+    if folder.exists():
+        raise ConfigError(
+            f"{source} is no dataset of Minari: it has no data/{fields.METADATA_FILE}; give the "
+            "folder that --record or `sampleforge record` wrote, or one of Minari's"
+        )
+    if _MINARI_ID.fullmatch(source):
+        from minari.storage import get_dataset_path
+
+        path = Path(get_dataset_path(source)) / "data"
+        if (path / fields.METADATA_FILE).is_file():
+            return path
+        raise ConfigError(
+            f"{source} is neither a folder nor a local dataset of Minari ({path.parent}); check "
+            f"the name, or download it: minari download {source}"
+        )
+    raise ConfigError(f"{source}: there is no such folder; check the path")
+
+
+def _storage(source: str, path: Path, metadata: Any) -> Any:
+    """Return Minari's storage of a dataset. Raises ConfigError if opening it would make an
+    environment, or fails."""
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"{source}: {fields.METADATA_FILE} is no JSON object")
+    for name in ("observation_space", "action_space"):
+        if not isinstance(metadata.get(name), str):
+            raise ConfigError(
+                f"{source}: its metadata has no {name}, and SampleForge makes no environment that "
+                "a dataset names; write the dataset again with its spaces (Minari 0.5 does)"
+            )
+    for name in ("total_episodes", "total_steps"):
+        if type(metadata.get(name)) is not int:
+            raise ConfigError(f"{source}: {name} is {metadata.get(name)!r:.80}, not a number")
+    if metadata.get("data_format") not in _FORMATS:
+        raise ConfigError(
+            f"{source}: data_format is {metadata.get('data_format')!r:.80}, but must be one of "
+            f"{', '.join(_FORMATS)}"
+        )
+    from minari.dataset.minari_storage import MinariStorage
+
+    try:
+        return MinariStorage.read(path)
+    except Exception as error:  # whatever a damaged file makes of Minari, h5py and gymnasium
+        raise ConfigError(
+            f"{source}: Minari cannot open it: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _recorded_spec(source: str, metadata: Mapping[str, Any]) -> EnvSpec | None:
+    """Return the spec with which SampleForge recorded a dataset, if it did."""
+    plain = metadata.get(fields.SPEC_KEY)
+    if plain is None:
+        return None
+    return spec_from_plain(plain, f"{source}: {fields.METADATA_FILE}: {fields.SPEC_KEY}")
+
+
+def _foreign_spec(source: str, metadata: Mapping[str, Any], storage: Any) -> EnvSpec:
+    """Return the spec that follows from the spaces of a dataset from elsewhere."""
+    name = str(metadata.get("dataset_id", source))
+    return env_spec(name, EnvSpaces(storage.observation_space, storage.action_space))
+
+
+def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
+    """Raise ConfigError unless data of ``found`` are data of ``expected``."""
+    wrong = [
+        *_differences("observation", expected.observations, found.observations, _describe_leaf),
+        *_differences("action", expected.actions, found.actions, _describe_action),
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the dataset {source} does not fit {expected.env_id}: {'; '.join(wrong)}; give a "
+            f"dataset of {expected.env_id}, or the environment and the --env settings that it was "
+            f"recorded with ({found.env_id})"
+        )
+
+
+def _differences(
+    kind: str, expected: Mapping[str, Any], found: Mapping[str, Any], text: Any
+) -> Iterator[str]:
+    for name in {**expected, **found}:
+        ours = text(expected[name]) if name in expected else "none"
+        theirs = text(found[name]) if name in found else "none"
+        if ours != theirs:
+            yield f"{kind} leaf {name!r}: expected {ours}, found {theirs}"
+
+
+def _describe_leaf(leaf: ArraySpec) -> str:
+    values = f" of {_sizes(leaf.categories)} values" if leaf.categories else ""
+    return f"{leaf.dtype} {list(leaf.shape)}{values}"
+
+
+def _describe_action(leaf: ActionSpec) -> str:
+    """Return the action of the environment in words, whatever the policy's units."""
+    if leaf.kind == "box":
+        low, high = leaf.env_low or leaf.low, leaf.env_high or leaf.high
+        return f"Box {leaf.dtype} {list(leaf.shape)} within {_bounds(low)} to {_bounds(high)}"
+    start = f" from {leaf.start} on" if np.any(leaf.start) else ""
+    return f"{leaf.kind} {list(leaf.shape)} of {_sizes(leaf.categories)} values{start}"
+
+
+def _sizes(categories: Sequence[int]) -> str:
+    return str(categories[0]) if len(categories) == 1 else str(list(categories))
+
+
+def _bounds(numbers: Sequence[float]) -> str:
+    rounded = [float(f"{x:.6g}") for x in numbers]
+    return str(rounded[0] if len(set(rounded)) == 1 else rounded)
+
+
+class _EpisodeReader:
+    """Turns the episodes of Minari's storage into the form of the slots. ``found``: the dataset's
+    spec; ``wanted``: the one whose units are asked for."""
+
+    def __init__(self, storage: Any, found: EnvSpec, recorded: bool, wanted: EnvSpec) -> None:
+        assert found.spaces is not None
+        self._observation_space = storage.observation_space
+        self._action_space = storage.action_space
+        self._found, self._wanted = found, wanted
+        self._same_units = recorded and dict(found.actions) == dict(wanted.actions)
+        self._stacks = {n: leaf for n, leaf in found.observations.items() if leaf.stack}
+        declared = dict(leaves(found.spaces.observation, OBSERVATION))
+        self._offsets = {name: offset(leaf) for name, leaf in declared.items()}
+
+    def read(self, episode: Mapping[str, Any], about: Mapping[str, Any]) -> Episode:
+        """Return an episode of Minari's storage; ``about``: its attributes."""
+        infos = episode.get("infos") or {}
+        steps = len(episode["rewards"])
+        return Episode(
+            self._observations(episode["observations"], infos, begins=_begins(about)),
+            self._actions(episode["actions"], infos),
+            np.asarray(episode["rewards"], np.float32),
+            np.asarray(episode["terminations"], np.bool_),
+            np.asarray(episode["truncations"], np.bool_),
+            _begins(about),
+            self._info(infos, fields.LOG_PROB, np.float32, steps, units=True),
+            self._info(infos, fields.VERSION, np.int64, steps),
+            self._info(infos, fields.PARAMETERS, np.float32, steps, units=True),
+            bool(about.get("shortened", False)),
+        )
+
+    def _info(
+        self, infos: Mapping[str, Any], name: str, dtype: Any, steps: int, units: bool = False
+    ) -> Any:
+        """Return one array of ``infos`` with ``steps`` entries, or None. ``units``: its meaning
+        depends on the units of the actions."""
+        given = infos.get(name)
+        if given is None or (units and not self._same_units):
+            return None
+        array = np.asarray(given, dtype)
+        if len(array) != steps:
+            raise ValueError(f"infos/{name} has {len(array)} entries for {steps} steps")
+        return array
+
+    def _observations(
+        self, given: Any, infos: Mapping[str, Any], *, begins: bool
+    ) -> dict[str, Array]:
+        read = {}
+        for name, value in flatten(self._observation_space, given, OBSERVATION).items():
+            spec, start = self._found.observations[name], self._offsets.get(name)
+            column = np.asarray(value if start is None else np.asarray(value) - start)
+            if name in self._stacks:
+                before = infos.get(fields.FRAMES_BEFORE, {}).get(name)
+                column = stacked(column, spec, None if begins else before)
+            if column.shape[1:] != spec.shape:
+                raise ValueError(f"observation leaf {name!r} has the shape {column.shape[1:]}")
+            read[name] = column.astype(spec.dtype, copy=False)
+        if ACTION_MASK in self._found.observations and ACTION_MASK not in read:
+            read[ACTION_MASK] = np.asarray(infos[fields.MASK], np.bool_)
+        return read
+
+    def _actions(self, given: Any, infos: Mapping[str, Any]) -> dict[str, Array]:
+        drawn = infos.get(fields.POLICY_ACTION, {}) if self._same_units else {}
+        return {
+            name: np.asarray(drawn[name] if name in drawn else _from_env(spec, np.asarray(value)))
+            for name, value in flatten(self._action_space, given, ACTION).items()
+            for spec in (self._wanted.actions[name],)
+        }
+
+
+def _begins(about: Mapping[str, Any]) -> bool:
+    return bool(about.get("begins", True))
+
+
+def stacked(frames: Array, leaf: ArraySpec, before: Array | None) -> Array:
+    """Return the stacks [T+1, k, ...] of single frames [T+1, ...] of an episode. ``before``: the
+    k-1 frames before the first one (None: the episode begins there, and its first stacks are padded
+    as ``leaf.stack`` says)."""
+    depth = leaf.shape[0]
+    if before is None:
+        first = frames[:1] if leaf.stack == "reset" else np.zeros_like(frames[:1])
+        before = np.repeat(first, depth - 1, axis=0)
+    whole = np.concatenate((before, frames))
+    windows = np.lib.stride_tricks.sliding_window_view(whole, depth, axis=0)
+    return np.ascontiguousarray(np.moveaxis(windows, -1, 1))
+
+
+def _from_env(spec: ActionSpec, actions: Array) -> Array:
+    """Return the environment's actions [T, ...] of one leaf in the form of the slots."""
+    if spec.kind != "box":
+        shifted = actions - action_offsets(spec) if np.any(spec.start) else actions
+        return shifted.astype(spec.dtype, copy=False)
+    _, _, half, centre = box_units(spec)
+    if half is None or centre is None:
+        return actions.astype(spec.dtype, copy=False)
+    return ((actions.astype(np.float64) - centre) / half).astype(spec.dtype)

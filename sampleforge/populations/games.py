@@ -1,0 +1,171 @@
+"""Games between policies on the rows of a multi-agent environment: which policy plays which, and
+the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from sampleforge.env.vector import EnvVector, own_outputs
+from sampleforge.populations.ratings import score_of
+
+Array = np.ndarray[Any, Any]
+LIMIT = 27_000
+"""Env steps after which a game is cut if the environment has no limit, as in `sampleforge eval`."""
+
+
+class ActingPolicy(Protocol):
+    """What plays: a `FrozenPolicy`."""
+
+    def initial_state(self, rows: int) -> torch.Tensor: ...
+
+    def act(
+        self,
+        obs: Mapping[str, Array],
+        state: torch.Tensor,
+        is_first: Array,
+        *,
+        stochastic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[dict[str, Array], torch.Tensor]: ...
+
+
+class Game(NamedTuple):
+    """One episode between two players, given by their indices. ``first`` has the seats 0, 2, ...,
+    ``second`` the seats 1, 3, ... of the environment."""
+
+    first: int
+    second: int
+
+
+class Played(NamedTuple):
+    """A game and its result: ``score`` is 1 if ``first`` has won, 0 if ``second`` has, 0.5 for a
+    draw."""
+
+    game: Game
+    score: float
+
+
+def round_robin(players: int, episodes: int) -> Iterator[Game]:
+    """Yield ``episodes`` games of every pair of ``players`` players, one pair after the other, so
+    that few policies play at the same time. The players of a pair change sides from one game to
+    the next."""
+    for i in range(players):
+        for j in range(i + 1, players):
+            for number in range(episodes):
+                yield Game(i, j) if number % 2 == 0 else Game(j, i)
+
+
+def score(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the score of the player whose seats have the returns ``first``, against the one with
+    ``second``: the higher mean return wins."""
+    return score_of(math.fsum(first) / len(first), math.fsum(second) / len(second))
+
+
+class GamePlayer:
+    """Plays games on the rows of a multi-agent environment, one vector step at a time.
+
+    ``envs``: the first seat of rows that have not been reset. All seats must have the same spaces,
+    and the ``policies``, one per player, those spaces. Each row takes the next of ``games`` when
+    its episode is over, so that every game is played to its end, long or short. Actions are drawn
+    from the policies if ``stochastic``, or the most likely ones. A game is cut after the
+    environment's limit, or `LIMIT` steps if it has none.
+    """
+
+    def __init__(
+        self,
+        envs: EnvVector,
+        policies: Sequence[ActingPolicy],
+        games: Iterator[Game],
+        *,
+        stochastic: bool,
+        seed: int,
+    ) -> None:
+        self._seats = envs.seats
+        rows, seats = envs.num_rows, len(self._seats)
+        if envs.spec.max_episode_steps is None and not envs.limit_episodes(LIMIT):
+            raise ValueError(f"{envs.spec.env_id} has no time limit, and its rows cannot be cut")
+        self._policies = policies
+        self._states = [policy.initial_state(seats * rows) for policy in self._policies]
+        self._stochastic = stochastic
+        self._generator = torch.Generator().manual_seed(seed)
+        self._out = [own_outputs(seat.spec, rows) for seat in self._seats]
+        self._actions: list[dict[str, Array]] = [{} for _ in self._seats]
+        self._games = games
+        self._game: list[Game | None] = [None] * rows
+        self._player = np.zeros((seats, rows), np.int64)
+        """The player at each seat of each row."""
+        self._alive = np.ones((seats, rows), np.bool_)
+        self._returns = np.zeros((seats, rows))
+        self._open = 0
+        self.played: list[Played] = []
+        for row in range(rows):
+            self._next_game(row)
+        for seat, out in zip(self._seats, self._out, strict=True):
+            out.first.fill(True)
+            seat.reset(out.obs)
+
+    @property
+    def done(self) -> bool:
+        """Whether all games have been played."""
+        return self._open == 0
+
+    def _next_game(self, row: int) -> None:
+        """Give a row the next game. A row without one continues; its results are not counted."""
+        game = self._game[row] = next(self._games, None)
+        self._returns[:, row] = 0.0
+        if game is not None:
+            self._open += 1
+            self._player[0::2, row], self._player[1::2, row] = game.first, game.second
+
+    def step(self) -> None:
+        """Take one step of every row."""
+        for player in np.unique(self._player).tolist():
+            self._act(player)
+        for seat, actions in zip(self._seats, self._actions, strict=True):
+            seat.send(actions)
+        was_alive = self._alive.any(axis=0)
+        for index, (seat, out) in enumerate(zip(self._seats, self._out, strict=True)):
+            for episode in seat.recv(out):
+                self._returns[index, episode.row] = episode.ret
+            ended = out.terminated | out.truncated
+            self._alive[index] = (out.valid & ~ended) | out.first
+        for row in np.flatnonzero(was_alive & ~self._alive.any(axis=0)).tolist():
+            self._end(row)
+
+    def _act(self, player: int) -> None:
+        """Compute the actions of one player at all of its seats."""
+        rows = [np.flatnonzero(seat == player) for seat in self._player]
+        obs = {
+            name: np.concatenate([out.obs[name][r] for out, r in zip(self._out, rows, strict=True)])
+            for name in self._out[0].obs
+        }
+        first = np.concatenate([out.first[r] for out, r in zip(self._out, rows, strict=True)])
+        at = np.concatenate([r + i * self._player.shape[1] for i, r in enumerate(rows)])
+        actions, state = self._policies[player].act(
+            obs,
+            self._states[player][at],
+            first,
+            stochastic=self._stochastic,
+            generator=self._generator,
+        )
+        self._states[player][at] = state
+        parts = np.cumsum([len(r) for r in rows])[:-1]
+        for name, leaf in actions.items():
+            for own, r, part in zip(self._actions, rows, np.split(leaf, parts), strict=True):
+                if name not in own:
+                    own[name] = np.zeros((self._player.shape[1], *leaf.shape[1:]), leaf.dtype)
+                own[name][r] = part
+
+    def _end(self, row: int) -> None:
+        """Take the result of the game that is over in a row, and give the row the next one."""
+        game = self._game[row]
+        if game is not None:
+            returns = self._returns[:, row].tolist()
+            self.played.append(Played(game, score(returns[0::2], returns[1::2])))
+            self._open -= 1
+        self._next_game(row)

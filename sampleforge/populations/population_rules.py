@@ -1,0 +1,90 @@
+"""The rules of a population that the user's flags stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sampleforge.algos.hyperparameters import changeable
+from sampleforge.config import ConfigError
+from sampleforge.populations.exploit import EXPLOIT_RULES, ExploitRule, Value
+from sampleforge.populations.explore import ExploreRule, explore_rule, first_values
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of a population, and the ``first`` hyperparameters of each member."""
+
+    exploit: ExploitRule
+    explore: ExploreRule
+    first: Sequence[Mapping[str, Value]]
+
+
+def rules_of(
+    config: AnyConfig,
+    flags: PbtRulesConfig,
+    ids: Sequence[str],
+    shaping: Mapping[str, float],
+    rng: np.random.Generator,
+) -> Rules:
+    """Return the rules that ``flags`` stand for. ``config``: the members', with resolved defaults;
+    ``ids``: theirs; ``shaping``: the reward-shaping numbers that the environment offers, by their
+    names as hyperparameters. Raises ConfigError for a hyperparameter that cannot change, and for a
+    bound that it cannot have."""
+    variant = flags.pbt_variant
+    defaults = changeable(config) | dict(shaping)
+    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(flags):
+        defaults.pop("lr_target_kl", None)  # nothing reads it
+    bounds = ranges("pbt_bounds", flags.pbt_bounds)
+    initial = ranges("pbt_initial", flags.pbt_initial)
+    for name, both in {**bounds, **initial}.items():
+        for bound in both if name in changeable(config) else ():
+            dataclasses.replace(config, **{name: bound})  # type: ignore[arg-type]
+    if unknown := sorted(set(initial) - set(defaults)):
+        raise ConfigError(
+            f"--pbt-initial {unknown[0]}: cannot change during the training; these can: "
+            f"{', '.join(sorted(defaults))}"
+        )
+    try:
+        perturbed = explore_rule(
+            variant,
+            defaults,
+            [hyperparameter(word) for word in flags.pbt_perturb],
+            bounds,
+            initial if variant == "truncation" else {},
+        )
+    except ValueError as error:
+        raise ConfigError(f"--pbt-perturb, --pbt-bounds: {error}") from error
+    given: dict[str, Any] = {}
+    if flags.pbt_perturb_chance is not None:
+        given["chance"] = flags.pbt_perturb_chance
+    if flags.pbt_factors:
+        low, high = flags.pbt_factors
+        given |= {"factors": (low, high), "steps": ()}
+    return Rules(
+        _exploit_rule(flags, ids),
+        dataclasses.replace(perturbed, **given),
+        first_values(initial, len(ids), rng),
+    )
+
+
+def _exploit_rule(flags: PbtRulesConfig, ids: Sequence[str]) -> ExploitRule:
+    """Return the variant's rule with the numbers that the flags give in the place of its own."""
+    names = ("replaced", "donors", "relative_gap", "absolute_gap", "deviation_gap")
+    given = {name: getattr(flags, f"pbt_{name}") for name in names}
+    return dataclasses.replace(
+        EXPLOIT_RULES[flags.pbt_variant],
+        reference=None if flags.pbt_reference is None else ids[flags.pbt_reference],
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def given_names(flags: PbtRulesConfig) -> set[str]:
+    """Return the hyperparameters that the flags of a population name."""
+    return {*map(hyperparameter, (*flags.pbt_perturb, *flags.pbt_bounds, *flags.pbt_initial))}

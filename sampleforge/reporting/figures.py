@@ -1,0 +1,61 @@
+"""The look of all figures, and how they are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sampleforge.config import ConfigError
+
+WIDTH = 7.2
+"""Width in inches: that of a page with two columns, or of a slide."""
+DPI = 220
+"""Pixels per inch of pictures."""
+INK, GREY, PALE = "#111111", "#767676", "#b9b9b9"
+GRID = "#e6e6e6"
+SMALL, TINY = 7.5, 6.5
+"""Sizes of text in points."""
+STYLE: Any = {
+    "font.size": SMALL,
+    "axes.titlesize": 8.0,
+    "axes.labelsize": SMALL,
+    "figure.titlesize": 9.0,
+    "legend.fontsize": SMALL,
+    "xtick.labelsize": TINY,
+    "ytick.labelsize": TINY,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "pdf.fonttype": 42,  # text stays text in papers
+    "svg.fonttype": "none",
+}
+
+
+def save_figure(draw: Callable[[Any], Any], out: Path) -> None:
+    """Save a figure into the file ``out``, whose suffix is the format. ``draw`` is called with
+    matplotlib's class of figures and returns the figure. Raises ConfigError if matplotlib is
+    missing."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
+        ) from error
+    with mpl.rc_context(STYLE):
+        draw(Figure).savefig(out, dpi=DPI)
+
+
+def plain_axes(axis: Any) -> None:
+    """Draw a light grid behind the lines of an axis, and no frame at its top and right."""
+    axis.grid(color=GRID, linewidth=0.5)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,97 @@
+"""Evaluations of a session's newest weights, played in its own process while the workers train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.tasks import at_newest
+from sampleforge.env.user_function import import_function
+from sampleforge.runtime.threads import limit_threads
+from sampleforge.session.newest_policies import NewestPolicies
+from sampleforge.topologies.evaluator import evaluation_env
+from sampleforge.workers.episode_player import (
+    EpisodePlayer,
+    PlayedEpisode,
+    evaluation_envs,
+    outcome,
+)
+from sampleforge.workers.evaluation_function import EvaluationContext, evaluation_of
+
+if TYPE_CHECKING:
+    from sampleforge.session.session import Session
+    from sampleforge.topologies.graph import PolicyGroup
+
+
+class NewestEvaluation:
+    """An evaluation of a policy's newest weights, as the run's own evaluator makes it: in its
+    environment and with its task, and by the user's evaluation function, if there is one.
+
+    ``policies``: those of ``session``, which is open or has ended; ``group``: of the policy;
+    ``alive`` is called before each step. The weights are those of the moment when this object is
+    made."""
+
+    def __init__(
+        self,
+        session: Session,
+        policies: NewestPolicies,
+        group: PolicyGroup,
+        alive: Callable[[], None],
+    ) -> None:
+        self._config = session.resolved
+        self._tasks = session.tasks.evaluation
+        self._group = session.agent_group(group.id)
+        self._env_steps = session.graph.progress.env_steps
+        self._policies, self._version = policies.frozen(group)
+        self._alive = alive
+
+    def run(self, episodes: int, *, stochastic: bool, seed: int) -> dict[str, Any]:
+        """Play ``episodes`` episodes; return the statistics of their raw returns (see `outcome`),
+        or the metrics of the user's function, in which case it decides what is played. Raises
+        TypeError if that returns something else than numbers by name."""
+        env, name = evaluation_env(self._config), self._config.evaluation_function
+        play = partial(self._play, seed)
+        if name is None:
+            return outcome(play(env, episodes, stochastic=stochastic))
+        context = EvaluationContext(
+            policy=self._policies[self._group],
+            env=env,
+            env_steps=self._env_steps,
+            policy_version=self._version,
+            episodes=episodes,
+            stochastic=stochastic,
+            seed=seed,
+            evaluator=0,
+            evaluators=1,
+            alive=self._alive,
+            player=play,
+        )
+        metrics = import_function("--evaluation-function", name)(context)
+        found = evaluation_of(name, metrics, context).scalars()
+        return {n: v for n, v in found.items() if n not in ("policy_version", "env_steps")}
+
+    def _play(
+        self, seed: int, env: EnvConfig, episodes: int, *, stochastic: bool
+    ) -> Sequence[PlayedEpisode]:
+        """Play so many episodes in ``env``, with one thread: several are slower for a few rows."""
+        make = partial(evaluation_envs, env, episodes, seed)
+        with ExitStack() as resources:
+            envs = make() if self._tasks is None else at_newest(self._tasks, make)
+            resources.callback(envs.close)
+            resources.callback(limit_threads(1))
+            player = EpisodePlayer(
+                envs,
+                self._policies[self._group],
+                episodes,
+                stochastic=stochastic,
+                seed=seed,
+                group=self._group,
+                others={of: each for of, each in self._policies.items() if of != self._group},
+            )
+            while not player.done:
+                self._alive()
+                player.step()
+        return player.played

@@ -1,0 +1,1 @@
+"""What is shared of a run: its model card."""

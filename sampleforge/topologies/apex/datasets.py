@@ -1,0 +1,133 @@
+"""The datasets from which an Ape-X run learns: checked, and wired as actors that fill slots."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from sampleforge.algos.q_policy import GivenActionsPolicy
+from sampleforge.models.q_network import QNetwork
+from sampleforge.replay.exchange import ReplayExchange
+from sampleforge.replay.shares import Shares
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.apex.plan import ApexPlan
+from sampleforge.topologies.builders import PolicySeeds
+from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.datasets import open_datasets
+from sampleforge.topologies.graph import Edge, GraphBuilder
+from sampleforge.topologies.policy_groups import GroupParts
+from sampleforge.topologies.restarts import RestartAlone
+from sampleforge.topologies.sampling import ActorChannels
+from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.given_actions import DatasetRows, GivenActions
+from sampleforge.workers.stream import PolicyPort
+from sampleforge.workers.worker import Placement
+
+DATASET_STREAM = 3_000_000
+"""Part of the seeds of the shuffle buffers, so that they differ from those of the env rows."""
+
+
+def dataset_folders(config: ApexConfig, spec: EnvSpec) -> tuple[str, ...]:
+    """Return the datasets of ``config`` as workers find them, in any working directory. Raises
+    ConfigError as `open_datasets`."""
+    names = [dataset.source for dataset in open_datasets(config, spec)]
+    return tuple(str(Path(n).absolute()) if os.path.exists(n) else n for n in names)
+
+
+def shares_of(config: ApexConfig, plan: ApexPlan) -> Shares | None:
+    """Return the shares of the sources in the experience; None if there is one source. The actors
+    of the environment come first, then one for each dataset."""
+    if len(config.sources) == 1:
+        return None
+    live = [source.weight for source in config.sources if source not in config.datasets]
+    source_of = [0] * plan.num_workers + [len(live) + i for i in range(len(config.datasets))]
+    weights = [*live, *(source.weight for source in config.datasets)]
+    return Shares(tuple(source_of), tuple(weights))
+
+
+def add_dataset_actors(
+    graph: GraphBuilder,
+    channels: ActorChannels,
+    exchange: ReplayExchange,
+    parts: GroupParts[QNetwork],
+    config: ApexConfig,
+    plan: ApexPlan,
+) -> None:
+    """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
+    new_network, weights = parts.new_model, parts.channels.weights
+    folders = dataset_folders(config, exchange.slots.shape.spec)
+    for number, folder in enumerate(folders):
+        index, start = plan.num_workers + number, parts.policy.start
+        seeds = PolicySeeds(index, start, channels.restart_budget)
+        make_policy = partial(_policy, new_network, weights, config, plan, seeds)
+        life = partial(channels.restart_budget.life, index)
+        seed = partial(_seed, start.seed, number, start.resumes, life)
+        rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
+        port = PolicyPort(0, exchange, GivenActions(make_policy, rows, index))
+        wakeup = channels.wakeups[index]
+        graph.add(
+            "dataset",
+            partial(_dataset_actor, number, index, rows, port, channels, graph.progress),
+            wakeup,
+            Placement(niceness=config.worker_niceness),
+            RestartAlone(channels.restart_budget, index),
+        )
+
+
+def _dataset_actor(
+    number: int,
+    index: int,
+    rows: DatasetRows,
+    port: PolicyPort,
+    channels: ActorChannels,
+    progress: Progress,
+    counter_row: int,
+) -> ActorWorker:
+    wakeup = channels.wakeups[index]
+    worker = ActorWorker(
+        index, [rows.make], [port], channels.episodes, wakeup, progress, counter_row
+    )
+    worker.name = f"dataset {number}"
+    return worker
+
+
+def _seed(seed: int, number: int, resumes: int, life: Callable[[], int]) -> list[int]:
+    return [seed, DATASET_STREAM, number, resumes, life()]
+
+
+def _policy(
+    new_network: Callable[[], QNetwork],
+    weights: SharedWeights,
+    config: ApexConfig,
+    plan: ApexPlan,
+    seeds: PolicySeeds,
+) -> GivenActionsPolicy:
+    """Return the policy whose values are written beside the actions of a dataset."""
+    return GivenActionsPolicy(
+        new_network(),
+        weights,
+        torch.zeros(0),
+        config.weights_refresh_interval,
+        device=torch.device("cpu"),
+        precision=plan.precision,
+        seed=seeds.first(),
+    )
+
+
+def dataset_edges(config: ApexConfig, plan: ApexPlan, shards: str) -> tuple[Edge, ...]:
+    """Return the edges of the datasets to the replay ``shards``."""
+    rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows"
+    return tuple(
+        Edge(
+            f"dataset {number}",
+            shards,
+            f"{rollout} from {source.name}, {source.weight:.0%} of the experience",
+        )
+        for number, source in enumerate(config.datasets)
+    )

@@ -1,0 +1,43 @@
+"""The datasets that a run reads, and the one that it writes, checked before its folder is made."""
+
+from __future__ import annotations
+
+from sampleforge.config import ConfigError, typed
+from sampleforge.offline.config import InputConfig
+from sampleforge.offline.dataset import OfflineDataset, open_dataset
+from sampleforge.spec import EnvSpec, with_action_units
+from sampleforge.topologies.config import AnyConfig, MarwilConfig
+from sampleforge.topologies.recording import check_recording
+
+
+def check_datasets(config: AnyConfig, spec: EnvSpec) -> None:
+    """Raise ConfigError for a dataset (--input, --record) that cannot be used in this run.
+    ``spec``: of the environment as it is probed."""
+    spec = with_action_units(spec, rescale=config.rescale_actions)
+    if isinstance(config, InputConfig):
+        open_datasets(config, spec)
+    if not isinstance(config, MarwilConfig):
+        check_recording(config, spec)
+
+
+def open_datasets(config: InputConfig, spec: EnvSpec) -> list[OfflineDataset]:
+    """Return the datasets of --input, opened. Raises ConfigError for one that is not there, that
+    does not fit ``spec``, with the expected and the found spaces, or that has no env step."""
+    if isinstance(config, MarwilConfig) and not config.datasets:
+        raise ConfigError(
+            "--input is missing: marwil learns from recorded data; name a dataset that --record or "
+            "`sampleforge record` has written, or one of Minari's"
+        )
+    opened = []
+    for source in config.datasets:
+        try:
+            dataset = open_dataset(source.name, spec)
+        except ConfigError as error:
+            raise ConfigError(f"--input: {error}") from error
+        if not dataset.num_steps:
+            raise ConfigError(
+                f"{typed('input', config.input)}: the dataset {source.name} is empty; give one "
+                "that has episodes"
+            )
+        opened.append(dataset)
+    return opened

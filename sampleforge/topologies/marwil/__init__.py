@@ -1,0 +1,1 @@
+"""MARWIL: a learner that reads recorded data, and no actors."""

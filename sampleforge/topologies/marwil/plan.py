@@ -1,0 +1,146 @@
+"""The sizes of a run that learns from recorded data, checked before the run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sampleforge.config import ConfigError, typed
+from sampleforge.runtime.machine import human_bytes, memory_available
+from sampleforge.runtime.processes import available_cores
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.config import MarwilConfig
+from sampleforge.topologies.datasets import open_datasets
+from sampleforge.topologies.sampler_plan import choose_precision, has_image
+
+BATCH, BATCH_OF_IMAGES = 256, 512
+"""Recorded env steps of a gradient step."""
+SEQUENCE = 32
+"""Env steps of a row that a recurrent core learns from."""
+MOST_MEMORY = 0.8
+"""Largest fraction of the available memory that the data may take."""
+
+
+@dataclass(frozen=True)
+class MarwilPlan:
+    """The sizes of a run without actors. ``rows`` rows of ``length`` steps make a batch;
+    ``num_steps`` and ``num_episodes`` are those of the data, which take ``nbytes`` of the learner's
+    memory."""
+
+    device: str
+    precision: str
+    rows: int
+    length: int
+    learner_threads: int
+    num_steps: int
+    num_episodes: int
+    nbytes: int
+    reasons: tuple[str, ...]
+
+    num_workers = 0
+    envs = 0
+
+    def sampler_sizes(self, worker: str) -> list[str]:
+        """Return nothing: there is no sampler."""
+        return []
+
+    @property
+    def batch_size(self) -> int:
+        """Recorded env steps per batch."""
+        return self.rows * self.length
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Further sizes that a user should see, as text."""
+        return (f"{self.num_steps:,} recorded steps",)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values of config fields that were chosen for this machine."""
+        return {"device": self.device, "precision": self.precision}
+
+
+def resolve_defaults(config: MarwilConfig, spec: EnvSpec) -> MarwilConfig:
+    """Return ``config`` with its unset fields resolved for the environment."""
+    image, recurrent = has_image(spec), config.model.core != "none"
+    defaults: dict[str, Any] = {
+        "batch_size": BATCH_OF_IMAGES if image else BATCH,
+        "learning_rate": 3e-4 if image else 1e-3,
+        "sequence_length": SEQUENCE if recurrent else None,
+    }
+    unset = {name: v for name, v in defaults.items() if getattr(config, name) is None}
+    model = config.model
+    if model.separate_critic is None:
+        model = dataclasses.replace(model, separate_critic=not image and not recurrent)
+    return dataclasses.replace(config, **unset, model=model)
+
+
+def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
+    """Return the sizes of a run. Raises ConfigError, with the reason and the remedy, if there are
+    no data, or they do not fit the environment or the memory. ``config``: with resolved
+    defaults."""
+    if spec.num_seats > 1:
+        raise ConfigError(
+            f"{spec.env_id} has {spec.num_seats} agents, and marwil learns the policy of a "
+            "single-agent environment"
+        )
+    datasets = open_datasets(config, spec)
+    steps = sum(dataset.num_steps for dataset in datasets)
+    episodes = sum(dataset.num_episodes for dataset in datasets)
+    nbytes = _check_memory(config, spec, steps, episodes)
+    length, asked = config.sequence_length or 1, config.batch_size
+    assert asked is not None, "resolve_defaults comes first"
+    if asked % length:
+        below = max(length, asked // length * length)
+        raise ConfigError(
+            f"--batch-size {asked} is not a multiple of --sequence-length {length}; nearest: "
+            f"{below} or {below + length}"
+        )
+    if asked // length < len(datasets):
+        raise ConfigError(
+            f"--batch-size {asked}: a batch needs a row of each of the {len(datasets)} datasets; "
+            f"use at least {len(datasets) * length}"
+        )
+    image = has_image(spec)
+    precision, why = choose_precision(config, device, image)
+    cores = len(available_cores()) if image and not config.serial else 1
+    return MarwilPlan(
+        device=device,
+        precision=precision,
+        rows=asked // length,
+        length=length,
+        learner_threads=config.learner_threads or cores,
+        num_steps=steps,
+        num_episodes=episodes,
+        nbytes=nbytes,
+        reasons=(why,),
+    )
+
+
+def _check_memory(config: MarwilConfig, spec: EnvSpec, steps: int, episodes: int) -> int:
+    """Return the bytes of the data in memory. Raises ConfigError if they do not fit."""
+    observation = sum(leaf.nbytes for leaf in spec.observations.values())
+    action = sum(
+        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.actions.values()
+    )
+    nbytes = observation * (steps + episodes) + action * steps
+    free = memory_available()
+    if nbytes > MOST_MEMORY * free:
+        raise ConfigError(
+            f"{typed('input', config.input)}: the data take {human_bytes(nbytes)} of memory "
+            f"({steps:,} steps), because every pass is in another order, but only "
+            f"{human_bytes(free)} are available; give fewer data, or the machine or container more"
+        )
+    return nbytes
+
+
+def reason(config: MarwilConfig, plan: MarwilPlan, _spec: EnvSpec) -> str:
+    """Return a line with the chosen settings and the reason; ``config`` is resolved."""
+    exponent = config.advantage_exponent
+    kind = "Behaviour cloning" if exponent == 0 else f"Advantage weighting, exponent {exponent:g}"
+    rows = "single steps" if plan.length == 1 else f"sequences of {plan.length} steps"
+    return f"{kind}: {rows}, learning rate {config.learning_rate:g}"

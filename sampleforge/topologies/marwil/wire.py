@@ -1,0 +1,184 @@
+"""MARWIL: datasets -> learner -> weights -> evaluator. There are no actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.marwil import MarwilLearner
+from sampleforge.config import ConfigError
+from sampleforge.offline.config import Source
+from sampleforge.offline.stored_steps import RewardRule, StoredBatches
+from sampleforge.runtime.machine import human_bytes
+from sampleforge.shared.counters import Progress
+from sampleforge.shared.records import EpisodeList
+from sampleforge.shared.restart_budget import RestartBudget
+from sampleforge.shared.state_snapshot import StateSnapshot
+from sampleforge.shared.wakeup import wakeups
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.builders import (
+    NewModel,
+    PolicyStart,
+    ResumePoint,
+    initial_weights,
+    seeded_model,
+)
+from sampleforge.topologies.config import MarwilConfig
+from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
+from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.learner_group import add_learners, add_only_learner
+from sampleforge.topologies.marwil.plan import MarwilPlan
+from sampleforge.topologies.marwil.plan import reason as reason_of
+from sampleforge.topologies.sampling import GroupChannels
+from sampleforge.workers.callback import NO_HOOKS, RunHooks
+from sampleforge.workers.learner import LearnerWorker
+
+
+def model_maker(config: MarwilConfig, spec: EnvSpec, seed: int) -> NewModel:
+    """Return the function that makes the actor-critic with its initial weights."""
+    return partial(seeded_model, config.model, spec, seed)
+
+
+def marwil(
+    config: MarwilConfig,
+    plan: MarwilPlan,
+    spec: EnvSpec,
+    start: ResumePoint,
+    policies: Sequence[PolicyStart],
+    hooks: RunHooks = NO_HOOKS,
+) -> Graph:
+    """Wire the learner, which reads the datasets, and the evaluators. ``hooks``: of the run's
+    callbacks. Nothing runs yet. Raises ConfigError for several policies."""
+    if len(policies) != 1:
+        raise ConfigError(f"marwil learns one policy, but {len(policies)} are asked for")
+    policy = policies[0]
+    graph = GraphBuilder("marwil", 1 + num_evaluators(config), config, start, hooks)
+    new_model = model_maker(config, spec, policy.start.seed)
+    weights = initial_weights(new_model, policy.start)
+    none = RestartBudget(0, 0)
+    channels = GroupChannels(weights, None, [], [], wakeups(1), none, none)
+    batches = _stored_batches(config, plan, spec, policy, graph.progress)
+    maker = MarwilLearners(
+        config, plan, new_model, policy, channels, graph.progress, batches, hooks
+    )
+    if config.serial:
+        learners = add_only_learner(graph, channels.learner_wakeups[0], maker)
+    else:
+        learners = add_learners(graph, config, channels, maker, StateSnapshot(new_model()), None)
+    evaluation = add_evaluators(graph, config, weights, new_model, start)
+    group = PolicyGroup(
+        policy.id,
+        learners.nodes,
+        None,
+        weights,
+        snapshot=learners.snapshot,
+        evaluations=evaluation.results,
+    )
+    return graph.build(
+        groups=[group],
+        edges=[*_edges(config, plan), *evaluation.edges],
+        notes=_notes(config, plan, spec, learners.notes),
+        episodes=EpisodeList(),
+    )
+
+
+def _stored_batches(
+    config: MarwilConfig, plan: MarwilPlan, spec: EnvSpec, policy: PolicyStart, progress: Progress
+) -> StoredBatches:
+    """Return what the learner of ``policy`` learns from."""
+    return StoredBatches(
+        tuple(map(_findable, config.datasets)),
+        spec,
+        RewardRule(config.gamma, config.reward_scale, config.reward_clip),
+        plan.rows,
+        plan.length,
+        policy.start.seed,
+        progress,
+        torch.device(plan.device),
+    )
+
+
+def _edges(config: MarwilConfig, plan: MarwilPlan) -> list[Edge]:
+    batch = f"batch of {plan.rows} rows x {plan.length} steps"
+    datasets = [Edge(each.name, "learner", batch) for each in config.datasets]
+    return [*datasets, Edge("learner", "driver", "checkpoints, metrics")]
+
+
+def _notes(
+    config: MarwilConfig, plan: MarwilPlan, spec: EnvSpec, of_learners: Sequence[str]
+) -> list[str]:
+    """Return what `sampleforge describe` says of the run. ``of_learners``: their part."""
+    return [
+        reason_of(config, plan, spec),
+        f"data: {plan.num_steps:,} steps in {plan.num_episodes:,} episodes, "
+        f"{human_bytes(plan.nbytes)} of the learner's memory",
+        f"learner on {plan.device}, {plan.learner_threads} thread(s)",
+        *of_learners,
+        *plan.reasons,
+    ]
+
+
+def _findable(source: Source) -> Source:
+    """Return a source that the learner finds as well, whose working directory is another one."""
+    folder = Path(source.name)
+    return source._replace(name=str(folder.absolute())) if folder.exists() else source
+
+
+@dataclass(frozen=True)
+class MarwilLearners:
+    """Makes the learner of a policy, and its worker; see
+    `sampleforge.topologies.learner_group.LearnerMaker`. ``hooks``: of the run's callbacks."""
+
+    config: MarwilConfig
+    plan: MarwilPlan
+    new_model: NewModel
+    policy: PolicyStart
+    channels: GroupChannels
+    progress: Progress
+    batches: StoredBatches
+    hooks: RunHooks
+
+    def new_learner(self, index: int, averaging: Averaging) -> MarwilLearner:
+        learner = MarwilLearner(
+            self.new_model(),
+            self.config,
+            device=self.batches.device,
+            precision=self.plan.precision,
+            averaging=averaging,
+        )
+        resume = self.policy.start.resume
+        if resume is None:
+            learner.fit_units(self.batches.mixture)
+        else:
+            resume.learner(learner)
+        return learner
+
+    def new_worker(
+        self,
+        index: int,
+        counter_row: int,
+        *,
+        make_learner: Callable[[], MarwilLearner],
+        **options: Any,
+    ) -> LearnerWorker:
+        return LearnerWorker(
+            make_learner,
+            self.batches,
+            self.channels.weights,
+            self.progress,
+            self.policy.save,
+            self.channels.learner_wakeups[0],
+            counter_row,
+            threads=self.plan.learner_threads,
+            callbacks=self.hooks.of_worker(index, [self.policy.id]),
+            **options,
+        )
+
+    def take_over(self, index: int) -> None:
+        """Do nothing: the next process reads the same data."""

@@ -1,0 +1,1 @@
+"""Sinks that a run is sent to beside its own files: a CSV file, Weights & Biases, trackio."""

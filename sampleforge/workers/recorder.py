@@ -1,0 +1,158 @@
+"""The recorder, a worker that writes what the actors sample into a dataset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from sampleforge.offline.assembler import EpisodeAssembler, RecordedEpisode
+from sampleforge.offline.rollout_queue import RolloutQueue
+from sampleforge.offline.writer import DatasetWriter
+from sampleforge.shared.counters import Counters
+from sampleforge.shared.wakeup import Wakeup
+from sampleforge.workers.worker import EventDriven
+
+log = logging.getLogger(__name__)
+
+SEGMENT_S = 60.0
+"""Seconds after which a segment is closed, however small it is."""
+UNFINISHED_BYTES = 256 << 20
+"""Memory for unfinished episodes; above it the largest one is written as a part."""
+
+
+class RecorderWorker(EventDriven):
+    """Assembles the rollouts of a `RolloutQueue` to episodes and writes these.
+
+    Recording ends with a warning, and training goes on, when the dataset has ``max_bytes`` or a
+    write fails. A killed recorder's successor goes on with the rollouts that are in the queue; the
+    open segment and the unfinished episodes are lost.
+    """
+
+    def __init__(
+        self,
+        queue: RolloutQueue,
+        make_writer: Callable[[], DatasetWriter],
+        max_bytes: float,
+        wakeup: Wakeup,
+        counters: Counters,
+        counter_row: int,
+    ) -> None:
+        self.name = "recorder"
+        self._queue = queue
+        self._make_writer = make_writer
+        self._max_bytes = max_bytes
+        self._wakeup = wakeup
+        self._counters = counters
+        self._counter_row = counter_row
+        self._writer: DatasetWriter | None = None
+        self._told = False
+
+    def start(self) -> None:
+        self._count = self._counters.row(self._counter_row)
+        self._count["heartbeat"][0] = monotonic()
+        # What earlier lives have written.
+        self._before = [float(self._count[name][0]) for name in _COUNTED]
+        self._assembler = EpisodeAssembler(self._queue.shape.spec, UNFINISHED_BYTES)
+        if not self._queue.ended:
+            self._try(self._open)
+
+    def _open(self) -> None:
+        self._writer = self._make_writer()
+
+    def step(self) -> bool:
+        """Take a rollout of each actor."""
+        self._count["heartbeat"][0] = monotonic()
+        moved = any([self._take(actor) for actor in self._queue.ready_actors()])
+        writer = self._writer
+        if writer is not None and writer.age > SEGMENT_S:
+            self._try(writer.close_segment)
+        self._publish()
+        return moved
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        """``finish``: write all that was sent, also unfinished episodes, and close the dataset;
+        return when that is done."""
+        assert kind == "finish", kind
+        self._finish()
+        return None
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._finish()
+
+    def _take(self, actor: int) -> bool:
+        rollout = self._queue.take(actor)
+        if rollout is None:
+            return False
+        if self._writer is not None:
+            for episode in self._assembler.add(rollout):
+                self._try(self._write, episode)
+        self._queue.done(actor)
+        return True
+
+    def _write(self, episode: RecordedEpisode) -> None:
+        writer = self._writer
+        if writer is None:  # recording has ended with the episode before
+            return
+        writer.add(episode)
+        if writer.size >= self._max_bytes:
+            log.warning(
+                "Recording has ended: the dataset has the %.3g GB of --record-max-gb; training "
+                "goes on",
+                self._max_bytes / 1e9,
+            )
+            self._end()
+
+    def _finish(self) -> None:
+        """Write what was sent so far, and close the dataset."""
+        while any([self._take(actor) for actor in self._queue.ready_actors()]):
+            self._count["heartbeat"][0] = monotonic()
+        for episode in self._assembler.flush():
+            self._try(self._write, episode)
+        self._end()
+
+    def _end(self) -> None:
+        """Close the open segment, and record nothing more."""
+        self._queue.end()
+        writer = self._writer
+        if writer is not None:
+            self._try(writer.close_segment)
+        self._publish()
+        self._before = [float(self._count[name][0]) for name in _COUNTED]
+        self._writer = None
+
+    def _try(self, act: Callable[..., None], *args: Any) -> None:
+        """Do one thing with the dataset. If it fails, recording ends with a warning."""
+        try:
+            act(*args)
+        except OSError as error:
+            log.warning(
+                "Recording has ended, training goes on: the dataset cannot be written: %s", error
+            )
+            self._queue.end()
+            self._publish()
+            if self._writer is not None:
+                self._writer.abandon()
+            self._writer = None
+
+    def _publish(self) -> None:
+        """Set the counters; say it once if rollouts were dropped."""
+        writer, count = self._writer, self._count
+        if writer is not None:
+            written = (writer.steps, writer.episodes, writer.nbytes)
+            for name, before, now in zip(_COUNTED, self._before, written, strict=True):
+                count[name][0] = before + now
+        dropped = self._queue.dropped_steps
+        if dropped and not self._told:
+            self._told = True
+            log.warning(
+                "Recording cannot keep up with sampling: %d env steps were left out so far, and "
+                "each of their episodes from there on; record_dropped_steps counts them. Record "
+                "to a faster disk, use --record-compression none or fewer workers",
+                dropped,
+            )
+
+
+_COUNTED = ("recorded_steps", "recorded_episodes", "recorded_bytes")

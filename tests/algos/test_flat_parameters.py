@@ -1,0 +1,144 @@
+"""Flat parameters stay the model's own, and optimisers of them do what torch's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sampleforge.algos.flat_parameters import (
+    Adam,
+    FlatParameters,
+    Optimiser,
+    RmsProp,
+    flatten,
+    load_optimiser,
+    optimiser_tensors,
+)
+
+TorchOptimiser = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+OPTIMISERS: dict[str, tuple[Callable[[FlatParameters], Optimiser], TorchOptimiser]] = {
+    "adam": (
+        lambda flat: Adam(flat, (0.8, 0.99), 1e-5),
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), eps=1e-5),
+    ),
+    "rmsprop": (
+        lambda flat: RmsProp(flat, 0.9, 1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-3, centered=True),
+    ),
+}
+
+
+class Model(nn.Module):
+    """Parameters of several shapes and dtypes; one that is not trained, one without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 4)
+        self.conv = nn.Conv2d(2, 3, 2)
+        self.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.precise = nn.Parameter(torch.randn(3, dtype=torch.float64))
+        self.unused = nn.Parameter(torch.randn(()))
+
+    def loss(self, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        one = self.layer(torch.randn(5, 3)).square().mean() * self.fixed.sum()
+        return one + self.conv(torch.randn(1, 2, 4, 4)).square().mean() + self.precise.pow(4).sum()
+
+
+def steps(model: Model, seeds: Iterable[int], step: Callable[[], Any]) -> None:
+    for seed in seeds:
+        model.loss(seed).backward()
+        step()
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_optimisers_of_flat_parameters_step_like_torch_s(name: str) -> None:
+    """And go on from what torch's optimisers of earlier versions have stored, where a parameter
+    without a gradient has no state."""
+    new, torchs = OPTIMISERS[name]
+    plain, flat_model = Model(), Model()
+    before = flat_model.state_dict()
+    optimiser = torchs(p for p in plain.parameters() if p.requires_grad)
+
+    def torch_step() -> None:
+        optimiser.step()
+        optimiser.zero_grad()
+
+    steps(plain, range(3), torch_step)
+    flat = flatten(flat_model)
+    assert list(flat_model.state_dict()) == list(before) and len(flat.chunks) == 2
+    assert all(map(torch.equal, before.values(), Model().state_dict().values()))
+    flat_model.load_state_dict(plain.state_dict())
+    ours = new(flat)
+    stored = {
+        f"optimiser/{i}/{n}": t
+        for i, entry in optimiser.state_dict()["state"].items()
+        for n, t in entry.items()
+    }
+    assert {n.split("/")[1] for n in stored} == set("02345"), "the unused parameter has none"
+    load_optimiser(ours, stored)
+
+    def flat_step() -> None:
+        ours.step(0.01)
+        flat.zero_gradient()
+
+    steps(plain, range(3, 8), torch_step)
+    steps(flat_model, range(3, 8), flat_step)
+    for (key, a), b in zip(
+        plain.state_dict().items(), flat_model.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(b, a, atol=1e-7, rtol=1e-6, msg=f"{key}: {{}}".format)
+    now = optimiser_tensors(ours)
+    for index, entry in optimiser.state_dict()["state"].items():
+        for key, value in entry.items():
+            torch.testing.assert_close(now[f"optimiser/{index}/{key}"], value, atol=1e-7, rtol=1e-6)
+    assert "optimiser/1/step" in now
+
+
+def test_what_an_optimiser_stores_is_what_it_goes_on_from() -> None:
+    flat = flatten(Model())
+    optimiser = Adam(flat, (0.9, 0.999), 1e-8)
+    for chunk in flat.chunks:
+        chunk.gradient.normal_()
+    optimiser.step(0.1)
+    stored = {n: t.clone() for n, t in optimiser_tensors(optimiser).items()}
+    other = Adam(flat, (0.9, 0.999), 1e-8)
+    load_optimiser(other, stored)
+    for name, tensors in optimiser.state.items():
+        assert all(map(torch.equal, tensors, other.state[name])), name
+    load_optimiser(other, {})
+    assert not any(tensor.any() for tensors in other.state.values() for tensor in tensors)
+
+
+def test_a_step_of_adam_is_skipped_where_asked_for() -> None:
+    model = Model()
+    flat = flatten(model)
+    optimiser = Adam(flat, (0.9, 0.999), 1e-8)
+    model.loss(0).backward()
+    optimiser.step(0.1, torch.tensor(0.0))
+    before = [c.data.clone() for c in flat.chunks], optimiser_tensors(optimiser)
+    kept = {n: t.clone() for n, t in before[1].items()}
+    flat.chunks[0].gradient.fill_(torch.nan)
+    optimiser.step(0.1, torch.tensor(1.0))
+    assert all(map(torch.equal, before[0], [c.data for c in flat.chunks]))
+    assert all(torch.equal(kept[n], t) for n, t in optimiser_tensors(optimiser).items())
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5, 1e6])
+def test_the_gradient_is_clipped_by_its_norm_over_all_parameters(limit: float) -> None:
+    model, plain = Model(), Model()
+    flat = flatten(model)
+    model.loss(0).backward()
+    plain.loss(0).backward()
+    norm = flat.clip_gradient(limit)
+    trained = [p for p in plain.parameters() if p.grad is not None]
+    expected = torch.nn.utils.clip_grad_norm_(trained, limit or float("inf"))
+    torch.testing.assert_close(norm.double(), expected.double())
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad)

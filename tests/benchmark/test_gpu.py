@@ -1,0 +1,94 @@
+"""benchmarks/gpu.py, the measurements on a GPU, on a machine without one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import REPO
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    return importlib.import_module("gpu")
+
+
+def test_a_section_that_fails_is_reported_and_the_others_have_their_results(
+    gpu: Any, tmp_path: Path
+) -> None:
+    def fails(setting: Any, limit: float) -> dict[str, Any]:
+        return {"summary": gpu.called([sys.executable, "-c", "import nothing_here"], 20, tmp_path)}
+
+    def hangs(setting: Any, limit: float) -> dict[str, Any]:
+        return {
+            "summary": gpu.called(
+                [sys.executable, "-c", "import time; time.sleep(60)"], 0.2, tmp_path
+            )
+        }
+
+    def works(setting: Any, limit: float) -> dict[str, Any]:
+        return {"summary": "4 passed", "skips": []}
+
+    setting = gpu.Setting("cuda", 1, tmp_path)
+    runs = {"tests": works, "appo-worker": fails, "learner": hangs}
+    results = {
+        name: gpu.run_section(gpu.Section(name, name, 20, run, gpu.show_tests), setting, 20)
+        for name, run in runs.items()
+    }
+    text = gpu.report(results, setting, "machine")
+    assert [of["status"] for of in results.values()] == ["ok", "failed", "failed"]
+    assert "4 passed" in text and "No module named 'nothing_here'" in text
+    assert "not done after 0 s" in text
+    assert text.count("not measured") == 4, "targets"
+
+
+def test_targets_are_judged_by_the_best_variant(gpu: Any, tmp_path: Path) -> None:
+    def ok(**result: Any) -> dict[str, Any]:
+        return {"status": "ok", "result": result, "seconds": 1.0}
+
+    results = {
+        "appo-worker": ok(frames_per_s=80.0, peak_frames_per_s=100.0),
+        "appo-inline": ok(frames_per_s=91.0, peak_frames_per_s=None),
+        "apex": ok(sampled_per_s=20_000.0, trained_per_s=9_000.0),
+        "apex-gpu-frames": ok(sampled_per_s=12_600.0, trained_per_s=9_700.0),
+        "learner": ok(eager={"step_ms": 3.0}, graph={"step_ms": 1.6}),
+        "bf16": ok(return_mean=11.2),
+    }
+    rows = gpu.verdicts(results, gpu.Setting("cuda", 1, tmp_path))
+    assert [row[2] for row in rows] == ["reached", "reached", "MISSED", "reached"]
+    assert "91.0% (appo-inline" in rows[0][1] and "12,600 in" in rows[1][1]
+    on_cpu = gpu.verdicts(results, gpu.Setting("cpu", 1, tmp_path))
+    assert {row[2] for row in on_cpu} == {"not judged: no GPU"}
+
+
+@pytest.mark.multiprocess(timeout=240)
+def test_the_command_writes_its_report_without_a_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "found.md"
+    command = [sys.executable, str(REPO / "benchmarks" / "gpu.py"), "--device", "cpu"]
+    command += ["--out", str(out), "--sections", "inference", "appo-graphs"]
+    path = os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.with_suffix(".json").read_text())
+    assert found["device"] == "cpu"
+    status = {name: of["status"] for name, of in found["sections"].items()}
+    assert status == {"inference": "ok", "appo-graphs": "skipped"}
+    passes = found["sections"]["inference"]["result"]["eager 16"]
+    assert passes["pass_ms"] > 0 and passes["top"][0]["name"].startswith("aten::")
+    text = out.read_text()
+    assert "no figure of a GPU" in text and "CUDA graphs need a GPU" in text

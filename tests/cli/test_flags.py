@@ -1,0 +1,49 @@
+"""Lists of texts on the command line, in one part or in several."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError
+from sampleforge.reporting.closing import resume_command
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--stop 'eval_return_mean>=475' 'wall_s>9' --seed 3 --evaluate-interval 5",
+        "--stop 'eval_return_mean>=475' --seed 3 --evaluate-interval 5 --stop 'wall_s>9'",
+        "--evaluate-interval 5 --stop='eval_return_mean>=475' --stop='wall_s>9' --seed 3",
+    ],
+)
+def test_stop_conditions_may_be_given_in_one_flag_or_in_several(flags: str) -> None:
+    config = parse_config("appo", ["--env", "CartPole-v1", *shlex.split(flags)])
+    assert config.stop == ("eval_return_mean>=475", "wall_s>9")
+    assert (config.seed, config.evaluate_interval) == (3, 5)
+
+
+def test_the_command_that_resumes_a_run_names_all_conditions(tmp_path: Path) -> None:
+    given = ["--stop", "loss<1", "--stop", "wall_s>9", "--evaluate-interval", "5"]
+    given += ["--evaluation-env-kwargs", "length=3", "--num-evaluators", "2"]
+    config = parse_config("appo", ["--env", "CartPole-v1", *given, "--reward-clip", "sign"])
+    _, _, algo, *flags = shlex.split(resume_command(config, tmp_path))
+    again = parse_config(algo, flags)
+    for name in ("stop", "evaluation_env_kwargs", "num_evaluators", "reward_clip"):
+        assert getattr(again, name) == getattr(config, name), name
+    assert again.evaluation_env_kwargs == {"length": 3} and again.reward_clip == "sign"
+
+
+def test_a_condition_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--stop loss=1: must be a metric, one of >=, <=, >"):
+        parse_config("ddppo", ["--env", "CartPole-v1", "--stop", "loss=1"])
+
+
+@pytest.mark.parametrize("algo", ["appo", "apex", "ddppo"])
+@pytest.mark.parametrize("value", ["sign", "2.5", "None"])
+def test_reward_clip_takes_a_number_sign_or_none(algo: str, value: str) -> None:
+    clip = parse_config(algo, ["--env", "CartPole-v1", "--reward-clip", value]).reward_clip
+    assert clip == {"sign": "sign", "2.5": 2.5, "None": None}[value]

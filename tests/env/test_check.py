@@ -1,0 +1,244 @@
+"""What `sampleforge check-env` finds in good environments and in broken ones."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampleforge.cli import main
+from sampleforge.env import check_child
+from sampleforge.env import check_verdicts as verdicts
+from sampleforge.env.check import check_env
+from sampleforge.env.check_child import examine
+from sampleforge.env.check_verdicts import Finding, Played, Spread
+from sampleforge.env.config import EnvConfig
+from sampleforge.spec import EnvSpec
+from tests.support.broken_envs import CarelessEnv
+from tests.support.graphs import spec_of
+
+BROKEN = "tests.support.broken_envs"
+Examine = Callable[..., dict[str, list[Finding]]]
+
+
+@pytest.fixture
+def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
+    """`examined(env, seconds, **env_kwargs)` -> the findings of the child process by name, made in
+    this one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def examined(env: str, seconds: float, **kwargs: Any) -> dict[str, list[Finding]]:
+        told: list[dict[str, Any]] = []
+        examine(EnvConfig(env=env, env_kwargs=kwargs), seconds, told.append)
+        assert any("progress" in message for message in told)
+        found: dict[str, list[Finding]] = {}
+        for message in told:
+            if "finding" in message:
+                finding = Finding(**json.loads(json.dumps(message["finding"])))
+                found.setdefault(finding.name, []).append(finding)
+        return found
+
+    return examined
+
+
+@pytest.mark.multiprocess
+def test_a_good_environment_is_trainable_with_its_speed_in_one_line_of_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["CartPole-v1", "--seconds", "1", "--json", "--max-episode-steps", "40"]
+    assert main(["check-env", *words]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found["trainable"] and found["errors"] == found["warnings"] == 0
+    assert found["env"] == "CartPole-v1" and found["values"]["env_steps_per_s"] > 100
+    assert found["values"]["max_episode_steps"] == 40
+    assert 0 < found["values"]["step_median_s"] <= found["values"]["step_p99_s"]
+    names = {finding["name"] for finding in found["findings"]}
+    assert names >= {"start", "observations", "bounds", "NaN and inf", "actions", "autoreset"}
+    assert names >= {"determinism", "rewards", "episodes", "step time", "throughput", "flags"}
+    assert names >= {"memory", "processes", "closing"}
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "autoreset"),
+    [
+        ("tests.support.envs:CodeEnv", {}, "single environments"),
+        ("tests.support.envs:CountingVectorEnv", {"mode": "same_step"}, "AutoresetMode.SAME_STEP"),
+        ("tests.support.envs:CountingVectorEnv", {"mode": "disabled"}, "AutoresetMode.DISABLED"),
+        ("tests.support.envs:MaskedEnv", {"where": "obs"}, "single environments"),
+        ("tests.support.envs:MixedActionEnv", {}, "single environments"),
+        ("PaddleDuel-v0", {}, "after no agent is left"),
+        ("CartPole-v1", {}, "SampleForge's own"),
+    ],
+)
+def test_every_kind_of_environment_is_played_without_an_error(
+    examined: Examine, env: str, kwargs: dict[str, Any], autoreset: str
+) -> None:
+    found = examined(env, 0.3, **kwargs)
+    every = [finding for findings in found.values() for finding in findings]
+    assert not [finding for finding in every if finding.verdict in ("warning", "error")]
+    assert autoreset in found["autoreset"][0].text
+    assert found["determinism"][0].text.startswith("the same seed gave the same")
+    (episodes,) = found["episodes"]
+    assert episodes.values["episodes"] and not episodes.text.startswith("none")
+    assert ("action mask" in found) == ("Masked" in env)
+
+
+def test_faults_after_a_hundred_steps_are_errors_with_row_value_and_remedy(
+    examined: Examine,
+) -> None:
+    found = examined(f"{BROKEN}:LateFaultsEnv", 1.0)
+    (bounds,), (finite,), (errors,) = found["bounds"], found["NaN and inf"], found["errors"]
+    assert bounds.verdict == finite.verdict == errors.verdict == "error"
+    assert "row 0: observation leaf 'obs' must be in [-1000, 1000] at [3]" in bounds.text
+    assert "but is 2000" in bounds.text and bounds.remedy == "correct the space"
+    assert "row 0: observation leaf 'obs' holds nan at [2]" in finite.text
+    assert "ValueError: deliberate: late error" in errors.text
+    assert "Traceback" in errors.detail and "correct the environment" in errors.remedy
+
+
+@pytest.fixture
+def careless() -> Iterator[str]:
+    """The name of the environment; what its instances keep is dropped at the end."""
+    yield f"{BROKEN}:CarelessEnv"
+    CarelessEnv.kept.clear()
+    for engine in CarelessEnv.engines:
+        engine.kill()
+        engine.wait()
+    CarelessEnv.engines.clear()
+
+
+def test_a_careless_environment_gets_a_warning_for_each_fault(
+    examined: Examine, careless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_child, "END_S", 0.1)
+    found = examined(careless, 1.5)
+    (determinism,), (episodes,), (rewards,) = (
+        found[name] for name in ("determinism", "episodes", "rewards")
+    )
+    assert determinism.verdict == "warning"
+    assert "differ from step 1 on, in observation leaf 'obs'" in determinism.text
+    assert episodes.verdict == "warning" and "no time limit" in episodes.text
+    assert "--max-episode-steps" in episodes.remedy
+    assert rewards.verdict == "warning" and rewards.text.startswith("none in")
+    (memory,) = found["memory"]
+    assert memory.verdict == "warning" and "grew steadily" in memory.text
+    per_step = memory.values["growth_bytes_per_step"]
+    assert per_step is not None and 10_000 < per_step < 40_000, "20,000 are kept"
+    assert found["processes"][0].text == "1 of its own per row"
+    (closing,) = found["closing"]
+    assert "processes sleep" in closing.text and "careless-" in closing.text
+    assert found["files"][0].text == "1 in its working directory"
+    for name in ("determinism", "episodes", "rewards", "memory", "closing"):
+        assert found[name][0].remedy, name
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("how", "cause"), [("hangs", "--env-timeout"), ("killed", "with signal SIGSEGV")]
+)
+def test_an_environment_that_hangs_or_crashes_after_the_probe_is_an_error_that_says_so(
+    how: str, cause: str
+) -> None:
+    config = EnvConfig(env=f"{BROKEN}:EndingEnv", env_kwargs={"how": how}, env_timeout=3.0)
+    *before, last = [found for found in check_env(config, 1.0) if isinstance(found, Finding)]
+    assert [finding.verdict for finding in before] == ["ok"]
+    assert (last.verdict, last.name) == ("error", "play")
+    assert cause in last.text and "in step" in last.detail, "the stacks"
+
+
+@pytest.mark.multiprocess
+def test_what_the_probe_refuses_is_refused_in_its_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["check-env", "tests.support.envs:WrongDtypeEnv", "--env-kwargs", "wrong=bounds"]
+    assert main(words) == 1
+    line, result = capsys.readouterr().out.splitlines()
+    assert (
+        line.startswith("error   start")
+        and "row 0: observation leaf 'obs' must be in [-1000, 1000]" in line
+    )
+    assert json.loads(result)["trainable"] is False
+    assert main(["check-env"]) == 2
+    assert "sampleforge check-env CartPole-v1" in capsys.readouterr().err
+
+
+# ---- what measurements mean ----
+
+
+def played(step_s: float, *, slow_s: float = 0.0, cpu: float = 1.0) -> Played:
+    """A play of 1,000 steps of ``step_s``, of which 20 take ``slow_s``, if it is given. ``cpu``:
+    the fraction of the time in which a processor was used."""
+    steps = [step_s] * 980 + [slow_s or step_s] * 20
+    waits = 1000 if cpu < 1 else 0
+    used = Spread(cpu * seconds for seconds in steps)
+    return Played(steps=Spread(steps), cpu=used, waits=waits)
+
+
+@pytest.mark.parametrize(
+    ("env", "measured", "per_s", "advice"),
+    [
+        ("CartPole-v1", played(1e-5), 2e5, "the learner limits the run"),
+        ("CartPole-v1", played(2e-3), 400.0, "apex learns from each env step many times"),
+        ("CartPole-v1", played(2e-2, cpu=0.02), 40.0, "--num-workers 64 with few rows"),
+        ("CartPole-v1", played(2e-2, cpu=0.02), 40.0, "--variable-experience"),
+        ("CartPole-v1", played(1e-3, slow_s=0.1, cpu=0.1), 300.0, "take up to 100x the median"),
+        ("CartPole-v1", played(1e-3, slow_s=0.1), 300.0, "asynchronous topologies"),
+        ("Pendulum-v1", played(2e-3), 400.0, "appo, ddppo; the simulator limits"),
+        ("PaddleDuel-v0", played(1e-4), 8000.0, "appo, apex"),
+    ],
+)
+def test_the_flags_follow_from_the_measurements(
+    env: str, measured: Played, per_s: float, advice: str
+) -> None:
+    found = verdicts.flags(spec_of(EnvConfig(env=env)), per_s, 2, measured)
+    assert advice in found.text
+    assert ("--variable-experience" in found.text) == (measured.waits > 0)
+    assert ("apex" in found.text) == (env != "Pendulum-v1")
+
+
+def test_other_programs_that_slow_it_down_are_named() -> None:
+    speed = verdicts.Speed(1000.0, 32, 0.4)
+    noted = verdicts.throughput(speed, 2, played(1e-3))
+    assert noted.verdict == "note" and "had its processor for 60% of the time" in noted.text
+    waits = verdicts.throughput(speed, 2, played(1e-3, cpu=0.4))
+    assert waits.verdict == "ok" and "1M env steps take at least 16.7 min" in waits.text
+
+
+def limited(limit: int | None) -> EnvSpec:
+    return spec_of(EnvConfig(env="tests.support.envs:CodeEnv", max_episode_steps=limit))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ends", "limit", "verdict", "text"),
+    [
+        ([10, 20, 30], (3, 0), 50, "ok", "3 ended, 3 terminated, 0 truncated; 10 to 30 steps"),
+        ([10, 20, 50], (2, 1), 50, "ok", "time limit 50"),
+        ([10, 20, 30], (3, 0), None, "note", "no time limit"),
+        ([50, 50, 50], (3, 0), None, "note", "all ended by terminated=True after the same"),
+        ([], (0, 0), 500, "note", "none ended in 0 env steps; time limit 500"),
+        ([], (0, 0), None, "warning", "there is no time limit"),
+    ],
+)
+def test_the_ends_of_episodes_are_judged(
+    lengths: list[int], ends: tuple[int, int], limit: int | None, verdict: str, text: str
+) -> None:
+    terminated, truncated = ends
+    seen = Played(lengths=Spread(lengths), terminated=terminated, truncated=truncated)
+    found = verdicts.episodes(limited(limit), seen)
+    assert found.verdict == verdict and text in found.text
+    assert bool(found.remedy) == (verdict != "ok")
+
+
+def test_a_spread_keeps_extremes_mean_and_quantiles_in_constant_memory() -> None:
+    spread = Spread(float(i) for i in range(100_000))
+    assert (spread.low, spread.high, spread.count) == (0, 99_999, 100_000)
+    assert spread.total / spread.count == 49_999.5 and spread.nonzero == 99_999
+    assert spread.quantile(0.99) == pytest.approx(99_000, rel=0.001)
+    assert spread._kept.size == Spread.SIZE

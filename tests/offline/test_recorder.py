@@ -1,0 +1,213 @@
+"""The recorder: segments that survive a kill, what is left out, and the end of a recording."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+from collections import defaultdict
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.cli import main
+from sampleforge.offline import writer
+from sampleforge.offline.dataset import Episode, open_dataset
+from sampleforge.offline.writer import DatasetFormat, DatasetWriter
+from sampleforge.topologies.config import AppoConfig
+from sampleforge.workers import recorder
+from tests.support.envs import code_reward
+from tests.support.graphs import running
+from tests.support.offline import PLAYED, SEEN, record, stored, wired
+
+CODE = "tests.support.envs:CodeEnv"
+
+
+def config(folder: Path, **more: Any) -> AppoConfig:
+    small: dict[str, Any] = {
+        **{"env": CODE, "num_workers": 1, "num_envs_per_worker": 4, "num_splits": 1, "rollout": 6},
+        **{"seed": 1, "async_rl": True, "record": str(folder), "record_segment_mb": 0.002},
+    }
+    return AppoConfig(**{**small, **more})
+
+
+def check_code(episode: Episode) -> None:
+    """All steps are consecutive ones of one episode of CodeEnv, from its reset on."""
+    env, number, step, action = episode.observations["obs"].T
+    assert (env == env[0]).all() and (number == number[0]).all()
+    assert step.tolist() == list(range(len(episode) + 1)) and episode.begins
+    assert action[1:].tolist() == episode.actions["action"].tolist()
+    assert (episode.rewards == code_reward(env[1:], number[1:], step[1:])).all()
+
+
+def test_a_kill_at_any_moment_leaves_all_closed_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is copied before and after each change that a reader can see: so it is if the
+    process is killed there. A writer goes on with each copy."""
+    folder = tmp_path / "data"
+    copies: list[Path] = []
+    rename = writer._sync_and_rename
+
+    def watched(temporary: Path, path: Path) -> None:
+        for act in (lambda: rename(temporary, path), lambda: None):
+            copies.append(shutil.copytree(folder, tmp_path / f"copy {len(copies)}"))
+            act()
+
+    monkeypatch.setattr(writer, "_sync_and_rename", watched)
+    graph, spec = record(config(folder, serial=True), 90)
+    monkeypatch.undo()
+    whole = [episode.observations["obs"].tobytes() for episode in open_dataset(folder).episodes()]
+    assert len(list((folder / "data").glob("part-*.hdf5"))) >= 3
+    counts = []
+    for copy in copies[2:-1]:
+        found = [each.episode.observations.tobytes() for each in stored(copy)]
+        assert found == whole[: len(found)]
+        counts.append(len(found))
+        again = DatasetWriter(copy, DatasetFormat(spec))
+        again.close_segment()
+        linked = [
+            episode.observations["obs"].tobytes() for episode in open_dataset(copy).episodes()
+        ]
+        assert linked == whole[: len(linked)] and len(linked) >= len(found)
+        assert not list((copy / "data").glob(".*"))
+    assert counts == sorted(counts) and len(set(counts)) >= 3
+    assert graph.counters.total("recorded_episodes") == len(whole)
+
+
+@pytest.mark.multiprocess
+def test_a_killed_recorder_is_replaced_and_nothing_wrong_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    graph, _ = wired(config(folder, num_workers=2))
+    with running(graph, tmp_path) as runner:
+        deadline, wanted = monotonic() + 50, 100.0
+        for kill in (True, True, False):
+            while graph.counters.total("recorded_steps") < wanted:
+                runner.poll(0.02)
+                assert monotonic() < deadline
+            wanted = graph.counters.total("recorded_steps") + 200
+            if kill:
+                os.kill(runner.pids()["recorder"], signal.SIGKILL)
+        assert graph.restarts()["recorder"] == 2
+    episodes = list(open_dataset(folder).episodes())
+    assert sum(map(len, episodes)) >= 500
+    for episode in episodes:
+        check_code(episode)
+
+
+def test_rollouts_that_find_no_room_are_left_out_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The recorder stands still for most of the time; what is there is right all the same."""
+    graph, _ = wired(config(tmp_path / "data", env_kwargs={"longest": 40}, serial=True))
+    assert graph.recording is not None
+    workers = [node.worker for node in graph.nodes]
+    for worker in workers:
+        worker.start()
+    try:
+        for i in range(3000):
+            for worker in workers:
+                if worker is not graph.recording.node.worker or i % 1000 > 800:
+                    worker.step()
+    finally:
+        for worker in reversed(workers):
+            worker.close()
+    episodes = list(open_dataset(tmp_path / "data").episodes())
+    steps, dropped = sum(map(len, episodes)), graph.recording.queue.dropped_steps
+    assert steps > 100 and dropped > steps
+    assert steps + dropped <= graph.total("env_steps")
+    for episode in episodes:
+        check_code(episode)
+    assert "Recording cannot keep up" in caplog.text
+
+
+def test_a_long_episode_in_parts_is_the_same_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "UNFINISHED_BYTES", 300)
+    folder, kwargs = tmp_path / "data", {"name": "stacked"}
+    record(config(folder, env=SEEN, env_kwargs=kwargs, serial=True, decorrelate=False), 300)
+    dataset = open_dataset(folder)
+    joined: dict[tuple[int, int], list[Episode]] = defaultdict(list)
+    about = [each.about for each in stored(folder)]
+    for episode, attributes in zip(dataset.episodes(), about, strict=True):
+        joined[int(attributes["stream"][-1]), int(attributes["number"])].append(episode)
+    assert any(len(parts) > 1 for parts in joined.values())
+    for (row, number), parts in joined.items():
+        assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
+        stacks = [part.observations["obs"][: len(part)] for part in parts]
+        stacks.append(parts[-1].observations["obs"][-1:])
+        seen = np.stack(PLAYED[row][number].observations)
+        read = np.concatenate(stacks)
+        assert read.tobytes() == seen[: len(read)].tobytes()
+
+
+def test_first_episodes_that_decorrelation_shortens_are_marked_and_no_others(
+    tmp_path: Path,
+) -> None:
+    """Also those that go on over several rollouts, and in several parts."""
+    limit: dict[str, Any] = {"env_kwargs": {"length": 100}, "max_episode_steps": 12}
+    for spread in (True, False):
+        folder = tmp_path / f"{spread}"
+        record(config(folder, serial=True, decorrelate=spread, **limit), 200)
+        lengths: dict[bool, list[int]] = {True: [], False: []}
+        for each, episode in zip(stored(folder), open_dataset(folder).episodes(), strict=True):
+            assert episode.shortened == (spread and each.about["number"] == 0)
+            if episode.ends:
+                lengths[episode.shortened].append(len(episode))
+        assert sorted(lengths[True]) == ([3, 6, 9, 12] if spread else [])
+        assert len(lengths[False]) >= 8 and set(lengths[False]) == {12}
+
+
+@pytest.mark.parametrize("why", ["size", "disk"])
+def test_recording_ends_and_training_goes_on(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = 0.00002 if why == "size" else 1.0
+    calls = 0
+
+    def full(self: DatasetWriter, episode: Any, add: Any = DatasetWriter.add) -> None:
+        nonlocal calls
+        calls += 1
+        if why == "disk" and calls > 40:
+            raise OSError(28, "No space left on device")
+        add(self, episode)
+
+    monkeypatch.setattr(DatasetWriter, "add", full)
+    folder = tmp_path / "data"
+    with caplog.at_level(logging.WARNING):
+        graph, _ = record(config(folder, serial=True, record_max_gb=limit), 400)
+    assert graph.recording is not None and graph.recording.queue.ended
+    assert ("--record-max-gb" if why == "size" else "No space left") in caplog.text
+    kept = list(open_dataset(folder).episodes())
+    assert 0 < sum(map(len, kept)) < 300 <= graph.total("env_steps")
+    for episode in kept:
+        check_code(episode)
+
+
+def test_a_trained_policy_is_recorded_episode_by_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = str(tmp_path / "run"), tmp_path / "data"
+    small = ["--num-envs-per-worker", "4", "--train-for-env-steps", "500", "--seed", "1"]
+    assert (
+        main(["train", "appo", "--env", "CartPole-v1", "--run-dir", run, "--serial", *small]) == 0
+    )
+    for explore in ([], ["--explore"]):
+        capsys.readouterr()
+        assert (
+            main(["record", run, "--episodes", "5", "--out", str(data), "--quiet", *explore]) == 0
+        )
+        said = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert said["episodes"] == 5 and said["dataset"] == str(data)
+    episodes = list(open_dataset(data).episodes())
+    assert len(episodes) == 10 and all(each.begins and each.ends for each in episodes)
+    assert np.mean([each.rewards.sum() for each in episodes[5:]]) == said["return_mean"]
+    assert sum(map(len, episodes[5:])) == said["steps"]
+    assert [each.log_probs is None for each in episodes] == [True] * 5 + [False] * 5
+    assert {int(each.policy_version.min()) for each in episodes if each.policy_version is not None}

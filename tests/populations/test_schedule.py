@@ -1,0 +1,157 @@
+"""Schedules of populations of runs: what led to the published weights, in the order and at the env
+steps at which it did, and replayed by one run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sampleforge.api import train
+from sampleforge.config import ConfigError
+from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.models.config import ModelConfig
+from sampleforge.populations import lineage
+from sampleforge.populations.across_runs import Population, PopulationSettings
+from sampleforge.populations.exploit import ExploitRule
+from sampleforge.populations.explore import ExploreRule, Parameter
+from sampleforge.populations.member import run_folder
+from sampleforge.populations.member_change import MemberRules
+from sampleforge.populations.schedule import SCHEDULE_FILE, read_schedule, schedule_of_round
+from sampleforge.topologies.config import AppoConfig
+from tests.support.jobs import JobsAtOnce
+
+
+def event(name: str, member: str, number: int, env_steps: int, **more: Any) -> dict[str, Any]:
+    rate = {"hyperparameters": {"learning_rate": more.pop("rate", 0.0)}}
+    return {"event": name, "member": member, "round": number, "env_steps": env_steps} | more | rate
+
+
+EVENTS = [
+    event("start", "0", 0, 0, rate=1.0, seed=70),
+    event("start", "1", 0, 0, rate=2.0, seed=71),
+    event("score", "1", 1, 100, rate=2.0, at=90),
+    event("explore", "1", 1, 100, rate=3.0, at=90),
+    event("score", "1", 2, 200, rate=3.0, at=170),
+    event("explore", "1", 2, 200, rate=4.0, at=170),  # after member 0 has copied round 2
+    event("score", "0", 1, 130, rate=1.0, at=120),
+    event("exploit", "0", 1, 130, donor="1", donor_env_steps=200, donor_round=2, at=170, rate=3.0),
+    event("explore", "0", 1, 130, rate=3.5, at=170),
+    event("score", "0", 2, 230, rate=3.5, at=250),
+    event("explore", "0", 2, 230, rate=9.0, at=250),  # after what was published in round 2
+]
+
+
+def steps_and_rates(schedule: dict[str, Any]) -> list[tuple[int, float]]:
+    changes = schedule["changes"]
+    return [(each["env_steps"], each["hyperparameters"]["learning_rate"]) for each in changes]
+
+
+def test_a_schedule_has_what_led_to_the_published_weights() -> None:
+    found = schedule_of_round(EVENTS, "0", 2, "appo")
+    assert steps_and_rates(found) == [(0, 2.0), (90, 3.0), (170, 3.5)]
+    assert (found["seed"], found["env_steps"]) == (71, 250)
+    assert steps_and_rates(schedule_of_round(EVENTS, "0", 1, "appo")) == [(0, 1.0)]
+
+
+def test_without_a_learner_s_count_a_copy_s_env_steps_go_on_from_the_donor_s() -> None:
+    sampled = [{name: v for name, v in each.items() if name != "at"} for each in EVENTS]
+    found = schedule_of_round(sampled, "0", 2, "apex")
+    assert steps_and_rates(found) == [(0, 2.0), (100, 3.0), (200, 3.5)]
+    assert found["env_steps"] == 300, "100 of its own after the 200 of its donor"
+
+
+def test_a_lineage_without_the_round_has_no_schedule() -> None:
+    with pytest.raises(ValueError, match="no score of member 0 in round 7"):
+        schedule_of_round(EVENTS, "0", 7, "appo")
+
+
+CONFIG = AppoConfig(
+    env="CartPole-v1",
+    serial=True,
+    quiet=True,
+    async_rl=False,
+    train_for_env_steps=3200,
+    num_workers=1,
+    num_envs_per_worker=8,
+    rollout=32,
+    batch_size=256,
+    num_epochs=1,
+    model=ModelConfig(hidden_sizes=(16,)),
+)
+RULES = MemberRules(
+    period=800,
+    start=0,
+    exploit=ExploitRule(replaced=0.5, donors=0.5),
+    explore=ExploreRule(1.0, {"learning_rate": Parameter()}, steps=(1.5,)),
+    turns=False,
+    seed=5,
+)
+
+
+def population(folder: Path, rules: MemberRules, size: int) -> dict[str, Any]:
+    """Train a population of so many runs, one at a time; returns its result."""
+    folder.mkdir()
+    settings = PopulationSettings(size, CONFIG, rules, {"learning_rate": (1e-4, 1e-2)})
+    members = Population(settings, folder, JobsAtOnce(limit=1))
+    while not members.done:
+        members.step()
+    return members.summary()
+
+
+def latest(run: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors, and the plain values of the learner, of the newest checkpoint of a run."""
+    found = CheckpointStore(run / "checkpoints", 1).load(log=print)
+    assert found is not None
+    return found[0].tensors, found[0].state["learner"]
+
+
+def replay(folder: Path, schedule: Path) -> None:
+    """Train one run with a schedule, whose seed it takes."""
+    config = replace(CONFIG, run_dir=str(folder), schedule=str(schedule))
+    assert train(replace(config, train_for_env_steps=10**9)).summary["status"] == "finished"
+
+
+def test_a_member_that_has_changed_nothing_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    result = population(tmp_path / "population", replace(RULES, start=10**9), 1)
+    replay(tmp_path / "replay", tmp_path / "population" / SCHEDULE_FILE)
+    tensors, learner = latest(tmp_path / "population" / result["run_dir"])
+    replayed, after = latest(tmp_path / "replay")
+    assert after["env_steps"] == learner["env_steps"]
+    assert tensors.keys() == replayed.keys()
+    assert all(torch.equal(tensor, replayed[name]) for name, tensor in tensors.items())
+
+
+def test_the_schedule_of_a_member_that_has_copied_is_replayed_by_one_run(tmp_path: Path) -> None:
+    folder, path = tmp_path / "population", tmp_path / "s.json"
+    result = population(folder, RULES, 2)
+    events = lineage.read(folder / lineage.FILE)
+    last = {each["member"]: each["round"] for each in events if each["event"] == "score"}
+    best = result["best"]
+    of_best = schedule_of_round(events, best, last[best], "appo")
+    assert json.loads((folder / SCHEDULE_FILE).read_text()) == of_best
+    copied = [each["member"] for each in events if each["event"] == "exploit"][-1]
+    path.write_text(json.dumps(schedule_of_round(events, copied, last[copied], "appo")))
+    schedule = read_schedule(path)
+    steps = [change.env_steps for change in schedule.changes]
+    assert len(steps) >= 2 and steps == sorted(set(steps))
+    _, learner = latest(run_folder(folder, copied))
+    assert schedule.env_steps == learner["env_steps"] > steps[-1]
+    assert schedule.changes[-1].hyperparameters == learner["hyperparameters"]
+    starts = {each["seed"]: each["hyperparameters"] for each in events if each["event"] == "start"}
+    assert schedule.changes[0].hyperparameters == starts[schedule.seed]
+    replay(tmp_path / "replay", path)
+    _, after = latest(tmp_path / "replay")
+    assert after["hyperparameters"] == learner["hyperparameters"]
+    assert 0 <= after["env_steps"] - schedule.env_steps < 256, "it ends with the schedule"
+
+
+def test_a_schedule_for_another_algorithm_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / SCHEDULE_FILE
+    path.write_text(json.dumps(schedule_of_round(EVENTS, "0", 2, "apex")))
+    with pytest.raises(ConfigError, match="it is a schedule for apex, not for appo"):
+        replay(tmp_path / "replay", path)

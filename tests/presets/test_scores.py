@@ -1,0 +1,78 @@
+"""The measured scores of presets: stored, listed, and marked where the preset has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampleforge import presets
+from sampleforge.cli import main
+from sampleforge.config import ConfigError
+from sampleforge.presets.scores import PresetScore, digest, read_scores, write_score
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of presets with two in it, in the place of the packaged one."""
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    for algo in ("appo", "apex"):
+        (tmp_path / algo).mkdir()
+        (tmp_path / algo / "toy.yaml").write_text("# A toy.\nenv: CartPole-v1\ngamma: 0.9\n")
+    return tmp_path
+
+
+def measured(algo: str = "appo", returns: tuple[float, ...] = (500.0, 20.0, 480.5)) -> PresetScore:
+    seeds = tuple(range(1, 1 + len(returns)))
+    values: dict[str, Any] = {
+        **{"algo": algo, "preset": "toy", "env": "CartPole-v1", "seeds": seeds},
+        **{"returns": returns, "seconds": (150.0, 10.0, 180.0), "env_steps": (9, 9, 9)},
+        **{"episodes": 100, "protocol": "raw rewards", "command": "train.py", "machine": "it"},
+        **{"software": "torch", "commit": "abc", "date": "2026-01-02"},
+    }
+    return PresetScore(**values, settings=digest(algo, "toy"))
+
+
+def test_the_list_has_the_median_over_the_seeds(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_score(measured(returns=(1.0, 2.0, 3.0)))
+    write_score(measured())
+    assert read_scores() == {("appo", "toy"): measured()}, "a later measurement replaces it"
+    assert main(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    apex, appo = (next(line for line in lines if line.split()[:1] == [a]) for a in ("apex", "appo"))
+    measurement = "480.5 (3 seeds) 2 min 2026-01-02 raw rewards"
+    assert " ".join(appo.split()[3:]) == measurement
+    assert apex.split()[-2:] == ["not", "measured"]
+    assert not any("*" in line for line in lines)
+
+
+def test_the_score_of_a_preset_that_has_changed_is_marked(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_score(measured())
+    preset = toy / "appo" / "toy.yaml"
+    preset.write_text("# Other words.\nenv: CartPole-v1\ngamma: 0.9\n")
+    assert read_scores()["appo", "toy"].is_current
+    preset.write_text("# Another discount.\nenv: CartPole-v1\ngamma: 0.8\n")
+    assert main(["presets"]) == 0
+    assert "480.5*" in capsys.readouterr().out
+
+
+def test_damaged_scores_are_refused(toy: Path) -> None:
+    write_score(measured())
+    path = toy / "scores.jsonl"
+    good = path.read_text()
+    for bad in ("{", good.replace("[1, 2, 3]", "[1]"), good.replace('"commit": "abc", ', "")):
+        path.write_text(bad)
+        with pytest.raises(ConfigError, match=r"scores\.jsonl is damaged"):
+            read_scores()
+
+
+def test_packaged_scores_are_of_packaged_presets() -> None:
+    for (algo, name), score in read_scores().items():
+        assert name in presets.preset_names(algo)
+        assert presets.preset_values(algo, name)["env"] == score.env
+        assert score.commit and score.date and score.machine

@@ -1,0 +1,88 @@
+"""`sampleforge card`: what model hubs read, and a folder that plays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sampleforge.api import train
+from sampleforge.cli import main
+from sampleforge.cli.train import parse_config
+from sampleforge.topologies.config import AppoConfig
+
+ENV = "tests.support.picture_envs:PictureEnv"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card") / "run"
+    train(
+        AppoConfig(
+            env=ENV,
+            run_dir=str(folder),
+            seed=3,
+            serial=True,
+            quiet=True,
+            num_envs_per_worker=4,
+            report_interval=0.02,
+            train_for_env_steps=200,
+            learning_rate=0.002,
+        )
+    )
+    return folder
+
+
+def test_a_card_has_what_hubs_read_and_is_a_run_folder(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "card"
+    words = ["card", str(run), "--out", str(out), "--episodes", "20", "--repo", "me/pictures"]
+    assert main(words) == 2
+    assert "names code" in capfd.readouterr().err and not out.exists()
+    assert main([*words, "--trust"]) == 0
+    printed = capfd.readouterr().out
+    last = json.loads(printed.splitlines()[-1])
+    assert last["upload"] == f"hf upload me/pictures {out}" and last["upload"] in printed
+    assert last["return_low"] <= last["return_mean"] <= last["return_high"]
+    assert last["return_mean"] == 3.2, "16 rows, four of which play a second, longer episode"
+    assert 3 <= last["return_low"] < last["return_high"] <= 4
+
+    _, front, text = (out / "README.md").read_text().split("---\n", 2)
+    card = yaml.safe_load(front)
+    assert card["library_name"] == "sampleforge" and {"appo", ENV} <= set(card["tags"])
+    (model,) = card["model-index"]
+    (result,) = model["results"]
+    assert result["task"]["type"] == "reinforcement-learning" and result["dataset"]["type"] == ENV
+    (metric,) = result["metrics"]
+    assert metric["type"] == "mean_reward"
+    assert metric["value"] == f"{last['return_mean']:.2f} +/- {last['return_std']:.2f}"
+    for name in ("curve.png", "replay.mp4"):
+        assert f"({name})" in text and (out / name).stat().st_size > 1000
+    interval = f"{last['return_low']:,.2f} to {last['return_high']:,.2f}"
+    assert interval in text and "me/pictures" in text
+
+    (command,) = (line for line in text.splitlines() if line.startswith("sampleforge train"))
+    config = parse_config("appo", command.split()[3:])
+    assert (config.env, config.seed, config.learning_rate) == (ENV, 3, 0.002)
+
+    found = []
+    for folder in (run, out):
+        assert main(["eval", str(folder), "--trust", "--episodes", "4", "--quiet"]) == 0
+        found.append(json.loads(capfd.readouterr().out))
+    assert found[0] == found[1], "the card plays as the run does"
+
+
+def test_a_card_is_written_anew_but_never_over_other_files(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["card", str(run), "--trust", "--no-video", "--episodes", "2", "--quiet", "--out"]
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main([*words, str(tmp_path)]) == 2
+    assert "holds other files" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    for _ in range(2):
+        assert main([*words, str(tmp_path / "card")]) == 0
+        assert "replay.mp4" not in (tmp_path / "card" / "README.md").read_text()

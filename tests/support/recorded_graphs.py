@@ -1,0 +1,66 @@
+"""CUDA graphs without a GPU: a recorder of the operations on tensors, which repeats them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation, with its arguments, and the tensors that hold its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        results = func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("the work waits for the device: a CUDA graph cannot hold that")
+        self.operations.append((func, args, kwargs, results))
+        return results
+
+    def repeat(self) -> None:
+        """Do everything again: on the same tensors, with the same numbers. The results of an
+        operation that makes new tensors go where they went before."""
+        with torch.no_grad():
+            for func, args, kwargs, before in self.operations:
+                results = func(*args, **kwargs)
+                if any(r.alias_info is not None for r in func._schema.returns):
+                    continue  # a view, or in place
+                for place, value in zip(_tensors(before), _tensors(results), strict=True):
+                    place.copy_(value)
+
+
+class RecordedGraphs:
+    """`sampleforge.algos.captured.Graphs` on a CPU. What a graph cannot notice (another Python
+    number, a tensor in another place) is not noticed either. ``recorded``: number of graphs."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def record(
+        self, work: Callable[[], dict[str, torch.Tensor]]
+    ) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
+        self.recorded += 1
+        recorder = Recorder()
+        with recorder:
+            results = work()
+        done = [True]  # by the recording, where a GPU would only record
+
+        def replay() -> None:
+            if done:
+                done.clear()
+            else:
+                recorder.repeat()
+
+        return replay, results
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    return [x for x in tree_flatten(results)[0] if isinstance(x, torch.Tensor)]

@@ -1,0 +1,62 @@
+"""The seed of an environment depends on its place, not on the number of processes and rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.vector import own_outputs
+from sampleforge.topologies.appo.plan import plan_appo
+from sampleforge.topologies.builders import ResumePoint, env_makers
+from sampleforge.topologies.config import AppoConfig
+from tests.support.graphs import resolved, spec_of
+
+CONFIG = AppoConfig(
+    env="tests.support.envs:CodeEnv",
+    num_workers=1,
+    num_envs_per_worker=4,
+    num_splits=2,
+    rollout=8,
+    async_rl=True,
+)
+
+
+def seeds_of(actor: int, seed: int = 7, **changes: Any) -> list[list[int]]:
+    """The seeds modulo 1000, which CodeEnv shows, of the rows of each split of an actor."""
+    config = dataclasses.replace(CONFIG, **changes)
+    spec = spec_of(config)
+    config = resolved(config, spec)
+    plan = plan_appo(config, spec, "cpu")
+    found = []
+    for make in env_makers(actor, config, plan, ResumePoint(seed)):
+        envs = make()
+        out = own_outputs(envs.spec, envs.num_rows)
+        envs.reset(out.obs)
+        found.append([int(x) for x in out.obs["obs"][:, 0]])
+        envs.close()
+    return found
+
+
+def test_a_row_has_the_same_seed_with_any_number_of_workers_rows_and_learners() -> None:
+    usual = seeds_of(0)
+    assert usual == [[s % 1000 for s in row_seeds(7, 0, split, 2)] for split in (0, 1)]
+    assert seeds_of(0, num_workers=5, num_learners=2) == usual
+    assert seeds_of(0, inference="worker", num_policy_workers=2) == usual
+    more = seeds_of(0, num_envs_per_worker=10)
+    assert [split[:2] for split in more] == usual
+    third = seeds_of(2, num_workers=3)
+    assert seeds_of(2, num_workers=9) == third
+
+
+def test_rows_splits_actors_and_runs_differ() -> None:
+    every = [s for actor in range(3) for split in seeds_of(actor, num_workers=3) for s in split]
+    assert len(set(every)) == len(every)
+    assert seeds_of(0, seed=8) != seeds_of(0)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_more_rows_do_not_move_the_seeds_of_the_first(rows: int) -> None:
+    assert row_seeds(3, 4, 1, 100)[:rows] == row_seeds(3, 4, 1, rows)
