@@ -181,7 +181,7 @@ def test_a_learner_that_was_stopped_is_woken_up_for_the_last_checkpoint(
 ) -> None:
     process = start_cli(*train("CartPole-v1", "--report-interval", "1000"))
     worker(process, "sampleforge: learner").send_signal(signal.SIGSTOP)
-    worker(process, "sampleforge: actor 1")
+    worker(process, "sampleforge: actor")
     time.sleep(3)  # an interrupt before the training has begun ends it silently
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=WITHIN_S)
