@@ -1,6 +1,9 @@
 """The family of classic control: CartPole with a vector backend. The other tasks are plain
 gymnasium ids.
 
+``CartPoleNoVel-v1`` shows positions only, not velocities, so that a policy needs a memory to
+balance the pole: the task of this name in RL Baselines3 Zoo.
+
 The results are bit-identical to those of gymnasium's `CartPoleVectorEnv` (a test compares them).
 The assertions, stacking and copying that take two thirds of its step are left out.
 """
@@ -8,9 +11,14 @@ The assertions, stacking and copying that take two thirds of its step are left o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.wrappers import TransformObservation
 
 from sampleforge.env.adapter import env_spec
 from sampleforge.env.config import EnvConfig
@@ -19,7 +27,20 @@ from sampleforge.env.registry import gymnasium_env, gymnasium_rows
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.spec import ACTION, OBSERVATION, EnvSpaces
 
-LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500}
+POSITIONS = "CartPoleNoVel-v1"
+LIMITS = {"CartPole-v0": 200, "CartPole-v1": 500, POSITIONS: 500}
+
+
+def seen(env_id: str) -> slice:
+    """Return the part of the state (x, x_dot, theta, theta_dot) that a policy sees."""
+    return slice(0, None, 2) if env_id == POSITIONS else slice(None)
+
+
+def seen_space(env_id: str, state: spaces.Space[Any]) -> spaces.Box:
+    """Return the space of observations, given that of the states."""
+    assert isinstance(state, spaces.Box)
+    part = seen(env_id)
+    return spaces.Box(state.low[part], state.high[part], dtype=np.float32)
 
 
 class CartPoleVector(EnvVector):
@@ -32,7 +53,9 @@ class CartPoleVector(EnvVector):
         limit = config.max_episode_steps or LIMITS[config.env]
         env = CartPoleVectorEnv(num_rows, max_episode_steps=limit, **config.env_kwargs)  # type: ignore[arg-type]
         self._physics = env
-        declared = EnvSpaces(env.single_observation_space, env.single_action_space)
+        self._seen = seen(config.env)
+        observations = seen_space(config.env, env.single_observation_space)
+        declared = EnvSpaces(observations, env.single_action_space)
         super().__init__(env_spec(config.env, declared, max_episode_steps=limit), num_rows)
         self._random = np.random.default_rng(list(seeds))
         self._sutton_barto = bool(config.env_kwargs.get("sutton_barto_reward", False))
@@ -52,7 +75,7 @@ class CartPoleVector(EnvVector):
             # Row i starts late in its first episode, which is not counted.
             self._elapsed[:] = self._limit * np.arange(self.num_rows)[::-1] // self.num_rows
             self._leave_out_first = True
-        obs[OBSERVATION][:] = self._state.T
+        obs[OBSERVATION][:] = self._state[self._seen].T
 
     def _start(self, rows: int) -> Array:
         return self._random.uniform(-0.05, 0.05, (4, rows))
@@ -74,7 +97,7 @@ class CartPoleVector(EnvVector):
         if self._any_ended:  # their action is ignored, and the base class clears their flags
             state[:, self._ended] = self._start(int(np.count_nonzero(self._ended)))
             self._elapsed[self._ended] = 0
-        out.obs[OBSERVATION][:] = state.T
+        out.obs[OBSERVATION][:] = state[self._seen].T
 
     def _move(self) -> None:
         """Take an Euler step of the equations of Barto, Sutton and Anderson, in gymnasium's order
@@ -119,9 +142,17 @@ class CartPoleVector(EnvVector):
         self._physics.close()
 
 
+def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    if config.env != POSITIONS:
+        return gymnasium_env(config, render_mode)
+    env = gymnasium_env(replace(config, env="CartPole-v1"), render_mode)
+    part, space = seen(config.env), seen_space(config.env, env.observation_space)
+    return TransformObservation(env, lambda state: state[part], space)
+
+
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
     if config.env_backend == "single":
-        return gymnasium_rows(config, lambda: gymnasium_env(config), num_rows, seeds)
+        return gymnasium_rows(config, lambda: make_single(config), num_rows, seeds)
     return CartPoleVector(config, num_rows, seeds)
 
 
@@ -130,6 +161,6 @@ FAMILY = Family(
     claims=lambda env_id: env_id in LIMITS,
     ids=lambda: list(LIMITS),
     make_vector=make_vector,
-    make_single=gymnasium_env,
+    make_single=make_single,
     plain_kwargs=True,
 )

@@ -33,6 +33,24 @@ def test_cartpole_equals_gymnasiums_bit_by_bit() -> None:
     vector.close()
 
 
+def test_cartpole_without_velocities_shows_the_positions_of_cartpole() -> None:
+    actions = np.random.default_rng(0).integers(0, 2, (60, 3))
+    whole, positions = (
+        make_vector(EnvConfig(env=env_id, max_episode_steps=40, decorrelate=False), 3, [0, 1, 2])
+        for env_id in ("CartPole-v1", "CartPoleNoVel-v1")
+    )
+    pairs = zip(rollout(whole, actions), rollout(positions, actions), strict=True)
+    for full, seen in pairs:
+        assert np.array_equal(full.obs["obs"][:, [0, 2]], seen.obs["obs"])
+        assert np.array_equal(full.terminated, seen.terminated)
+    for vector in (whole, positions):
+        vector.close()
+    single = make_single(EnvConfig(env="CartPoleNoVel-v1"))
+    obs, _ = single.reset(seed=0)
+    assert single.observation_space.contains(obs) and obs.shape == (2,)
+    single.close()
+
+
 def test_cartpole_decorrelation_spreads_the_truncations() -> None:
     config = EnvConfig(env="CartPole-v1", max_episode_steps=8)
     vector = make_vector(config, 4, [0, 1, 2, 3])
