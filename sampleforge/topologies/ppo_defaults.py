@@ -37,6 +37,12 @@ SHORTEST_ROLLOUT = 32
 `BATCH`."""
 MINIBATCH = 256
 """Env steps of an on-policy minibatch, over all ranks."""
+RECURRENT_ROWS = 64
+"""Env rows of an on-policy run with a recurrent core, so that rollouts are short: a core takes the
+steps of a rollout one after the other, and a step of many rows takes hardly longer than one of
+few."""
+RECURRENT_MINIBATCH = 512
+"""Env steps of an on-policy minibatch with a recurrent core, over all ranks."""
 
 ON_POLICY: dict[str, Any] = {
     "async_rl": False,
@@ -151,7 +157,8 @@ def _shape(config: PpoConfig, settings: dict[str, Any], agents: int) -> dict[str
     rows = config.num_envs_per_worker
     if rows is None:
         unit = splits * (config.num_workers or 1)
-        total = _rows(batch, rollout, ROWS, unit) or _multiple(ROWS, unit)
+        usual = _usual_rows(config)
+        total = _rows(batch, rollout, usual, unit) or _multiple(usual, unit)
         even = (w for w in possible if total % (w * splits) == 0)
         workers = next((w for w in even if total // w >= ROWS_PER_WORKER), possible[-1])
         rows = total // workers
@@ -169,7 +176,8 @@ def _rank_shape(config: DdppoConfig, settings: dict[str, Any]) -> dict[str, Any]
     batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
     ranks = _ranks(config)
     images = settings is RANKS_WITH_IMAGES
-    about = ROWS_OF_IMAGES if images else max(ROWS_PER_WORKER, math.ceil(ROWS / ranks))
+    rows_of_all = _usual_rows(config)
+    about = ROWS_OF_IMAGES if images else max(ROWS_PER_WORKER, math.ceil(rows_of_all / ranks))
     rows = config.num_envs_per_worker
     if images and rollout is None:
         unit = ROLLOUT_OF_IMAGES * (rows or splits)
@@ -218,8 +226,15 @@ def _multiple(number: int, unit: int) -> int:
 
 def _possible_workers(config: AppoConfig) -> list[int]:
     """Return the numbers of actor workers to choose from, the best first."""
-    most = 1 if config.serial else min(len(available_cores()), ROWS // ROWS_PER_WORKER)
+    most = (
+        1 if config.serial else min(len(available_cores()), _usual_rows(config) // ROWS_PER_WORKER)
+    )
     return [*range(most, 0, -1)]
+
+
+def _usual_rows(config: PpoConfig) -> int:
+    """Return the number of env rows of the whole run, where nothing says otherwise."""
+    return ROWS if config.model.core == "none" else RECURRENT_ROWS
 
 
 def _ranks(config: DdppoConfig) -> int:
@@ -237,14 +252,15 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int 
     rollout, rows = config.rollout, config.num_envs_per_worker
     if rollout is None or rows is None:
         return None
+    usual = MINIBATCH if config.model.core == "none" else RECURRENT_MINIBATCH
     if isinstance(config, DdppoConfig):
         batch, ranks = config.batch_size or rollout * rows, _ranks(config)
-        about = max(MINIBATCH // 4, MINIBATCH // ranks)
+        about = max(usual // 4, usual // ranks)
         if settings is RANKS_WITH_IMAGES:
             about = max(1, batch // 2)  # two minibatches, as in the paper's code
     else:
         each = rollout * rows * (config.num_workers or 1) * agents
-        batch, about = config.batch_size or _multiple(MIN_BATCH, each), MINIBATCH
+        batch, about = config.batch_size or _multiple(MIN_BATCH, each), usual
     return nearest_minibatch(config, batch, about)
 
 

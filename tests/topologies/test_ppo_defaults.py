@@ -28,6 +28,8 @@ from sampleforge.topologies.ppo_defaults import (
     ON_POLICY_GRIDS,
     ON_POLICY_IMAGES,
     RANKS_WITH_IMAGES,
+    RECURRENT_MINIBATCH,
+    RECURRENT_ROWS,
     ROWS,
     ROWS_PER_WORKER,
     reason,
@@ -150,6 +152,15 @@ def test_a_batch_and_its_minibatches_have_the_default_size() -> None:
     config, plan = planned(AppoConfig(), VECTOR)
     assert (plan.envs, plan.batch_size, config.minibatch_size) == (ROWS, BATCH, MINIBATCH)
     assert plan.synchronous
+
+
+def test_a_core_learns_from_short_rollouts_of_many_rows(cores: Callable[[int], None]) -> None:
+    cores(2)
+    for make in (AppoConfig, DdppoConfig):
+        config, plan = planned(make(model=ModelConfig(core="gru")), VECTOR)
+        assert (plan.envs, plan.rollout) == (RECURRENT_ROWS, BATCH // RECURRENT_ROWS)
+        ranks = 2 if make is DdppoConfig else 1
+        assert config.minibatch_size and config.minibatch_size * ranks == RECURRENT_MINIBATCH
 
 
 @pytest.mark.parametrize("of", [VECTOR, DISCRETE, PLANES], ids=["vector", "discrete", "planes"])
