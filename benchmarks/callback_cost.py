@@ -57,7 +57,7 @@ def train(flags: list[str], costs: Path) -> int:
     from sampleforge.session import session
 
     timed = Timed(session.tell)  # type: ignore[attr-defined]
-    session.tell = timed  # type: ignore[attr-defined]
+    session.tell = timed  # type: ignore[assignment, attr-defined]
     code: int = command_line(["train", "appo", *flags])
     costs.write_text(json.dumps([timed.calls, timed.seconds]))
     return code

@@ -30,7 +30,7 @@ from sampleforge.folder.stored_config import MAY_CHANGE, flat_fields
 from sampleforge.populations.explore import Bounds, first_values
 from sampleforge.populations.folder import POPULATION
 from sampleforge.populations.jobs import Jobs
-from sampleforge.populations.member import PUBLISHED, MemberJob, run_folder
+from sampleforge.populations.member import PUBLISHED, MemberJob, is_finished, run_folder
 from sampleforge.populations.member_change import MemberRules, shaping_of
 from sampleforge.populations.merged_lineage import MergedLineage
 from sampleforge.populations.published import Published, PublishedStates
@@ -120,7 +120,7 @@ class Population:
         self._merged = MergedLineage(folder, self._ids)
         self._failures = 0
         for member, state in self._states.read().items():
-            if member in self._places and state.done and not self._goes_on(state):
+            if member in self._places and is_finished(state, settings.config):
                 self._places[member].state = "finished"
 
     def _opened(
@@ -156,13 +156,6 @@ class Population:
         plain = {"seed": settings.rules.seed, "settings": now, "first": first}
         write_json(path, plain)
         return settings, first
-
-    def _goes_on(self, state: Published) -> bool:
-        """Return whether a member that was done has more to do: the stop condition was raised."""
-        config = self.settings.config
-        steps, seconds = config.train_for_env_steps, config.train_for_seconds
-        reached = steps is not None and state.env_steps >= steps
-        return not (reached or (seconds is not None and state.wall_s >= seconds))
 
     # ---- running ----
 

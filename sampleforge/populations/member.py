@@ -80,6 +80,16 @@ def lineage_file(folder: Path, member: str) -> Path:
     return folder / LINEAGES / f"{member}.jsonl"
 
 
+def is_finished(state: Published | None, config: AnyConfig) -> bool:
+    """Return whether a member with this state has nothing more to do: it is done, and the stop
+    condition of ``config`` has not been raised since."""
+    if state is None or not state.done:
+        return False
+    steps, seconds = config.train_for_env_steps, config.train_for_seconds
+    reached = steps is not None and state.env_steps >= steps
+    return reached or (seconds is not None and state.wall_s >= seconds)
+
+
 @contextmanager
 def _only_job(folder: Path, member: str) -> Iterator[None]:
     """Wait until no earlier job of the member runs any more. Raises ConfigError if one goes on."""
@@ -121,9 +131,13 @@ class MemberRun:
         """Number of rounds so far."""
 
     def run(self) -> Status:
-        """Train; return "stopped" if the member's turn is over."""
+        """Train; return "stopped" if the member's turn is over. A member that an earlier job has
+        finished is left as it is: a launcher that saw only a part of that job die (its submitit
+        process, say) has started this one beside it."""
         try:
             self._complete_lineage()
+            if is_finished(self.states.read().get(self.id), self.job.config):
+                return "finished"
             while True:
                 rounds = Rounds(self)
                 status = train(self.job.config, [rounds])

@@ -256,3 +256,20 @@ def test_events_that_a_killed_job_has_not_written_are_written_by_the_next(tmp_pa
         run._lineage.close()
     logged = [event["event"] for event in lineage.read(lineage_file(tmp_path, "0"))]
     assert logged == ["start", "score", "explore"]
+
+
+def test_a_second_job_leaves_a_finished_member_as_it_is(tmp_path: Path) -> None:
+    """Until the stop condition is raised."""
+    config = small(tmp_path, AppoConfig, "0", 1)
+    rules = replace(RULES, period=2000, turns=False)
+    job = MemberJob(tmp_path, "0", config, rules)
+    assert MemberRun(job).run() == "finished"
+    files = (lineage_file(tmp_path, "0"), run_folder(tmp_path, "0") / "metrics.jsonl")
+    before = [path.read_text() for path in files]
+    job()
+    assert [path.read_text() for path in files] == before
+    assert (run_folder(tmp_path, "0") / "outcome.json").is_file()
+    longer = replace(config, train_for_env_steps=6000)
+    assert MemberRun(replace(job, config=longer)).run() == "finished"
+    scores = [e for e in lineage.read(lineage_file(tmp_path, "0")) if e["event"] == "score"]
+    assert scores[-1]["env_steps"] >= 6000
