@@ -50,6 +50,9 @@ ENDED_S = 90.0
 """Seconds within which the jobs of a killed launcher must have ended. One whose launcher is killed
 before it has handed over the function waits for it for 60 s: submitit starts the process first."""
 
+PROBE_KILLED = "ended its process in the probe, with signal SIGKILL"
+"""Of the launcher's last line."""
+
 
 class Violation(AssertionError):
     """The population is not as it must be."""
@@ -135,6 +138,12 @@ class Launcher:
             time.sleep(0.1)
         return time.monotonic() - began
 
+    @property
+    def lost_its_probe(self) -> bool:
+        """Whether the launcher has ended because the process in which it tries the environment was
+        killed: it takes that for a fault of the environment, and says so."""
+        return Path(self._log.name).read_text().rstrip().endswith(PROBE_KILLED)
+
     def close(self) -> None:
         for member in session_members(self.process.pid):
             with suppress(psutil.NoSuchProcess):
@@ -211,7 +220,7 @@ class Kills:
         progress, moved = "", time.monotonic()
         try:
             next_kill = time.monotonic() + rng.exponential(self._mean)
-            while (code := launcher.process.poll()) is None or code < 0:
+            while (code := launcher.process.poll()) is None or code < 0 or launcher.lost_its_probe:
                 if code is not None:
                     longest = max(longest, launcher.wait_for_jobs())
                     launcher.close()
