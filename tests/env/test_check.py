@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sampleforge.cli import main
@@ -107,7 +108,7 @@ def test_faults_after_a_hundred_steps_are_errors_with_row_value_and_remedy(
 def careless() -> Iterator[str]:
     """The name of the environment; what its instances keep is dropped at the end."""
     yield f"{BROKEN}:CarelessEnv"
-    CarelessEnv.kept.clear()
+    CarelessEnv.kept, CarelessEnv.num_kept = np.zeros(CarelessEnv.kept.size, np.uint8), 0
     for engine in CarelessEnv.engines:
         engine.kill()
         engine.wait()
