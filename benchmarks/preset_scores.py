@@ -1,13 +1,16 @@
 """The scores of the presets: what `sampleforge presets` lists.
 
     python benchmarks/preset_scores.py appo cartpole [--seeds 1 2 3] [--long] [--stochastic]
+    python benchmarks/preset_scores.py appo minatar-asterix --variant gymnax --flags "--env-kwargs
+        sticky_action_prob=0 max_episode_steps=1000"
     python benchmarks/preset_scores.py              # only writes the table again
 
 Trains a preset by its command, once per seed, one after the other, and plays 100 episodes (20 with
 --long) with each result: unclipped returns of whole episodes, with the protocol that the run
 prints. The score of the preset is the median over the seeds, its time that from the start of the
-command to its end. Writes the score into sampleforge/presets/scores.jsonl, the curves with the band
-of the seeds into benchmarks/results/preset-ALGO-NAME.png, and all scores as a table into
+command to its end. A variant is the preset with flags that change its environment; it has a score
+of its own. Writes the score into sampleforge/presets/scores.jsonl, the curves with the band of the
+seeds into benchmarks/results/preset-ALGO-NAME.png, and all scores as a table into
 benchmarks/results/presets.md.
 """
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,7 +65,7 @@ class Trained(NamedTuple):
 def train(algo: str, preset: str, seed: int, run_dir: Path, args: argparse.Namespace) -> Trained:
     """Train and evaluate through the command line, as a user would."""
     words = [sys.executable, str(HERE.parent / "train.py"), algo, "--preset", preset]
-    words += ["--seed", str(seed), "--run-dir", str(run_dir)]
+    words += [*shlex.split(args.flags), "--seed", str(seed), "--run-dir", str(run_dir)]
     started = time.perf_counter()
     output(words)
     seconds = time.perf_counter() - started
@@ -114,13 +118,14 @@ def measure(algo: str, preset: str, args: argparse.Namespace) -> None:
             trained.append(train(algo, preset, seed, run_dir, args))
             print(f"  seed {seed}: {trained[-1]}", flush=True)
         how = protocol(runs[0], args)
-        draw(runs, curves(algo, preset))
+        draw(runs, curves(algo, preset, args.variant))
+    command = ["python train.py", algo, "--preset", preset, *[args.flags] * bool(args.flags)]
     seconds, env_steps, returns = zip(*trained, strict=True)
     values: dict[str, Any] = {
         **{"algo": algo, "preset": preset, "env": preset_values(algo, preset)["env"]},
         **{"seeds": tuple(args.seeds), "returns": returns, "seconds": seconds},
         **{"env_steps": env_steps, "episodes": episodes(args), "protocol": how},
-        "command": f"python train.py {algo} --preset {preset} --seed S",
+        **{"command": " ".join([*command, "--seed S"]), "variant": args.variant},
         **{name: conditions[name] for name in ("machine", "software", "commit")},
         **{"date": time.strftime("%Y-%m-%d"), "settings": digest(algo, preset)},
     }
@@ -129,8 +134,9 @@ def measure(algo: str, preset: str, args: argparse.Namespace) -> None:
     write_score(PresetScore(**values))
 
 
-def curves(algo: str, preset: str) -> Path:
-    return HERE / "results" / f"preset-{algo}-{preset}.png"
+def curves(algo: str, preset: str, variant: str) -> Path:
+    name = "-".join(filter(None, ("preset", algo, preset, variant)))
+    return HERE / "results" / f"{name}.png"
 
 
 def write_table() -> None:
@@ -139,7 +145,8 @@ def write_table() -> None:
     header = ["preset", "environment", "score", "each seed", "time", "env steps", "date"]
     rows = [
         [
-            f"{score.algo} `{score.preset}`" + ("" if score.is_current else " (older settings)"),
+            f"{score.algo} `{score.preset}` {score.variant}".strip()
+            + ("" if score.is_current else " (older settings)"),
             score.env,
             f"{score.score:.5g}",
             ", ".join(f"{one:.5g}" for one in score.returns),
@@ -151,10 +158,10 @@ def write_table() -> None:
     ]
     parts = [HEAD, machine.table(header, rows), "\n"]
     for score in scores.values():
-        name = curves(score.algo, score.preset).name
+        name = curves(*score.key).name
         seeds = ", ".join(map(str, score.seeds))
         parts.append(
-            f"\n## {score.algo} {score.preset}\n\n"
+            f"\n## {' '.join(filter(None, score.key))}\n\n"
             f"* command: `{score.command}`, S of {seeds}\n"
             f"* protocol: {score.protocol}\n"
             f"* {score.machine}; {score.software}; commit {score.commit}\n\n"
@@ -173,8 +180,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--long", action="store_true", help="20 episodes instead of 100")
     parser.add_argument("--stochastic", action="store_true", help="sample the actions to evaluate")
+    parser.add_argument("--variant", default="", help="a word for what --flags change")
+    parser.add_argument("--flags", default="", help="for the training, beside --preset")
     parser.add_argument("--note", default="", help="what else the machine did meanwhile")
     args = parser.parse_args()
+    if bool(args.variant) != bool(args.flags):
+        parser.error("--variant and --flags are given together")
     if args.algo is not None:
         if args.preset not in preset_names(args.algo):
             parser.error(f"{args.algo} has the presets {', '.join(preset_names(args.algo))}")

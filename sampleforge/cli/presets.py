@@ -61,16 +61,17 @@ def show(presets: Sequence[tuple[str, str]]) -> None:
         table.add_column(title, overflow="fold")
     older = False
     for algo, name in presets:
-        about = [algo, name, str(preset_values(algo, name).get("env", ""))]
-        score = scores.get((algo, name))
-        if score is None:
-            table.add_row(*about, UNMEASURED, "", "", "")
-            continue
-        mark = "" if score.is_current else "*"
-        older = older or not score.is_current
-        seeds = len(score.seeds)
-        shown = f"{score.score:,.5g}{mark} ({seeds} seed{'s' if seeds > 1 else ''})"
-        table.add_row(*about, shown, duration(score.time), score.date, score.protocol)
+        env = str(preset_values(algo, name).get("env", ""))
+        of_this = [score for score in scores.values() if (score.algo, score.preset) == (algo, name)]
+        if not of_this:
+            table.add_row(algo, name, env, UNMEASURED, "", "", "")
+        for score in of_this:
+            mark = "" if score.is_current else "*"
+            older = older or not score.is_current
+            seeds = len(score.seeds)
+            shown = f"{score.score:,.5g}{mark} ({seeds} seed{'s' if seeds > 1 else ''})"
+            time = duration(score.time)
+            table.add_row(algo, name, score.env, shown, time, score.date, score.protocol)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH

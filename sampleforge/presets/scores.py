@@ -1,5 +1,6 @@
-"""The measured scores of the presets: ``scores.jsonl`` beside them, one line per preset, which
-``benchmarks/preset_scores.py`` writes."""
+"""The measured scores of the presets: ``scores.jsonl`` beside them, which
+``benchmarks/preset_scores.py`` writes: a line per preset, and another for each variant of
+its environment in which it was measured too."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from sampleforge.config import ConfigError, from_plain, to_plain
 from sampleforge.folder.atomic_file import to_json, write_atomically
 
 NAME = "scores.jsonl"
+Key = tuple[str, str, str]
+"""Algorithm, preset and variant."""
 
 
 @dataclass(frozen=True)
 class PresetScore:
-    """A measurement of a preset. ``returns``: the mean return of the evaluation of each of the
-    ``seeds``, raw; ``seconds``: of each training, from the start of the command to its end;
-    ``env_steps``: of each training; ``episodes``: of each evaluation; ``settings``: the
-    `digest` of the preset that was measured."""
+    """A measurement of a preset. ``variant``: a word for what the flags in ``command`` change of
+    its environment, such as "gymnax", the protocol of another library; ``returns``: the mean return
+    of the evaluation of each of the ``seeds``, raw; ``seconds``: of each training, from the start
+    of the command to its end; ``env_steps``: of each training; ``episodes``: of each evaluation;
+    ``settings``: the `digest` of the preset that was measured."""
 
     algo: str
     preset: str
@@ -38,6 +42,7 @@ class PresetScore:
     commit: str
     date: str
     settings: str
+    variant: str = ""
 
     def __post_init__(self) -> None:
         lengths = {len(each) for each in (self.seeds, self.returns, self.seconds, self.env_steps)}
@@ -46,6 +51,10 @@ class PresetScore:
                 f"the score of {self.algo} {self.preset} needs a return, seconds and env steps for "
                 f"each of its seeds {self.seeds}"
             )
+
+    @property
+    def key(self) -> Key:
+        return self.algo, self.preset, self.variant
 
     @property
     def score(self) -> float:
@@ -70,8 +79,9 @@ def digest(algo: str, preset: str) -> str:
     return hashlib.sha256(values.encode()).hexdigest()[:12]
 
 
-def read_scores() -> dict[tuple[str, str], PresetScore]:
-    """Return the scores by algorithm and preset. Raises ConfigError if the file is damaged."""
+def read_scores() -> dict[Key, PresetScore]:
+    """Return the scores by algorithm, preset and variant, in this order. Raises ConfigError if
+    the file is damaged."""
     path = _path()
     if not path.is_file():
         return {}
@@ -82,12 +92,13 @@ def read_scores() -> dict[tuple[str, str], PresetScore]:
         ]
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}; install SampleForge again") from error
-    return {(score.algo, score.preset): score for score in scores}
+    return {score.key: score for score in sorted(scores, key=lambda score: score.key)}
 
 
 def write_score(score: PresetScore) -> None:
-    """Add a score to the file, in the place of an earlier one of the same preset."""
-    scores = {**read_scores(), (score.algo, score.preset): score}
+    """Add a score to the file, in the place of an earlier one of the same preset and
+    variant."""
+    scores = {**read_scores(), score.key: score}
     lines = [to_json(to_plain(scores[key])) + "\n" for key in sorted(scores)]
     write_atomically(_path(), "".join(lines).encode())
 

@@ -23,7 +23,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(algo: str = "appo", returns: tuple[float, ...] = (500.0, 20.0, 480.5)) -> PresetScore:
+def measured(
+    algo: str = "appo", returns: tuple[float, ...] = (500.0, 20.0, 480.5), variant: str = ""
+) -> PresetScore:
     seeds = tuple(range(1, 1 + len(returns)))
     values: dict[str, Any] = {
         **{"algo": algo, "preset": "toy", "env": "CartPole-v1", "seeds": seeds},
@@ -31,7 +33,7 @@ def measured(algo: str = "appo", returns: tuple[float, ...] = (500.0, 20.0, 480.
         **{"episodes": 100, "protocol": "raw rewards", "command": "train.py", "machine": "it"},
         **{"software": "torch", "commit": "abc", "date": "2026-01-02"},
     }
-    return PresetScore(**values, settings=digest(algo, "toy"))
+    return PresetScore(**values, settings=digest(algo, "toy"), variant=variant)
 
 
 def test_the_list_has_the_median_over_the_seeds(
@@ -39,7 +41,7 @@ def test_the_list_has_the_median_over_the_seeds(
 ) -> None:
     write_score(measured(returns=(1.0, 2.0, 3.0)))
     write_score(measured())
-    assert read_scores() == {("appo", "toy"): measured()}, "a later measurement replaces it"
+    assert read_scores() == {("appo", "toy", ""): measured()}, "a later measurement replaces it"
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
     apex, appo = (next(line for line in lines if line.split()[:1] == [a]) for a in ("apex", "appo"))
@@ -55,10 +57,23 @@ def test_the_score_of_a_preset_that_has_changed_is_marked(
     write_score(measured())
     preset = toy / "appo" / "toy.yaml"
     preset.write_text("# Other words.\nenv: CartPole-v1\ngamma: 0.9\n")
-    assert read_scores()["appo", "toy"].is_current
+    assert read_scores()["appo", "toy", ""].is_current
     preset.write_text("# Another discount.\nenv: CartPole-v1\ngamma: 0.8\n")
     assert main(["presets"]) == 0
     assert "480.5*" in capsys.readouterr().out
+
+
+def test_a_preset_has_a_score_for_each_variant(
+    toy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = measured(returns=(1.0, 2.0, 3.0), variant="heavy")
+    write_score(other)
+    write_score(measured())
+    assert list(read_scores().values()) == [measured(), other]
+    assert main(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    appo = [line.split() for line in lines if line.split()[:1] == ["appo"]]
+    assert [words[3] for words in appo] == ["480.5", "2"]
 
 
 def test_damaged_scores_are_refused(toy: Path) -> None:
@@ -72,7 +87,7 @@ def test_damaged_scores_are_refused(toy: Path) -> None:
 
 
 def test_packaged_scores_are_of_packaged_presets() -> None:
-    for (algo, name), score in read_scores().items():
+    for (algo, name, _), score in read_scores().items():
         assert name in presets.preset_names(algo)
         assert presets.preset_values(algo, name)["env"] == score.env
         assert score.commit and score.date and score.machine
