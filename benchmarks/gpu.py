@@ -231,11 +231,12 @@ def show_profile(result: dict[str, Any]) -> str:
 
 
 def bf16_learns(setting: Setting, limit: float) -> dict[str, Any]:
-    """Train MinAtar/Breakout in bf16 and evaluate it."""
+    """Train MinAtar/Breakout in bf16, with the defaults, which have convolutions, and evaluate
+    it."""
     seconds = 8.0 if setting.small else min(100.0, limit - 20)
     with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
         run_dir = Path(folder) / "run"
-        command = [sys.executable, str(REPO / "train.py"), "appo", "--preset", "minatar-breakout"]
+        command = [sys.executable, str(REPO / "train.py"), "appo", "--env", "MinAtar/Breakout"]
         command += ["--precision", "bf16", "--device", setting.device, "--seed", "1"]
         command += ["--train-for-seconds", f"{seconds:g}", "--run-dir", str(run_dir), "--quiet"]
         called(command, limit, Path(folder))
@@ -253,7 +254,7 @@ def bf16_learns(setting: Setting, limit: float) -> dict[str, Any]:
 
 def show_bf16(result: dict[str, Any]) -> str:
     return (
-        f"`appo --preset minatar-breakout --precision bf16`: {result['env_steps']:,} env steps in "
+        f"`appo --env MinAtar/Breakout --precision bf16`: {result['env_steps']:,} env steps in "
         f"{result['seconds']:.0f} s; 50 episodes with sampled actions: {result['return_mean']:.1f} "
         f"(std {result['return_std']:.1f}); random actions have 0.5."
     )

@@ -14,8 +14,8 @@ class ModelConfig(Checked):
     """What stands before the names of these flags."""
 
     encoder: str = "auto"
-    """auto (mlp for vectors, nature_cnn for images), mlp, nature_cnn, doom_cnn, impala_resnet, a
-    registered name, or package.module:EncoderClass."""
+    """auto (mlp for vectors, nature_cnn for images), mlp, dqn_cnn, nature_cnn, doom_cnn,
+    impala_resnet, a registered name, or package.module:EncoderClass."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the MLP encoder's layers."""
     cnn_features: int = 512

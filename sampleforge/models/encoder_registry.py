@@ -22,6 +22,7 @@ from sampleforge.spec import ACTION_MASK, ArraySpec
 _BUILT_IN = {
     "mlp": "sampleforge.models.encoders:MLP",
     "nature_cnn": "sampleforge.models.cnn:NatureCNN",
+    "dqn_cnn": "sampleforge.models.cnn:DqnCNN",
     "doom_cnn": "sampleforge.models.cnn:DoomCNN",
     "impala_resnet": "sampleforge.models.cnn:ImpalaResNet",
 }

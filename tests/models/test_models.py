@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sampleforge.algos.flat_parameters import flatten as flatten_parameters
 from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.cnn import DoomCNN, ImpalaResNet, NatureCNN
+from sampleforge.models.cnn import DoomCNN, DqnCNN, ImpalaResNet, NatureCNN
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import MLP, Vector
 from sampleforge.models.mlp_pass import has_pass
@@ -231,6 +231,14 @@ def test_doom_cnn_is_that_of_the_paper_and_refuses_what_is_too_small_for_it() ->
     assert encoder.towers[0].dense.weight_0.shape == (512, 3 * 6 * 128)  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"not 40 on a side; use nature_cnn"):
         DoomCNN({"obs": ArraySpec((40, 60, 3), "uint8")}, ModelConfig())
+
+
+def test_dqn_cnn_is_that_of_the_paper_and_refuses_what_is_too_small_for_it() -> None:
+    encoder = DqnCNN({"obs": ArraySpec((84, 84, 4), "uint8")}, ModelConfig(cnn_features=256))
+    assert encoder.towers[0].dense.weight_0.shape == (256, 32 * 9 * 9)  # type: ignore[union-attr]
+    assert DqnCNN({"obs": ArraySpec((20, 20, 4), "uint8")}, ModelConfig()).out_features == 512
+    with pytest.raises(ConfigError, match=r"not 19 on a side; use nature_cnn"):
+        DqnCNN({"obs": ArraySpec((19, 60, 3), "uint8")}, ModelConfig())
 
 
 def test_impala_leaves_the_input_of_a_residual_block_alone() -> None:

@@ -94,6 +94,9 @@ SLOW_CASES: dict[str, Case] = {
     "doom_cnn": Case(
         spaces.Box(0, 255, (3, 48, 48), np.uint8), spaces.Discrete(3), {"encoder": "doom_cnn"}
     ),
+    "dqn_cnn": Case(
+        spaces.Box(0, 255, (3, 24, 24), np.uint8), spaces.Discrete(3), {"encoder": "dqn_cnn"}
+    ),
     "impala_resnet": Case(IMAGE, spaces.Discrete(3), {"encoder": "impala_resnet", **LSTM}),
     "silu": Case(FLOATS, spaces.MultiDiscrete([3, 2]), {"activation": "silu"}),
     "planes of bools": Case(spaces.Box(0, 1, (10, 10, 4), np.bool_), spaces.Discrete(6)),
