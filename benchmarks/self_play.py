@@ -78,7 +78,7 @@ def win_rates(path: Path, env_steps: int, episodes: int) -> dict[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where the runs are written")
-    parser.add_argument("--env-steps", type=int, default=60_000)
+    parser.add_argument("--env-steps", type=int, default=50_000)
     parser.add_argument("--episodes", type=int, default=200, help="per snapshot")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
