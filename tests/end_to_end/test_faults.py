@@ -34,6 +34,34 @@ class Stuck(gym.Wrapper):
             re.match("(a+)+$", "a" * 60 + "b")
         return super().step(action)
 """
+HELD = """
+import pathlib
+import time
+import setproctitle
+import torch
+import sampleforge
+
+HERE = pathlib.Path(__file__).parent
+
+class Polled(sampleforge.Callback):
+    def on_poll(self, session):
+        (HERE / "polled.txt").touch()
+
+class Held(torch.nn.Module):
+    '''Drops held.txt where the learner makes it, and waits there for go.txt.'''
+
+    def __init__(self, observations, config):
+        super().__init__()
+        self.out_features = 8
+        self.layer = torch.nn.Linear(observations["obs"].shape[0], self.out_features)
+        if setproctitle.getproctitle() == "sampleforge: learner":
+            (HERE / "held.txt").touch()
+            while not (HERE / "go.txt").exists():
+                time.sleep(0.01)
+
+    def forward(self, obs):
+        return self.layer(obs["obs"])
+"""
 WITHIN_S = 10.0
 """5 s are promised for every end; a machine that is busy with other tests is given twice that. What
 would hang would hang for minutes."""
@@ -176,15 +204,19 @@ def test_an_interrupt_checkpoints_and_leaves(
     assert list((tmp_path / "run").glob("checkpoints/*.safetensors"))
 
 
-def test_a_learner_that_was_stopped_is_woken_up_for_the_last_checkpoint(
+def test_a_learner_that_was_stopped_at_its_start_is_woken_up_for_the_last_checkpoint(
     start_cli: StartCli, tmp_path: Path
 ) -> None:
-    process = start_cli(*train("CartPole-v1", "--report-interval", "1000"))
+    """There is no state in shared memory yet that could be saved in its place."""
+    (tmp_path / "held.py").write_text(HELD)
+    more = ("--model.encoder", "held:Held", "--callbacks", "held:Polled")
+    process = start_cli(*train("CartPole-v1", *more, "--report-interval", "1000"))
+    until((tmp_path / "held.txt").exists, process)
     worker(process, "sampleforge: learner").send_signal(signal.SIGSTOP)
-    worker(process, "sampleforge: actor")
-    time.sleep(3)  # an interrupt before the training has begun ends it silently
+    (tmp_path / "go.txt").touch()
+    until((tmp_path / "polled.txt").exists, process)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=WITHIN_S)
+    _, stderr = process.communicate(timeout=2 * WITHIN_S)
     assert process.returncode == 130, stderr
     assert "Waiting up to 30 s for learner" in stderr
     assert list((tmp_path / "run").glob("checkpoints/*.safetensors"))

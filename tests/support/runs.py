@@ -31,10 +31,11 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def last_report(run_dir: Path) -> dict[str, Any]:
-    """The newest whole line of metrics.jsonl."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    """The newest whole line of metrics.jsonl; {} before there is one."""
+    metrics = run_dir / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
     whole = [line for line in lines if line.endswith("\n")]
-    found: dict[str, Any] = json.loads(whole[-1])
+    found: dict[str, Any] = json.loads(whole[-1]) if whole else {}
     return found
 
 
@@ -50,13 +51,7 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
 
 def until_trained(process: subprocess.Popen[str], run_dir: Path) -> None:
     """Wait for the first report after an update."""
-
-    def trained() -> bool:
-        metrics = run_dir / "metrics.jsonl"
-        lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
-        return bool(lines) and lines[-1].endswith("\n") and json.loads(lines[-1])["updates"] > 0
-
-    until(trained, process)
+    until(lambda: last_report(run_dir).get("updates", 0) > 0, process)
 
 
 def worker(process: subprocess.Popen[str], title: str) -> psutil.Process:
