@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 import pytest
@@ -124,6 +125,7 @@ def deadline(item: pytest.Item, phase: str) -> Iterator[None]:
             report = "\n".join([own_stacks(), *map(stacks_of, children)])
         finally:
             kill(children)
+            forget_dead_fork_server()
         pytest.fail(f"{item.nodeid}: {phase} took more than {timeout:g} s\n{report}")
 
     previous = signal.signal(signal.SIGALRM, on_alarm)
@@ -136,6 +138,16 @@ def deadline(item: pytest.Item, phase: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, previous)
+
+
+def forget_dead_fork_server() -> None:
+    """Have multiprocessing start another fork server when it needs one. It would wait for the old
+    one's exit code, which `kill` has had, and so would fail every later test of this process."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is None or psutil.pid_exists(server._forkserver_pid):
+        return
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 @pytest.fixture(autouse=True)

@@ -173,6 +173,7 @@ def resources() -> tuple[int, int, int]:
     return process.num_fds(), threading.active_count(), process.memory_info().rss
 
 
+@pytest.mark.multiprocess(timeout=300)
 def test_fifty_sessions_in_a_row_leave_nothing(tmp_path: Path) -> None:
     """After the first ones, which import and cache: descriptors and threads stay, memory nearly."""
     before = (0, 0, 0)

@@ -171,18 +171,20 @@ def test_a_hang_ends_with_all_stacks_and_the_session_goes_on(
     if more:
         pytest.importorskip("xdist")
     body = """
+from multiprocessing import forkserver
 @pytest.mark.multiprocess(timeout=2)
 def test_hang():
+    forkserver.ensure_running()
     command = "import time; time.sleep(60)"
     subprocess.run([sys.executable, "-c", command])
 def test_next():
-    pass
+    forkserver.ensure_running()
 """
     done = outcome_of(tmp_path, body, *more)
     assert done.returncode == 1
     assert "call took more than 2 s" in done.stdout
     assert "in test_hang" in done.stdout  # our stack
-    assert "time.sleep(60)" in done.stdout.split("--- process")[1]  # the child, by its command
+    assert "time.sleep(60)" in done.stdout.partition("--- process")[2]  # the child, by its command
     assert "1 failed, 1 passed" in done.stdout
 
 
