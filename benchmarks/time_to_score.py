@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -38,7 +37,7 @@ EXIT_TIMEOUT = 60.0
 class Task(NamedTuple):
     """A score to reach within ``limit`` seconds. ``every``: seconds between the weights of
     SampleForge that are evaluated; ``sb3_every``: env steps between two evaluations of
-    Stable-Baselines3;     ``stochastic``: evaluations sample actions."""
+    Stable-Baselines3; ``stochastic``: evaluations sample actions."""
 
     env: str
     target: float
@@ -208,20 +207,17 @@ def report(args: argparse.Namespace) -> None:
 
 
 def cells(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the median time over the seeds (a run that failed counts as longer than all), each
-    seed's time, and the medians of processor seconds and env steps (of a run that failed: all)."""
+    """Return the median time over the seeds, each seed's time, and the medians of processor seconds
+    and env steps. A run that failed took longer than its limit, so the median may be a bound too;
+    its processor seconds and env steps are all that it had."""
     runs = sorted(runs, key=lambda r: r["seed"])
-    times = [math.inf if r["seconds"] is None else r["seconds"] for r in runs]
-    shown = [_seconds(t, r["limit"]) for t, r in zip(times, runs, strict=True)]
-    median = statistics.median_low(times)
+    shown = [f"> {r['limit']:g}" if r["seconds"] is None else f"{r['seconds']:.1f}" for r in runs]
+    least = statistics.median_low(r["seconds"] or r["limit"] for r in runs)
+    is_bound = any(r["seconds"] is None and r["limit"] <= least for r in runs)
+    median = f"> {least:g}" if is_bound else f"{least:.1f}"
     steps = statistics.median(r["env_steps"] for r in runs)
     cpu = statistics.median(r["cpu_seconds"] or 0.0 for r in runs)
-    limit = max(r["limit"] for r in runs)
-    return [_seconds(median, limit), ", ".join(shown), f"{cpu:.1f}", f"{steps:,.0f}"]
-
-
-def _seconds(seconds: float, limit: float) -> str:
-    return f"> {limit:g}" if math.isinf(seconds) else f"{seconds:.1f}"
+    return [median, ", ".join(shown), f"{cpu:.1f}", f"{steps:,.0f}"]
 
 
 def draw(runs: list[dict[str, Any]], out: Path) -> None:

@@ -78,8 +78,10 @@ def start_together(games: Sequence[Any], threads: ThreadPoolExecutor) -> None:
             list(threads.map(lambda game: game.init(), games))
             return
         with tempfile.TemporaryDirectory(prefix="sampleforge-doom-") as folder, guarded(folder):
-            for game in games:
-                game.set_vizdoom_path(str(_launcher(Path(folder))))
+            for player, game in enumerate(games):
+                own = Path(folder) / str(player)
+                own.mkdir()  # two engines that make one `_vizdoom` at once: one ends
+                game.set_vizdoom_path(str(_launcher(own)))
                 game.set_doom_config_path(os.devnull)
             list(threads.map(lambda game: game.init(), games))
             _unlink_shared_memory()

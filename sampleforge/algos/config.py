@@ -148,12 +148,6 @@ class DqnConfig(QHeadsConfig):
     """Double Q-learning: the online network chooses the action that the target network values."""
     dueling: bool = True
     """Separate heads for the state's value and the actions' advantages."""
-    munchausen: float = 0.0
-    """Munchausen Q-learning: weight of the scaled log-policy that is added to rewards, 0 to 1 (0.9
-    in its paper; 0: plain Q-learning). Targets are then soft values of the target network, and
-    --double has no effect."""
-    munchausen_temperature: float = 0.03
-    """Munchausen: temperature of the policy softmax(Q / temperature), above 0."""
     head_size: int | None = None
     """Width of a hidden layer in each head, 0 for no such layer (default: 512 for images, else
     0)."""
@@ -206,31 +200,15 @@ class DqnConfig(QHeadsConfig):
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
         check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
-        check_range(self, "munchausen", low=0, high=1)
-        check_range(self, "munchausen_temperature", low=0, above=True)
         check_range(self, "learning_rate optimiser_eps reward_scale", low=0, above=True)
         if self.reward_clip not in ("auto", "sign"):
             check_range(self, "reward_clip", low=0, above=True)
-        self._check_munchausen()
         if self.normalise_returns and self.value_distribution == "c51":
             raise ConfigError(
                 "--normalise-returns --value-distribution c51: returns of c51 lie between --v-min "
                 "and --v-max in the rewards' own unit, and cannot be normalised; leave out "
                 "--normalise-returns, or use --value-distribution quantile"
             )
-
-    def _check_munchausen(self) -> None:
-        refused = {
-            "value_distribution": self.value_distribution == "c51",
-            "value_rescaling": bool(self.value_rescaling),
-        }
-        for name, is_set in refused.items():
-            if self.munchausen and is_set:
-                raise ConfigError(
-                    f"--munchausen {self.munchausen:g} {typed(name, getattr(self, name))}: soft "
-                    "values are learned as plain Q-values or as quantiles, in the unit of the "
-                    "rewards; leave out one of the two"
-                )
 
     @property
     def base_epsilon(self) -> float:

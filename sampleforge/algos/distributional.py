@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn import DqnOutput, first_bonus, importance_weights
+from sampleforge.algos.dqn import DqnOutput, importance_weights
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Categorical, Quantiles
-from sampleforge.ops.munchausen import soft_mixture
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.ops.value_distributions import project, quantile_huber_loss
 from sampleforge.replay.transitions import Transitions
@@ -36,10 +34,7 @@ def distributional_loss(
     gather: Gather = alone,
 ) -> DqnOutput:
     """Return the importance-weighted mean loss of the distributions of the actions taken."""
-    if config.munchausen:
-        batch, next_outputs = munchausen_outputs(target, batch, config)
-    else:
-        next_outputs = target_outputs(online, target, batch, double=config.double)
+    next_outputs = target_outputs(online, target, batch, double=config.double)
     predicted = _of(online.outputs(batch.obs), batch.action)
     distribution = online.value_distribution
     if isinstance(distribution, Categorical):
@@ -68,20 +63,6 @@ def target_outputs(
     outputs = target.outputs(batch.next_obs)
     chooser = online.q_values(batch.next_obs) if double else target.mean(outputs)
     return _of(outputs, online.distribution(chooser, batch.next_obs).best.actions)
-
-
-@torch.no_grad()
-def munchausen_outputs(
-    target: QNetwork, batch: Transitions, config: DqnConfig
-) -> tuple[Transitions, Tensor]:
-    """Return the batch with the scaled log-policy added to its returns, and the quantiles [B, K] of
-    the soft values of next_obs; see `sampleforge.ops.munchausen`."""
-    bonus = first_bonus(target, target.q_values(batch.obs), batch, config)
-    outputs = target.outputs(batch.next_obs)
-    q = target.mean(outputs)
-    mask = target.distribution(q, batch.next_obs).mask
-    soft = soft_mixture(outputs, q, mask, config.munchausen_temperature)
-    return replace(batch, returns=batch.returns + bonus), soft
 
 
 def categorical_losses(

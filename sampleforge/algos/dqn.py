@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.first_priorities import first_errors
@@ -18,7 +17,6 @@ from sampleforge.algos.return_scale import typical_size
 from sampleforge.algos.windows import MakeWindows, finish_sequences
 from sampleforge.models.mlp_passes import QPasses
 from sampleforge.models.q_network import GreedyActions, QNetwork
-from sampleforge.ops.munchausen import munchausen_bonus, soft_value
 from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.running_stats import Gather, alone
@@ -76,50 +74,20 @@ class QFunction(Protocol):
 
 @torch.no_grad()
 def q_targets(
-    online: QFunction, target: QFunction, batch: Transitions, *, double: bool, rescaled: bool
+    online: QFunction, target: QFunction, batch: Transitions, config: DqnConfig
 ) -> torch.Tensor:
     """Return the targets [B]: returns + discount * Q_target(next_obs, argmax_a Q(next_obs, a)).
 
-    Q in the argmax is that of the online network (``double``; van Hasselt et al. 2016, arXiv
-    1509.06461) or of the target network. ``rescaled``: h(returns + discount * h^-1(...))."""
+    Q in the argmax is that of the online network (``--double``; van Hasselt et al. 2016, arXiv
+    1509.06461) or of the target network. With ``--value-rescaling``:
+    h(returns + discount * h^-1(...))."""
     q = target.q_values(batch.next_obs)
-    chooser = online.q_values(batch.next_obs) if double else q
+    chooser = online.q_values(batch.next_obs) if config.double else q
     best = online.distribution(chooser, batch.next_obs).best.actions
     next_values = q.gather(1, best.unsqueeze(1)).squeeze(1)
-    if rescaled:
+    if config.value_rescaling:
         return rescale(batch.returns + batch.discount * unrescale(next_values))
     return batch.returns + batch.discount * next_values
-
-
-@torch.no_grad()
-def munchausen_targets(target: QFunction, batch: Transitions, config: DqnConfig) -> Tensor:
-    """Return the targets [B] of Munchausen Q-learning; see `sampleforge.ops.munchausen`.
-
-    The scaled log-policy is added to the first reward of the n-step window alone: with n = 1 this
-    is the target of the paper."""
-    bonus = first_bonus(target, target.q_values(batch.obs), batch, config)
-    q, tau = target.q_values(batch.next_obs), config.munchausen_temperature
-    mask = target.distribution(q, batch.next_obs).mask
-    return batch.returns + bonus + batch.discount * soft_value(q, mask, tau)
-
-
-def first_bonus(target: QFunction, q: Tensor, batch: Transitions, config: DqnConfig) -> Tensor:
-    """Return alpha [tau log pi(a | s)]_{l_0}^0 [B] of the batch's actions, for the Q-values ``q``
-    [B, A] of ``obs``."""
-    mask = target.distribution(q, batch.obs).mask
-    bonus = munchausen_bonus(q, mask, batch.action, config.munchausen_temperature)
-    return config.munchausen * bonus
-
-
-def targets_of(
-    online: QFunction, target: QFunction, batch: Transitions, config: DqnConfig
-) -> Tensor:
-    """Return the targets [B] that ``config`` chooses."""
-    if config.munchausen:
-        return munchausen_targets(target, batch, config)
-    return q_targets(
-        online, target, batch, double=config.double, rescaled=bool(config.value_rescaling)
-    )
 
 
 def dqn_loss(
@@ -131,7 +99,7 @@ def dqn_loss(
     gather: Gather = alone,
 ) -> DqnOutput:
     """Return the importance-weighted mean Huber loss of the TD errors."""
-    targets = targets_of(online, target, batch, config)
+    targets = q_targets(online, target, batch, config)
     q = online.q_values(batch.obs)
     q_taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
     errors = (targets - q_taken).detach().abs()
@@ -160,7 +128,7 @@ def dqn_gradient(
 ) -> DqnOutput:
     """Set the gradients of the online network's parameters to those of `dqn_loss`, by hand, and
     return what it returns. The loss is detached. For a learner without others."""
-    targets = targets_of(online, target, batch, config)
+    targets = q_targets(online, target, batch, config)
     index = batch.action.unsqueeze(1)
     q = online.q_values(batch.obs)
     q_taken = q.gather(1, index).squeeze(1)

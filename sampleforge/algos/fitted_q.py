@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
+from sampleforge.models.normaliser import make_normaliser
 from sampleforge.models.trunk import Trunk
 from sampleforge.ops.distributions import ActionLayout
 from sampleforge.spec import ArraySpec
@@ -82,8 +82,7 @@ class QFunction(nn.Module):
     ) -> None:
         super().__init__()
         config = dataclasses.replace(config, core="none")
-        needed = config.normalise_observations and normalised_leaves(observations)
-        self.normaliser = ObservationNormaliser(observations) if needed else None
+        self.normaliser = make_normaliser(observations, config)
         self.trunk = Trunk(config, observations)
         self.of_state = nn.Linear(self.trunk.out_features + 1, HIDDEN)
         self.of_action = nn.Linear(action_size, HIDDEN, bias=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import orthogonal_
-from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
+from sampleforge.models.normaliser import make_normaliser
 from sampleforge.models.trunk import Trunk
 from sampleforge.ops.distributions import ActionDistribution, ActionLayout, action_layout
 from sampleforge.spec import ACTION_MASK, ActionSpec, ArraySpec
@@ -52,8 +52,7 @@ class ActorCritic(nn.Module):
         self.layout = action_layout(actions)
         self.squash = config.squash_actions
         _check_fit(config, self.layout, observations)
-        needed = config.normalise_observations and normalised_leaves(observations)
-        self.normaliser = ObservationNormaliser(observations) if needed else None
+        self.normaliser = make_normaliser(observations, config)
         self.actor = Trunk(config, observations)
         self.critic = Trunk(config, observations) if config.separate_critic else None
         critic = self.actor if self.critic is None else self.critic

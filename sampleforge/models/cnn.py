@@ -1,11 +1,10 @@
 """Image encoders: DQN's CNN, Nature CNN, Doom CNN and IMPALA's ResNet, with an MLP for the leaves
 that are not images.
 
-Images arrive as they were stored, [N, C, H, W] or [N, H, W, C]; the channel axis is the smaller of
-the first and the last, or the last if they are equal (MinAtar's 10x10x10). They keep their dtype
-until the first convolution. For uint8 its weights are divided by 255 instead of the images: these
-are 8 thousand numbers instead of 28 thousand per image, and it is exact in bfloat16, which holds
-every integer up to 256.
+Images arrive as they were stored, [N, C, H, W] or [N, H, W, C] (`encoders.is_channel_last`), and
+keep their dtype until the first convolution, unless a normaliser has made floats of them. For uint8
+its weights are divided by 255 instead of the images: these are 8 thousand numbers instead of 28
+thousand per image, and it is exact in bfloat16, which holds every integer up to 256.
 
 channels_last, made while the images are still bytes, measured on one core of an EPYC with AVX-512
 for Nature CNN on 84x84x4, against [N, C, H, W], in ms: forward and backward of 256, fp32 107-118
@@ -28,6 +27,7 @@ from sampleforge.models.encoders import (
     Dense,
     Vector,
     activation,
+    is_channel_last,
     is_image,
     orthogonal_,
     out_of_place,
@@ -87,17 +87,16 @@ class ImageTower(nn.Module):
         self, spec: ArraySpec, family: DictEncoder, config: ModelConfig, act: Activation
     ) -> None:
         super().__init__()
-        self.is_channel_last = spec.shape[2] <= spec.shape[0]
+        self.is_channel_last = is_channel_last(spec.shape)
         self.in_pieces = True
         """Whether a batch goes through the convolutions in pieces on a CPU. An export sets it to
         False, because the number of pieces depends on the size of the batch."""
         c, h, w = (spec.shape[i] for i in ((2, 0, 1) if self.is_channel_last else (0, 1, 2)))
-        self.scale = 1.0 / 255.0 if spec.dtype == "uint8" else 1.0
         stem, *rest = family.convolutions(c, min(h, w), act)
         assert isinstance(stem, nn.Conv2d)
         self.stem, self.rest = stem, nn.Sequential(*rest)
         with torch.no_grad():
-            flat = self._convolve(torch.zeros(1, c, h, w)).flatten(1).shape[1]
+            flat = self._convolve(torch.zeros(1, c, h, w), 1.0).flatten(1).shape[1]
         self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=config.layer_norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +107,8 @@ class ImageTower(nn.Module):
         # of 679 in fp32; no difference for 256 images.
         splits = self.in_pieces and x.device.type == "cpu"
         pieces = torch.split(x, CPU_PIECE) if splits else (x,)
-        convolved = [self._convolve(self._as_input(piece)).flatten(1) for piece in pieces]
+        scale = 1.0 / 255.0 if x.dtype == torch.uint8 else 1.0  # floats are normalised, or scaled
+        convolved = [self._convolve(self._as_input(piece), scale).flatten(1) for piece in pieces]
         whole = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
         features: Tensor = self.dense(whole)
         return features
@@ -116,9 +116,9 @@ class ImageTower(nn.Module):
     def _as_input(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last).to(self._dtype(x.device))
 
-    def _convolve(self, x: Tensor) -> Tensor:
+    def _convolve(self, x: Tensor, scale: float) -> Tensor:
         stem = self.stem
-        weight = stem.weight if self.scale == 1.0 else stem.weight * self.scale
+        weight = stem.weight if scale == 1.0 else stem.weight * scale
         x = F.conv2d(x, weight, stem.bias, stem.stride, stem.padding)
         convolved: Tensor = self.rest(x)
         return convolved

@@ -35,6 +35,8 @@ class ModelConfig(Checked):
     normalise_observations: bool = True
     """Normalise observations of floats or bytes by their running mean and standard deviation
     (images are divided by 255, categories one-hot encoded)."""
+    normalise_images: bool = False
+    """Normalise images too, each pixel by its own running mean and standard deviation."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False

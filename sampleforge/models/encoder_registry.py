@@ -74,7 +74,7 @@ def make_encoder(
     config: ModelConfig, observations: Mapping[str, ArraySpec], floats: Collection[str] = ()
 ) -> nn.Module:
     """Return a new encoder of all leaves but the action mask. ``floats``: leaves that it gets as
-    float32 whatever their dtype, because they are normalised. Raises ConfigError if the class does
+    floats whatever their dtype, because they are normalised. Raises ConfigError if the class does
     not exist or is not an encoder, or if its output has another width than it says."""
     name = resolve_encoder(config, observations).encoder
     encoder = _load(_BUILT_IN.get(name, name))(encoded_leaves(observations), config)

@@ -62,6 +62,12 @@ def is_image(spec: ArraySpec) -> bool:
     return spec.categories is None and len(spec.shape) == 3 and sorted(spec.shape)[1] >= 8
 
 
+def is_channel_last(shape: tuple[int, ...]) -> bool:
+    """Return whether an image's shape is [H, W, C] rather than [C, H, W]: the channel axis is the
+    smaller of the first and the last, or the last if they are equal (MinAtar's 10x10x10)."""
+    return shape[2] <= shape[0]
+
+
 def has_image(observations: Mapping[str, ArraySpec]) -> bool:
     """Return whether a leaf is an image; see `is_image`."""
     return any(is_image(spec) for spec in observations.values())

@@ -15,7 +15,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ModelOutput
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import activation
-from sampleforge.models.normaliser import ObservationNormaliser, normalised_leaves
+from sampleforge.models.normaliser import make_normaliser
 from sampleforge.models.q_heads import make_heads, output_parameters
 from sampleforge.models.trunk import Trunk
 from sampleforge.models.value_distribution import ValueDistribution
@@ -55,8 +55,7 @@ class QNetwork(nn.Module):
         super().__init__()
         self.num_actions = _num_actions(actions)
         _check_fit(config, observations, self.num_actions)
-        needed = config.normalise_observations and normalised_leaves(observations)
-        self.normaliser = ObservationNormaliser(observations) if needed else None
+        self.normaliser = make_normaliser(observations, config)
         self.trunk = Trunk(config, observations)
         self.state_size = self.trunk.state_size
         self.dueling = dueling

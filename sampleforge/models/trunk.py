@@ -20,7 +20,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: ModelConfig, observations: Mapping[str, ArraySpec]) -> None:
         super().__init__()
-        floats = normalised_leaves(observations) if config.normalise_observations else ()
+        floats = normalised_leaves(observations, config)
         self.encoder = make_encoder(config, observations, floats)
         self.out_features: int = self.encoder.out_features  # type: ignore[assignment]
         self.core, self.state_size = None, 0

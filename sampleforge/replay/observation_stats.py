@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.models.normaliser import counted
 from sampleforge.ops.running_stats import Moments, merge, moments
 from sampleforge.rollouts.slots import TrajectorySlots
 
@@ -30,7 +31,7 @@ def packed_size(shapes: Shapes) -> int:
 def unpack(packed: npt.NDArray[np.float64], shapes: Shapes) -> dict[str, Moments] | None:
     """Return the moments of each leaf that `ObservationStats.take` has packed; None if they are of
     no observations."""
-    if not shapes or not packed[-1]:  # the count, which all leaves have in common
+    if not shapes or not packed[-1]:  # the last leaf's count: all are 0, or none
         return None
     of_leaves, values = {}, torch.from_numpy(packed.copy())
     for name, shape in shapes.items():
@@ -75,7 +76,8 @@ class ObservationStats:
 
     def _of(self, slot: int, name: str, real: torch.Tensor) -> Moments:
         leaf = self._leaf(slot, name)
-        return moments(leaf if real.all() else leaf[real])
+        seen = leaf if real.all() else leaf[real]
+        return moments(counted(seen, self._slots.shape.spec.observations[name]))
 
     def _real(self, slot: int) -> npt.NDArray[np.bool_]:
         """Return which observations are as the environment gave them, bool [steps * rows].

@@ -200,7 +200,9 @@ class Lanes:
                 fontsize=size,
                 color=INK if member == self._best else GREY,
                 fontweight="bold" if member == self._best else "normal",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over late curves
                 annotation_clip=False,
+                zorder=10,
             )
         axis.annotate(
             "last",

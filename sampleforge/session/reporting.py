@@ -224,8 +224,8 @@ class Starting(Callback):
         if monotonic() < self._next:
             return
         self._next = monotonic() + WAITING_S
-        counters, plan = session.graph.counters, session.plan
-        started, rows = int(counters.total("started_rows")), plan.num_workers * plan.envs
+        counters, rows = session.graph.counters, session.plan.envs
+        started = int(counters.total("started_rows"))
         if counters.total("env_steps"):
             self._next = inf
         elif started < rows:

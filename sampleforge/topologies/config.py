@@ -104,12 +104,6 @@ class ApexConfig(
                 "distributions are learned from single transitions only, a recurrent core from "
                 "sequences; leave out one of the two"
             )
-        if self.model.core != "none" and self.munchausen:
-            raise ConfigError(
-                f"--munchausen {self.munchausen:g} --model.core {self.model.core}: soft values are "
-                "learned from single transitions only, a recurrent core from sequences; leave out "
-                "one of the two"
-            )
         self._check_sequences()
         _check_input(self)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets, targets_of
+from sampleforge.algos.dqn import dqn_loss, importance_weights, q_targets
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.models.q_network import GreedyActions
@@ -27,7 +26,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("double", [False, True])
 def test_targets_are_the_literal_ones(double: bool, rescaled: bool, masked: bool) -> None:
     online, target, batch = network(1, masked), network(2, masked), transitions(masked=masked)
-    found = q_targets(online, target, batch, double=double, rescaled=rescaled)
+    config = DqnConfig(double=double, value_rescaling=rescaled)
+    found = q_targets(online, target, batch, config)
     of_online = online.q_values(batch.next_obs)
     of_target = target.q_values(batch.next_obs)
     for i in range(len(found)):
@@ -45,35 +45,12 @@ def test_targets_are_the_literal_ones(double: bool, rescaled: bool, masked: bool
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_munchausen_targets_are_the_literal_ones(masked: bool) -> None:
-    """Those of the target network alone; the bonus is that of the first action of a window."""
-    config = DqnConfig(munchausen=0.9, munchausen_temperature=0.1)
-    online, target, batch = network(1, masked), network(2, masked), transitions(masked=masked)
-    of_obs, of_next = target.q_values(batch.obs), target.q_values(batch.next_obs)
-    found = targets_of(online, target, batch, config)
-    for i in range(len(found)):
-        policies = []
-        for q, leaves in ((of_obs[i], batch.obs), (of_next[i], batch.next_obs)):
-            allowed = [
-                a for a in range(ACTIONS) if not masked or leaves["action_mask"][i, a]
-            ] or list(range(ACTIONS))
-            shares = {a: math.exp(q[a].item() / 0.1) for a in allowed}
-            policies.append({a: s / sum(shares.values()) for a, s in shares.items()})
-        before, after = policies
-        share = before.get(int(batch.action[i]), 0.0)
-        bonus = max(-1.0, 0.1 * math.log(share)) if share else -1.0
-        soft = sum(p * (of_next[i, a].item() - 0.1 * math.log(p)) for a, p in after.items())
-        wanted = batch.returns[i].item() + 0.9 * bonus + batch.discount[i].item() * soft
-        assert found[i].item() == pytest.approx(wanted, abs=1e-5)
-
-
 @pytest.mark.parametrize("delta", [0.0, 0.3])
 def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> None:
     online, target, batch = network(1), network(2), transitions()
     config = DqnConfig(huber_delta=delta)
     output = dqn_loss(online, target, batch, 0.4, config)
-    goal = q_targets(online, target, batch, double=True, rescaled=False)
+    goal = q_targets(online, target, batch, config)
     taken = online.q_values(batch.obs)[range(6), batch.action]
     weights = [float(o) ** -0.4 for o in batch.scaled_probability]
     total = 0.0
@@ -210,7 +187,6 @@ def test_every_row_explores_with_its_own_epsilon_and_weights_come_at_intervals()
         {},
         {"double": False, "huber_delta": 0.0},
         {"value_rescaling": True, "huber_delta": 0.3},
-        {"munchausen": 0.9},
     ],
     ids=lambda settings: "-".join(settings) or "default",
 )

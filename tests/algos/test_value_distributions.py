@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from sampleforge.algos.config import DqnConfig
-from sampleforge.algos.distributional import distributional_loss, munchausen_outputs
+from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import importance_weights
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles, value_distribution
-from sampleforge.ops.munchausen import munchausen_bonus, soft_mixture
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
 from sampleforge.replay.transitions import Transitions
@@ -242,22 +241,6 @@ def test_the_best_action_is_that_of_the_best_mean_return_though_values_are_squas
     )
 
 
-def test_munchausen_quantiles_are_moved_by_the_bonus_and_mixed_by_the_policy() -> None:
-    config = DqnConfig(**HEADS["quantile"], munchausen=0.9, munchausen_temperature=0.1)
-    online, target, batch = network(config, 1), network(config, 2), transitions()
-    moved, mixed = munchausen_outputs(target, batch, config)
-    bonus = munchausen_bonus(target.q_values(batch.obs), None, batch.action, 0.1)
-    torch.testing.assert_close(moved.returns, batch.returns + 0.9 * bonus)
-    outputs = target.outputs(batch.next_obs)
-    torch.testing.assert_close(mixed, soft_mixture(outputs, outputs.mean(-1), None, 0.1))
-    found = distributional_loss(online, target, batch, 0.0, config)
-    predicted = online.outputs(batch.obs)[range(6), batch.action]
-    wanted = quantile_huber_loss(
-        predicted, moved.returns[:, None] + batch.discount[:, None] * mixed, config.huber_delta
-    )
-    torch.testing.assert_close(found.loss, wanted.mean())
-
-
 # ---- refusals ----
 
 
@@ -273,15 +256,6 @@ def test_munchausen_quantiles_are_moved_by_the_bonus_and_mixed_by_the_policy() -
         (
             {**HEADS["c51"], "model": ModelConfig(core="gru")},
             "--value-distribution c51 --model.core gru: ",
-        ),
-        ({"munchausen": 0.9, "value_rescaling": True}, "--munchausen 0.9 --value-rescaling: "),
-        (
-            {**HEADS["c51"], "munchausen": 0.9},
-            "--munchausen 0.9 --value-distribution c51: ",
-        ),
-        (
-            {"munchausen": 0.9, "model": ModelConfig(core="gru")},
-            "--munchausen 0.9 --model.core gru",
         ),
     ],
 )

@@ -57,14 +57,15 @@ def learning(fields: dict[str, Any]) -> dict[str, Any]:
 
 def of_later_features(cls: type[AnyConfig]) -> dict[str, Any]:
     """The defaults of the fields about several policies, callbacks, variable experience, the
-    schedule of the bonus and LayerNorm, which these folders do not have (of those of ranks, not
-    the first)."""
+    schedule of the bonus, LayerNorm and normalised images, which these folders do not have (of
+    those of ranks, not the first)."""
     parts = [part for part in (PoliciesConfig, PbtConfig) if issubclass(cls, part)]
     names = {
         "callbacks",
         "variable_experience",
         "exploration_schedule",
         "model.layer_norm",
+        "model.normalise_images",
         *(f.name for part in parts for f in dataclasses.fields(part)),
     }
     return learning({n: value for n, value in flat_fields(cls()).items() if n in names})

@@ -20,7 +20,12 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import MLP, Vector
 from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
-from sampleforge.models.normaliser import ObservationNormaliser
+from sampleforge.models.normaliser import (
+    CLIP,
+    IMAGE_INTERVAL,
+    ObservationNormaliser,
+    normalised_leaves,
+)
 from sampleforge.models.registry import make_model, register_encoder, resolve_encoder
 from sampleforge.models.stacked import is_stackable
 from sampleforge.ops.distributions import action_layout
@@ -272,7 +277,8 @@ def test_vector_of_categories_bytes_and_numbers() -> None:
 
 
 def test_normaliser_counts_what_it_saw_and_changes_in_update_only() -> None:
-    normaliser = ObservationNormaliser(observation_specs(NESTED))
+    leaves = normalised_leaves(observation_specs(NESTED), ModelConfig())
+    normaliser = ObservationNormaliser(leaves)
     normalised = {"arm.position", "bytes"}
     assert {name.replace("/", ".") for name in normaliser.leaves} == normalised
     total = 0
@@ -325,6 +331,56 @@ def test_weights_for_bytes_divided_by_255_are_refused() -> None:
 def test_images_alone_need_no_normaliser() -> None:
     assert model_of(IMAGE).normaliser is None
     assert model_of(VECTOR, normalise_observations=False).normaliser is None
+
+
+@pytest.mark.parametrize("shape", [(4, 12, 12), (12, 12, 3)])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+@pytest.mark.parametrize("has_autocast", [False, True])
+def test_pixels_are_normalised_each_by_its_own_statistics(
+    shape: tuple[int, ...], kind: Any, has_autocast: bool
+) -> None:
+    """Over every 61st image, whatever the axes before the image and the order of its own, and in
+    autocast's dtype, which the convolutions take."""
+    scale = 1 if kind is np.uint8 else 0.01
+    model = model_of(
+        spaces.Box(0, 255, shape, kind), normalise_images=True, normalise_observations=False
+    )
+    assert model.normaliser is not None
+    brightness = torch.randint(0, 200, shape)
+    images = brightness + torch.randint(0, 40, (3000, *shape))
+    images[:, 0, 0, 0] = 7
+    images[61, 0, 0, 0] = 200  # hardly ever there
+    images = images.to(torch.uint8) if kind is np.uint8 else images * scale
+    model.normaliser.update({"obs": images})
+    seen = images[::IMAGE_INTERVAL].double()
+    least = 1.0 if kind is np.uint8 else 0.0
+    expected = (images - seen.mean(0)) / seen.std(0, correction=0).clamp(min=least)
+    expected = expected.clamp(-CLIP, CLIP).float()
+    assert expected.abs().max() > 5 and expected[::IMAGE_INTERVAL].std(0).min() > 0.9
+    rollout = images[:2400].unflatten(0, (60, 40))
+    before = rollout.clone()
+    with torch.autocast("cpu", enabled=has_autocast, dtype=torch.bfloat16):
+        found = model.normaliser({"obs": rollout})["obs"]
+        out = model({"obs": rollout[:2]}, torch.zeros(40, 0), torch.zeros(2, 40, dtype=torch.bool))
+    assert found.dtype == (torch.bfloat16 if has_autocast else torch.float32)
+    difference = (found.float() - expected[:2400].view(rollout.shape)).abs()
+    assert difference.max() < (0.6 if has_autocast else 1e-3)
+    assert out.values.std() > 0 and out.values.isfinite().all()
+    assert torch.equal(rollout, before), "the images themselves stay"
+
+
+def test_normalised_images_are_laid_out_once_for_the_convolutions() -> None:
+    for shape, order in (((4, 12, 12), (0, 1, 2, 3)), ((12, 12, 4), (0, 3, 1, 2))):
+        normaliser = ObservationNormaliser({"obs": ArraySpec(shape, "uint8")})
+        images = torch.zeros((5, 6, *shape), dtype=torch.uint8)
+        flat = normaliser({"obs": images})["obs"].flatten(0, 1).permute(order)
+        assert flat.shape[1] == 4 and flat.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("space", [VECTOR, spaces.MultiBinary((10, 10, 4))])
+def test_normalising_images_needs_an_image_of_numbers(space: spaces.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match="normalise-images: no observation leaf is an image"):
+        model_of(space, normalise_images=True)
 
 
 class OwnEncoder(nn.Module):

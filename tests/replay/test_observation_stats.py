@@ -113,6 +113,27 @@ def test_take_returns_all_moments_and_empties_the_statistics() -> None:
     assert torch.tensor(packed).eq(0).all(), "nothing is counted twice"
 
 
+def test_of_images_one_in_61_counts() -> None:
+    spec = EnvSpec(
+        "fake",
+        {"image": ArraySpec((3, 8, 8), "uint8"), "vector": ArraySpec((2,), "float32")},
+        {"action": DISCRETE},
+    )
+    slots = TrajectorySlots(1, SlotShape(20, 10, spec, 0))
+    shapes = {name: leaf.shape for name, leaf in spec.observations.items()}
+    slots.valid[:] = True
+    slots.obs["image"][:] = np.random.default_rng(0).integers(0, 256, slots.obs["image"].shape)
+    seen, packed = ObservationStats(slots, shapes), np.zeros(packed_size(shapes))
+    seen.add(0)
+    seen.take(packed)
+    found = unpack(packed, shapes)
+    assert found is not None and found["vector"].count == 200
+    images = slots.obs["image"][0, :20].reshape(200, 3, 8, 8)[[0, 61, 122, 183]]
+    assert found["image"].count == 4
+    np.testing.assert_allclose(found["image"].mean, images.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found["image"].var, images.astype(float).var(0), rtol=1e-12)
+
+
 def test_final_observations_count_and_those_of_dropped_steps_do_not() -> None:
     """Column by column: what happens to a row in the six steps of its rollout."""
     spec = EnvSpec("fake", {"a": ArraySpec((), "float32")}, {"action": DISCRETE})

@@ -10,6 +10,7 @@ import pytest
 from sampleforge.session import reporting
 from sampleforge.session.reporting import Starting
 from sampleforge.shared.counters import Counters
+from sampleforge.topologies.sampler_plan import SamplerPlan
 
 
 def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
@@ -21,7 +22,7 @@ def test_until_the_first_env_step_it_is_said_how_many_rows_have_started(
     counters, said = Counters(["started_rows", "env_steps"], 2), list[str]()
     session: Any = SimpleNamespace(
         graph=SimpleNamespace(counters=counters),
-        plan=SimpleNamespace(num_workers=2, envs=32),
+        plan=SamplerPlan(2, 4, 8, 1, 16, "inline", 0, "cpu", "fp32", False, ()),
         message=said.append,
     )
     starting = Starting()

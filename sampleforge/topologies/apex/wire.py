@@ -364,9 +364,8 @@ def _replay_channels(
 def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
     """Return the shapes of the observation leaves that are normalised. The replay shards count
     their statistics when rollouts are inserted."""
-    if not config.model.normalise_observations:
-        return {}
-    return {name: leaf.shape for name, leaf in normalised_leaves(spec.observations).items()}
+    leaves = normalised_leaves(spec.observations, config.model)
+    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def _add_shard(
