@@ -11,7 +11,8 @@ prints. The score of the preset is the median over the seeds, its time that from
 command to its end. A variant is the preset with flags that change its environment; it has a score
 of its own. Writes the score into sampleforge/presets/scores.jsonl, the curves with the band of the
 seeds into benchmarks/results/preset-ALGO-NAME.png, and all scores as a table into
-benchmarks/results/presets.md.
+benchmarks/results/presets.md. With --keep FOLDER the runs stay there, and the same command repeats
+no training that has ended.
 """
 
 from __future__ import annotations
@@ -66,9 +67,12 @@ def train(algo: str, preset: str, seed: int, run_dir: Path, args: argparse.Names
     """Train and evaluate through the command line, as a user would."""
     words = [sys.executable, str(HERE.parent / "train.py"), algo, "--preset", preset]
     words += [*shlex.split(args.flags), "--seed", str(seed), "--run-dir", str(run_dir)]
-    started = time.perf_counter()
-    output(words)
-    seconds = time.perf_counter() - started
+    took = run_dir.with_suffix(".seconds")
+    if not took.exists():
+        started = time.perf_counter()
+        output(words)
+        took.write_text(str(time.perf_counter() - started))
+    seconds = float(took.read_text())
     evaluate = [sys.executable, "-m", "sampleforge.cli", "eval", str(run_dir)]
     evaluate += ["--episodes", str(episodes(args)), *["--stochastic"] * args.stochastic]
     found = json.loads(output(evaluate).splitlines()[-1])
@@ -111,8 +115,10 @@ def measure(algo: str, preset: str, args: argparse.Namespace) -> None:
         line.split(maxsplit=1) for line in machine.describe("torch", "gymnasium").splitlines()
     )
     print(f"{algo} {preset}, {conditions['machine']}, commit {conditions['commit']}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [Path(folder) / f"seed-{seed}" for seed in args.seeds]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        runs = [folder / f"seed-{seed}" for seed in args.seeds]
         trained = []
         for seed, run_dir in zip(args.seeds, runs, strict=True):
             trained.append(train(algo, preset, seed, run_dir, args))
@@ -182,6 +188,7 @@ def main() -> None:
     parser.add_argument("--stochastic", action="store_true", help="sample the actions to evaluate")
     parser.add_argument("--variant", default="", help="a word for what --flags change")
     parser.add_argument("--flags", default="", help="for the training, beside --preset")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the runs there")
     parser.add_argument("--note", default="", help="what else the machine did meanwhile")
     args = parser.parse_args()
     if bool(args.variant) != bool(args.flags):

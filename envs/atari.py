@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import gymnasium as gym
@@ -23,9 +23,11 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, nearest
 from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.registry import sync_vector
-from sampleforge.env.vector import Array, EnvVector
+from sampleforge.env.vector import Array, EnvVector, Episode
 
 PREFIX = "ALE/"
+NOOP = 0
+"""The action of all games that presses nothing."""
 STACKED = {"frame_stack": {"obs": "zero"}}
 """Metadata of both backends: an episode begins with the stack (0, ..., 0, first frame)."""
 
@@ -67,6 +69,7 @@ class Protocol:
         return protocol
 
     def __str__(self) -> str:
+        episode = "life is an episode of training" if self.episodic_life else "game is an episode"
         return ", ".join(
             [
                 f"ALE {self.img_height}x{self.img_width} {'grey' if self.grayscale else 'RGB'}",
@@ -76,7 +79,7 @@ class Protocol:
                 f"{'full' if self.full_action_space else 'minimal'} action set",
                 f"no-op starts {self.noop_max}",
                 f"fire reset {'on' if self.use_fire_reset else 'off'}",
-                f"{'a life' if self.episodic_life else 'a game'} is an episode",
+                f"a {episode}",
                 "unclipped rewards",
             ]
         )
@@ -100,6 +103,7 @@ class AtariVector(GymnasiumVector):
 
         protocol = Protocol.of(config)
         given = {field.name: getattr(protocol, field.name) for field in fields(protocol)}
+        given["episodic_life"] = False  # ALE would begin a new game after each life
         env = ale_py.AtariVectorEnv(
             roms()[config.env], len(seeds), num_threads=1, reward_clipping=False, **given
         )
@@ -140,6 +144,50 @@ class AtariVector(GymnasiumVector):
         return [column[order] for column in columns]
 
 
+class AtariLives(AtariVector):
+    """Each life is an episode of training: the step that loses one is terminal.
+
+    The game goes on. In the step after, which next-step autoreset leaves out, nothing is pressed;
+    in games that wait for FIRE the policy presses it, as it has to in evaluations. The episodes
+    that are returned are whole games.
+    """
+
+    def __init__(self, config: EnvConfig, seeds: Sequence[int]) -> None:
+        super().__init__(config, seeds)
+        self._lives = np.zeros(len(seeds), np.int64)
+        self._left_out, self._over = np.zeros((2, len(seeds)), np.bool_)
+        """Rows whose next step is left out, because their last one lost a life; whose game has
+        ended by the last step."""
+        self._late, self._late_over = np.zeros((2, len(seeds)), np.bool_)
+        """Rows that lost a life or the game in a step left out, so that the next one is terminal;
+        those of them that lost the game."""
+
+    def _begin(self, actions: dict[str, Array]) -> None:
+        if self._left_out.any():
+            actions = {"action": np.where(self._left_out, NOOP, actions["action"])}
+        super()._begin(actions)
+
+    def _step(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observations, reward, terminated, truncated, info = super()._step()
+        lives = self._sorted(info, info["lives"])[0]
+        over, lost = terminated | truncated, lives < self._lives
+        self._lives = lives
+        self._returns[self._left_out] += reward[self._left_out]
+        self._lengths += self._left_out
+        ends = (lost & ~self._left_out) | self._late
+        self._over = (over & ~self._left_out) | self._late_over
+        self._late, self._late_over = (over | lost) & self._left_out, over & self._left_out
+        self._left_out = ends & ~over
+        return observations, reward, terminated | ends, truncated, info
+
+    def _finish_episodes(self) -> list[Episode]:
+        ended = self._ended
+        self._ended = ended & self._over
+        games = super()._finish_episodes()
+        self._ended = ended
+        return games
+
+
 class FireReset(gym.Wrapper[Any, Any, Any, Any]):
     """Presses FIRE after a reset in games that have this action."""
 
@@ -160,6 +208,11 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
 
     gym.register_envs(ale_py)
     protocol = Protocol.of(config)
+    if protocol.episodic_life:
+        raise ConfigError(
+            f"{config.env}: episodic_life=True needs ALE's vector env; gymnasium's preprocessing "
+            "begins a new game after each life. Use --env-backend vector"
+        )
     if not protocol.maxpool:
         raise ConfigError(
             f"{config.env}: maxpool=False needs ALE's vector env; gymnasium's preprocessing always "
@@ -179,7 +232,6 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
         noop_max=protocol.noop_max,
         frame_skip=protocol.frameskip,
         screen_size=(protocol.img_width, protocol.img_height),
-        terminal_on_life_loss=protocol.episodic_life,
         grayscale_obs=protocol.grayscale,
     )
     if protocol.use_fire_reset:
@@ -191,9 +243,9 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> gym.Env[An
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    if config.env_backend != "single":
-        return AtariVector(config, seeds)
     protocol = Protocol.of(config)
+    if config.env_backend != "single":
+        return AtariLives(config, seeds) if protocol.episodic_life else AtariVector(config, seeds)
     return sync_vector(
         config,
         lambda: make_single(config),
@@ -203,6 +255,11 @@ def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVe
         protocol=str(protocol),
         max_episode_steps=protocol.max_episode_steps,
     )
+
+
+def whole_games(config: EnvConfig) -> EnvConfig:
+    """Return ``config`` with games as episodes: one that ends with a life is an aid to learning."""
+    return replace(config, env_kwargs={**config.env_kwargs, "episodic_life": False})
 
 
 def roms() -> dict[str, str]:
@@ -254,4 +311,5 @@ FAMILY = Family(
     extra="atari",
     plain_kwargs=True,
     meant=meant,
+    for_evaluation=whole_games,
 )

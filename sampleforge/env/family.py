@@ -24,6 +24,11 @@ def no_other_names(env_id: str) -> None:
     """Return None: nothing else than its ids names an environment of the family."""
 
 
+def as_in_training(config: EnvConfig) -> EnvConfig:
+    """Return ``config``: episodes of evaluations are those of training."""
+    return config
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of environments.
@@ -36,7 +41,8 @@ class Family:
     it. ``make_single(config, render_mode)`` returns one environment, of gymnasium or PettingZoo;
     ``make_vector(config, rows, seeds)`` obeys ``config.env_backend``. ``plain_kwargs`` promises
     that no string in env_kwargs names code to import or a file to load code from: a run folder's
-    strings then need no --trust."""
+    strings then need no --trust. ``for_evaluation(config)`` returns the config of evaluation
+    episodes: without what changes episodes as an aid to learning."""
 
     name: str
     claims: Callable[[str], bool]
@@ -47,6 +53,7 @@ class Family:
     extra: str | None = None
     plain_kwargs: bool = False
     meant: Callable[[str], str | None] = no_other_names
+    for_evaluation: Callable[[EnvConfig], EnvConfig] = as_in_training
 
     @property
     def installed(self) -> bool:

@@ -162,6 +162,14 @@ def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
     return env if limit is None or is_multi_agent(env) else TimeLimit(env, limit)
 
 
+def for_evaluation(config: EnvConfig) -> EnvConfig:
+    """Return the config of evaluation episodes: each row starts with a new episode, and the family
+    takes back what changes episodes as an aid to learning."""
+    factory, plain = resolve(replace(config, decorrelate=False))
+    family = None if factory is not None else find(plain.env)
+    return plain if family is None else family.for_evaluation(plain)
+
+
 def find(env_id: str) -> Family | None:
     """Return the family of an id, or None for a plain gymnasium id. Raises ConfigError for an
     unknown id, with the nearest known one, or for a missing library, with the command that installs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from sampleforge.algos.policy import FrozenPolicy
 from sampleforge.config import ConfigError, typed
-from sampleforge.env.registry import make_vector
+from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.starting import told_of_rows
@@ -211,9 +210,7 @@ def tournament_envs(
     each was trained. Raises ConfigError if the environment has one agent, or agents with different
     spaces, or if a player was trained with other spaces."""
     rows = min(MAX_ROWS, games)
-    envs = make_vector(
-        dataclasses.replace(config, decorrelate=False), rows, row_seeds(seed, 0, 0, rows)
-    )
+    envs = make_vector(for_evaluation(config), rows, row_seeds(seed, 0, 0, rows))
     problem = None
     if len(envs.seats) < 2:
         problem = f"{config.env} has one agent, so there are no games in it; see `sampleforge eval`"

@@ -14,7 +14,7 @@ import numpy as np
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.parallel import ParallelRows, as_parallel, is_multi_agent
-from sampleforge.env.registry import make_single, sync_vector
+from sampleforge.env.registry import for_evaluation, make_single, sync_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import EnvVector
 from sampleforge.video.video_file import CannotFilm, Frame, VideoFile
@@ -67,7 +67,7 @@ class Camera:
         environment, if it cannot be rendered."""
         self._subject = config.env if policy is None else f"{config.env}   {policy}"
         _work_without_display()
-        config = dataclasses.replace(config, env_backend="single", decorrelate=False)
+        config = dataclasses.replace(for_evaluation(config), env_backend="single")
         made, seeds = [self._made(config)], row_seeds(seed, 0, 0, 1)
         several = is_multi_agent(made[0])
         self._agents = tuple(made[0].possible_agents) if several else None

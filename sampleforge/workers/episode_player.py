@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +10,7 @@ import torch
 
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.place import Place
-from sampleforge.env.registry import make_vector
+from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import Array, EnvVector, StepOut, own_outputs
 from sampleforge.workers.config import EVALUATION_ROWS
@@ -97,8 +96,8 @@ def evaluation_envs(
     """Return the env rows that play ``episodes`` episodes, or a ``part`` of them; every row starts
     with a new episode."""
     rows = part.rows(episodes)
-    config = dataclasses.replace(config, decorrelate=False)
     seeds = row_seeds(seed, 0, 0, rows.stop)[rows.start :]
+    config = for_evaluation(config)
     return make_vector(config, len(rows), seeds, Place(part.evaluator, rows.start))
 
 
