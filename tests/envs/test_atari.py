@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.random_actions import random_actions
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import own_outputs
@@ -69,3 +71,50 @@ def test_single_environments_have_no_episodes_of_lives() -> None:
     config = dataclasses.replace(CONFIG, env_backend="single")
     with pytest.raises(ConfigError, match="begins a new game after each life"):
         make_vector(config, 1, [0])
+
+
+class ScriptedAle:
+    """In place of ALE's vector env, one row: plays ``script``, (lives, terminated, reward) of each
+    step."""
+
+    def __init__(self, script: list[tuple[int, bool, float]]) -> None:
+        self.script = iter(script)
+        self.pressed: list[int] = []
+
+    def send(self, actions: np.ndarray) -> None:
+        self.pressed.append(int(actions[0]))
+
+    def recv(self) -> tuple[Any, ...]:
+        lives, over, reward = next(self.script)
+        info = {"env_id": np.zeros(1, np.int64), "lives": np.array([lives])}
+        flags = np.array([over]), np.zeros(1, np.bool_)
+        return np.zeros((1, 4, 84, 84), np.uint8), np.array([reward]), *flags, info
+
+
+@pytest.mark.parametrize("ends", ["life", "game"])
+def test_what_is_lost_in_the_step_left_out_ends_the_next_one(ends: str) -> None:
+    vector = make_vector(CONFIG, 1, [0])
+    assert isinstance(vector, GymnasiumVector)
+    out = own_outputs(vector.spec, 1)
+    vector.reset(out.obs)
+    over = ends == "game"
+    left = 5 if over else 1
+    lost = [(3, False, 1.0), (2, False, 1.0), (1 - over, over, 1.0), (left, False, 0.0)]
+    ale = ScriptedAle([*lost, lost[-1]])
+    played, vector._ale = vector._ale, ale  # type: ignore[attr-defined]
+    steps = []
+    for _ in range(5):
+        vector.send({"action": np.array([2])})
+        games = vector.recv(out)
+        steps.append((bool(out.valid[0]), bool(out.terminated[0]), [g.ret for g in games]))
+    vector._ale = played  # type: ignore[attr-defined]
+    vector.close()
+    game = [3.0] if over else []
+    assert steps == [
+        (True, False, []),
+        (True, True, []),
+        (False, False, []),
+        (True, True, game),
+        (False, False, []),
+    ]
+    assert ale.pressed == [2, 2, NOOP, 2, NOOP]
