@@ -36,10 +36,13 @@ def pin(index: int) -> None:
 
 
 def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.machine()
+    """Return the name of the processor and the widest of its instructions for vectors, which change
+    its speed in fp32 by a factor of two and in bf16 by twenty."""
+    parts = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    cpu = {name.strip(): value.strip() for name, _, value in parts}
+    has = cpu.get("flags", "").split()
+    widest = next((name for name in ("avx512_bf16", "avx512f", "avx2") if name in has), "")
+    return " with ".join(filter(None, (cpu.get("model name", platform.machine()), widest)))
 
 
 def installed(package: str) -> str:

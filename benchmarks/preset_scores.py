@@ -3,6 +3,8 @@
     python benchmarks/preset_scores.py appo cartpole [--seeds 1 2 3] [--long] [--stochastic]
     python benchmarks/preset_scores.py appo minatar-asterix --variant gymnax --flags "--env-kwargs
         sticky_action_prob=0 max_episode_steps=1000"
+    python benchmarks/preset_scores.py appo breakout --variant freeway
+        --flags "--env ALE/Freeway-v5" --long --stochastic
     python benchmarks/preset_scores.py              # only writes the table again
 
 Trains a preset by its command, once per seed, one after the other, and plays 100 episodes (20 with
@@ -24,13 +26,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
 
 from sampleforge.folder.run_folder import RunFolder
-from sampleforge.presets import preset_names, preset_values
+from sampleforge.presets import preset_names
 from sampleforge.presets.scores import (
     PresetScore,
     digest,
@@ -124,11 +127,12 @@ def measure(algo: str, preset: str, args: argparse.Namespace) -> None:
             trained.append(train(algo, preset, seed, run_dir, args))
             print(f"  seed {seed}: {trained[-1]}", flush=True)
         how = protocol(runs[0], args)
+        env = json.loads((runs[0] / "summary.json").read_text())["env"]
         draw(runs, curves(algo, preset, args.variant))
     command = ["python train.py", algo, "--preset", preset, *[args.flags] * bool(args.flags)]
     seconds, env_steps, returns = zip(*trained, strict=True)
     values: dict[str, Any] = {
-        **{"algo": algo, "preset": preset, "env": preset_values(algo, preset)["env"]},
+        **{"algo": algo, "preset": preset, "env": env},
         **{"seeds": tuple(args.seeds), "returns": returns, "seconds": seconds},
         **{"env_steps": env_steps, "episodes": episodes(args), "protocol": how},
         **{"command": " ".join([*command, "--seed S"]), "variant": args.variant},
@@ -155,7 +159,7 @@ def write_table() -> None:
             + ("" if score.is_current else " (older settings)"),
             score.env,
             f"{score.score:.5g}",
-            ", ".join(f"{one:.5g}" for one in score.returns),
+            each_seed(score.returns),
             duration(score.time),
             f"{max(score.env_steps):,}",
             score.date,
@@ -175,6 +179,13 @@ def write_table() -> None:
         )
     TABLE.write_text("".join(parts))
     print(f"{len(scores)} presets: {TABLE.relative_to(HERE.parent)}")
+
+
+def each_seed(returns: Sequence[float]) -> str:
+    """Return the scores of the seeds as text, of many only how many there are and their range."""
+    if len(returns) <= 5:
+        return ", ".join(f"{one:.5g}" for one in returns)
+    return f"{len(returns)} seeds: {min(returns):.5g} to {max(returns):.5g}"
 
 
 def main() -> None:

@@ -141,7 +141,9 @@ def directions(name: str, setting: Mapping[str, Any], *, keep: bool = False) -> 
     if name == "inference":
         return [["worker" if now == "inline" else "inline"]]
     assert name == "precision", name
-    return [["bf16" if now == "fp32" else "fp32"]] if setting["images"] else []
+    if now == "bf16":
+        return [["fp32"]]
+    return [["bf16"]] if setting["bf16_may_pay"] else []
 
 
 def _rows(setting: Mapping[str, Any]) -> int:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from sampleforge.topologies.graph import Graph
     from sampleforge.topologies.registry import AnyPlan
 
+Level = Literal["debug", "info", "warning"]
+EMULATED_BF16 = (
+    "--precision bf16: no instructions for it are known of this CPU, and without them convolutions "
+    "may take ten times as long as with --precision fp32; --precision auto takes what is faster"
+)
 GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers. If none of them exists, there is no GPU; asking torch would take
 seconds."""
@@ -70,14 +75,19 @@ def opening(
     plan: AnyPlan,
     spec: EnvSpec,
     resumed: int | None,
-) -> list[tuple[str, Literal["debug", "info"]]]:
-    """Return the messages before training starts, each with its level: the plan, its reason, and
-    the wiring, which is shown on the screen only with --debug (log.txt always has it).
+) -> list[tuple[str, Level]]:
+    """Return the messages before training starts, each with its level: the plan, its reason, a
+    warning of bf16 that is emulated, and the wiring, which is shown on the screen only with --debug
+    (log.txt always has it).
     ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
-    messages: list[tuple[str, Literal["debug", "info"]]] = [
+    from sampleforge.runtime.machine import has_bf16
+
+    messages: list[tuple[str, Level]] = [
         (plan_line(config, plan), "info"),
         (reason_line(config, plan, spec), "info"),
     ]
+    if plan.precision == "bf16" and not has_bf16(plan.device):
+        messages.append((EMULATED_BF16, "warning"))
     if spec.frame_skip != 1:
         messages.append((f"Frames = env steps x frame skip ({spec.frame_skip} here)", "info"))
     messages.append((graph.describe(), "info" if config.debug else "debug"))

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import ceil
 
 from sampleforge.reporting.stages import Stage
+from sampleforge.runtime.machine import has_bf16
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.sampler_plan import Plan, has_image
 
 WAITS = 0.15
 """Fraction of its time from which on a process counts as waiting for another process."""
@@ -38,6 +39,7 @@ class BenchmarkContext:
     """The resolved flags of a run, and the machine. ``num_envs_per_worker`` is over all splits;
     ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
     also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
+    ``bf16_may_pay``: observations are images, and the device has instructions for bfloat16;
     ``max_policy_lag``: None if experience of any age is learned from; ``num_replay_shards``: those
     of each policy, 0 without a replay."""
 
@@ -53,7 +55,7 @@ class BenchmarkContext:
     learner_threads: int
     synchronous: bool
     sampler_only: bool
-    images: bool
+    bf16_may_pay: bool
     cores: int
     minibatch_size: int | None = None
     ranks: bool = False
@@ -89,7 +91,7 @@ class BenchmarkContext:
             learner_threads=plan.learner_threads,
             synchronous=any(group.synchronous for group in groups),
             sampler_only=config.sampler_only,
-            images=any(leaf.is_image for leaf in spec.observations.values()),
+            bf16_may_pay=has_image(spec) and has_bf16(plan.device),
             cores=len(available_cores()),
             minibatch_size=has.get("minibatch_size"),
             ranks=bool(graph.having("rank")),
@@ -224,7 +226,7 @@ def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[st
     workers = context.num_workers + max(1, int(idle_cores))
     more_workers = f"--num-ranks {workers}" if context.ranks else f"--num-workers {workers}"
     more_rows = more_envs if context.ranks else f"--batch-size {2 * context.batch_size}"
-    bf16 = context.images and context.precision == "fp32"
+    bf16 = context.bf16_may_pay and context.precision == "fp32"
     half_epochs = f"--num-epochs {context.num_epochs // 2}"
     minibatch = 2 * (context.minibatch_size or context.batch_size)
     larger = context.batch_size % minibatch == 0

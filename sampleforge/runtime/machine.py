@@ -49,6 +49,13 @@ def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     return sorted(_BF16 & set(re.findall(r"\w+", cpuinfo.read_text())))
 
 
+def has_bf16(device: str) -> bool:
+    """Return whether ``device`` is known to have instructions for bfloat16. Without them it is
+    emulated: convolutions took ten times as long as in fp32 on a CPU with AVX2
+    (benchmarks/results/precision.md)."""
+    return device != "cpu" or bool(bf16_instructions())
+
+
 def shared_memory_free() -> int | None:
     """Return the bytes of shared memory that can be had now: what is available to this process, its
     container or control group (see `sampleforge.runtime.cgroup`). None where the system keeps

@@ -34,7 +34,7 @@ SETTING = BenchmarkContext(
     learner_threads=1,
     synchronous=False,
     sampler_only=False,
-    images=False,
+    bf16_may_pay=False,
     cores=2,
 )
 
@@ -151,7 +151,7 @@ def test_when_actors_wait_for_slots_the_learner_limits() -> None:
 
 
 def test_the_remedies_for_a_slow_learner_are_flags_in_the_order_to_try() -> None:
-    found = judge(free=0.0, idle=1.0, columns=BEHIND, images=True, num_epochs=2)
+    found = judge(free=0.0, idle=1.0, columns=BEHIND, bf16_may_pay=True, num_epochs=2)
     assert found.flags == (
         "--num-epochs 1",
         "--learner-threads 2",
@@ -171,7 +171,7 @@ def test_when_no_worker_waits_the_cores_are_full() -> None:
 
 def test_without_a_learner_the_largest_of_the_actors_stages_limits() -> None:
     heavy = {"infer_s": [5.0, 5.0, 0], "step_s": [9.5, 9.5, 0], "wait_s": [0.1, 0.1, 0]}
-    found = judge(columns=heavy, sampler_only=True, images=True)
+    found = judge(columns=heavy, sampler_only=True, bf16_may_pay=True)
     assert found.bottleneck == "forward" and "no learner" in found.reason
     assert found.flags == ("--precision bf16", "--num-envs-per-worker 64")
     own = {"env_s": [1.0, 1.0, 0], "infer_s": [1.0, 1.0, 0], "wait_s": [0.1, 0.1, 0]}

@@ -16,7 +16,7 @@ DEFAULTS = {
     "inference": "inline",
     "precision": "fp32",
     "batch_size": 2048,
-    "images": False,
+    "bf16_may_pay": False,
     "cores": 2,
 }
 
@@ -63,7 +63,7 @@ def test_without_leave_only_the_division_of_the_work_is_tuned() -> None:
         rows = at["num_workers"] * at["num_envs_per_worker"]
         return rows * at["batch_size"] * (3 if at["num_workers"] == 4 else 2)
 
-    search = searched(rate, allow=False, images=True, **shapes)
+    search = searched(rate, allow=False, bf16_may_pay=True, **shapes)
     rows = {t.setting["num_workers"] * t.setting["num_envs_per_worker"] for t in search.done}
     assert rows == {64} and len(search.done) > 4
     for name in ("batch_size", "precision", *shapes):
@@ -73,7 +73,7 @@ def test_without_leave_only_the_division_of_the_work_is_tuned() -> None:
     found = flags_of(search.best)
     assert (found["num_workers"], found["num_envs_per_worker"], found["rollout"]) == (4, 16, 32)
     assert "minibatch_size" not in found, "it is unset"
-    allowed = searched(rate, images=True, **shapes).best
+    allowed = searched(rate, bf16_may_pay=True, **shapes).best
     assert allowed.setting["batch_size"] > 2048, "with leave the same machine is tuned further"
 
 
@@ -102,9 +102,10 @@ def test_if_the_defaults_fail_there_is_nothing_to_tune() -> None:
     assert search.best is None and len(search.done) == 1
 
 
-def test_precision_is_tuned_for_images_only() -> None:
+def test_bf16_is_tried_only_where_it_may_pay_and_fp32_wherever_bf16_was_given() -> None:
     assert directions("precision", DEFAULTS) == []
-    assert directions("precision", {**DEFAULTS, "images": True}) == [["bf16"]]
+    assert directions("precision", {**DEFAULTS, "precision": "bf16"}) == [["fp32"]]
+    assert directions("precision", {**DEFAULTS, "bf16_may_pay": True}) == [["bf16"]]
 
 
 def test_splits_divide_the_envs() -> None:

@@ -73,7 +73,7 @@ def test_what_would_be_refused_is_left_out() -> None:
 def test_the_space_of_a_preset_is_around_its_values(name: str) -> None:
     values = preset_values("appo", name)
     config: Any = from_plain(ALGOS["appo"], values)
-    kind = "image" if name in ("pong", "vizdoom-basic") else "vector"
+    kind = "image" if "cnn" in values.get("model", {}).get("encoder", "") else "vector"
     space = search_space(config, spec_of(kind, "box" if name == "halfcheetah" else "discrete"))
     for setting in space.ranges.keys() & values.keys():
         assert space.defaults[setting] == values[setting]

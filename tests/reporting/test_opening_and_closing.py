@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import shlex
 import sys
 from pathlib import Path
@@ -16,9 +17,17 @@ from sampleforge.cli.train import parse_config
 from sampleforge.folder.run_folder import with_folder_and_seed
 from sampleforge.reporting.bottleneck import BottleneckWatch
 from sampleforge.reporting.closing import end_line, next_commands, resume_command
-from sampleforge.reporting.opening import banner, environment_failed, plan_line
+from sampleforge.reporting.opening import (
+    EMULATED_BF16,
+    banner,
+    environment_failed,
+    opening,
+    plan_line,
+    wired,
+)
 from sampleforge.reporting.verdict import IN_WORDS, PART_OF, BenchmarkContext
 from sampleforge.runners.serial import SerialRunner
+from sampleforge.runtime import machine
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.graphs import build, resolved, spec_of
@@ -28,6 +37,7 @@ COMMANDS = [
     "appo --env CartPole-v1 --run-dir run --seed 3 --no-rescale-actions --train-for-seconds 5",
     "appo --env X --run-dir 'a run' --async-rl --env-kwargs a=1 b=x --model.hidden-sizes 32 16",
     "apex --env X --run-dir run --reward-clip None --model.core lstm --train-for-env-steps 1000000",
+    "apex --env X --run-dir run --model.hidden-sizes 128 128 --model.activation relu",
     "ddppo --env X --run-dir run --num-ranks 2 --adam-betas 0.8 0.9",
 ]
 
@@ -54,6 +64,21 @@ def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
     again = with_folder_and_seed(short)
     assert (again.seed, again.run_dir) == (11, short.run_dir), "a resumed run has its own"
     train(short)  # from Python, without a seed: that of the run is meant
+
+
+def test_bf16_that_the_processor_has_to_emulate_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def warned(instructions: list[str], precision: Any) -> bool:
+        monkeypatch.setattr(machine, "bf16_instructions", lambda: instructions)
+        asked = AppoConfig(env="CartPole-v1", device="cpu", precision=precision)
+        graph, resolved, plan, spec = wired(asked)
+        return (EMULATED_BF16, "warning") in opening(graph, resolved, plan, spec, None)
+
+    assert warned([], "bf16")
+    assert not warned(["avx512_bf16"], "bf16")
+    assert not warned([], "auto")
+    assert machine.has_bf16("cuda:0")
 
 
 def test_the_plan_is_described_in_one_line() -> None:
@@ -85,7 +110,8 @@ def test_the_end_line_and_the_next_commands() -> None:
     assert "no episode has ended" in end_line("interrupted", none, folder)
     asked = ApexConfig(env="E")
     resume, evaluate, plot = next_commands(asked, folder, "interrupted")
-    assert resume == "To resume: sampleforge train apex --env E --run-dir 'runs/a b'"
+    model = "--model.hidden-sizes 128 128 --model.activation relu --model.no-normalise-observations"
+    assert resume == f"To resume: sampleforge train apex --env E --run-dir 'runs/a b' {model}"
     assert evaluate.endswith("sampleforge eval 'runs/a b'") and "sampleforge plot" in plot
     assert next_commands(dataclasses.replace(asked, sampler_only=True), folder, "finished") == []
 
@@ -109,6 +135,7 @@ def test_a_traceback_of_the_probe_goes_to_the_log(tmp_path: Path) -> None:
 def test_an_environment_that_fails_is_said_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    importlib.import_module("tests.support.envs")  # what is imported stays so
     args = ["--env", "tests.support.envs:CodeEnv", "--env-kwargs", "nonsense=1", "--quiet"]
     assert main(["train", "appo", *args, "--run-dir", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
