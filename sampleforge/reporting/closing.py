@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import typed
 from sampleforge.folder.stored_config import flat_fields
-from sampleforge.models.config import ModelConfig
 from sampleforge.reporting.progress import duration, number
 from sampleforge.topologies.config import policy_ids
 
@@ -61,8 +60,7 @@ def resume_command(config: AnyConfig, folder: Path) -> str:
 def train_command(config: AnyConfig) -> str:
     """Return the command line that trains with ``config`` (as the user gave it): every flag that is
     not at its default."""
-    # A command line begins with the model's own defaults, not with those of the algorithm's config.
-    defaults = flat_fields(dataclasses.replace(type(config)(), model=ModelConfig()))
+    defaults = flat_fields(type(config)())
     flags = [
         typed(name, value) for name, value in flat_fields(config).items() if value != defaults[name]
     ]

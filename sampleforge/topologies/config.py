@@ -84,11 +84,7 @@ class ApexConfig(
 
     algo: ClassVar[str] = "apex"
     rollout: int = 50
-    model: ModelConfig = field(
-        default_factory=lambda: ModelConfig(
-            hidden_sizes=(128, 128), activation="relu", normalise_observations=False
-        )
-    )
+    model: ModelConfig = field(default_factory=ModelConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

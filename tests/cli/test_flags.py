@@ -1,4 +1,4 @@
-"""Lists of texts on the command line, in one part or in several."""
+"""What a config has after it was given as flags."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import pytest
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.reporting.closing import resume_command
+from sampleforge.topologies.config import ALGOS
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_flag_that_is_not_given_has_the_default_that_it_has_in_python(algo: str) -> None:
+    assert parse_config(algo, ["--env", "E"]) == ALGOS[algo](env="E")
 
 
 @pytest.mark.parametrize(

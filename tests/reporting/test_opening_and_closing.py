@@ -110,8 +110,7 @@ def test_the_end_line_and_the_next_commands() -> None:
     assert "no episode has ended" in end_line("interrupted", none, folder)
     asked = ApexConfig(env="E")
     resume, evaluate, plot = next_commands(asked, folder, "interrupted")
-    model = "--model.hidden-sizes 128 128 --model.activation relu --model.no-normalise-observations"
-    assert resume == f"To resume: sampleforge train apex --env E --run-dir 'runs/a b' {model}"
+    assert resume == "To resume: sampleforge train apex --env E --run-dir 'runs/a b'"
     assert evaluate.endswith("sampleforge eval 'runs/a b'") and "sampleforge plot" in plot
     assert next_commands(dataclasses.replace(asked, sampler_only=True), folder, "finished") == []
 
