@@ -27,6 +27,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
 )
+
+# An import of torch makes this folder, also where TMPDIR is a test's own folder.
+_torchs_cache = Path(tempfile.gettempdir(), "sampleforge_tests_torch")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_torchs_cache))
 
 DEFAULT_TIMEOUT_S = 120.0
 MARKED_TIMEOUT_S = {"slow": 3600.0, "multiprocess": 60.0}

@@ -34,6 +34,7 @@ COLUMNS = ("loss", "policy_loss", "value_loss", "entropy", "grad_norm")
 UPDATES = 20
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "num_envs_per_worker": 8, "serial": True}
 CORE = ModelConfig(hidden_sizes=(32,), core="gru", core_size=16)
+RAW = ModelConfig(hidden_sizes=(128, 128), activation="relu", normalise_observations=False)
 REPLAY: dict[str, Any] = {
     "num_workers": 2,
     "rollout": 16,
@@ -45,7 +46,7 @@ REPLAY: dict[str, Any] = {
 ALGORITHMS: dict[str, AnyConfig] = {
     "appo": AppoConfig(**SMALL, num_workers=2, batch_size=512, rollout=32, async_rl=True),
     "appo-gru": AppoConfig(**SMALL, batch_size=512, model=CORE),
-    "apex": ApexConfig(**SMALL, **REPLAY),
+    "apex": ApexConfig(**SMALL, **REPLAY, model=RAW),
     "r2d2": ApexConfig(**SMALL, **REPLAY, model=CORE),
     "ddppo": DdppoConfig(**SMALL, rollout=32, minibatch_size=64),
 }

@@ -192,7 +192,7 @@ def small(folder: Path, make: type[Any], member: str, seed: int) -> AnyConfig:
         seed=seed,
         serial=True,
         quiet=True,
-        train_for_env_steps=4000,
+        train_for_env_steps=6000,
         num_envs_per_worker=8,
         **more,
     )
@@ -214,7 +214,7 @@ def test_members_of_every_topology_copy_and_go_on(tmp_path: Path, make: type[Any
         for member, seed in (("0", 1), ("1", 2))
     }
     ends = []
-    for _ in range(6):
+    for _ in range(8):
         for member, job in runs.items():
             if (member, "finished") not in ends:
                 ends.append((member, MemberRun(job).run()))

@@ -397,7 +397,7 @@ def test_rounds_go_on_when_workers_are_killed(name: str, tmp_path: Path) -> None
     current: dict[str, Any] = {}
     for event in events(tmp_path):
         current[event["member"]] = event["hyperparameters"]
-    assert max(e["round"] for e in events(tmp_path)) >= 10
+    assert max(e["round"] for e in events(tmp_path)) >= 5, "the kills were after rounds 1 and 2"
     for policy in ids():
         learner = latest(tmp_path, policy)[1]["learner"]
         if learner["tag"].get("change", 0) == applied(tmp_path, policy):
