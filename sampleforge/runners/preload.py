@@ -8,6 +8,4 @@ import_heavy(
     "setproctitle",
     "sampleforge.topologies.registry",
     "sampleforge.runners.processes",
-    # Torch imports it for each optimiser: otherwise 1.2 s of the start of each learner and rank.
-    "torch._dynamo",
 )

@@ -168,6 +168,29 @@ def test_help_needs_no_torch(words: list[str]) -> None:
     run_python(script)
 
 
+@pytest.mark.parametrize(
+    "algo",
+    [
+        "appo",
+        "apex --learning-starts 500",
+        "apex --learning-starts 500 --optimiser rmsprop",
+        "ddppo",
+    ],
+)
+def test_training_without_compilation_needs_no_compiler(algo: str, tmp_path: Path) -> None:
+    """Nor do the workers' imports: torch._dynamo takes as long as torch itself."""
+    words = f"train {algo} --env CartPole-v1 --serial --quiet --train-for-env-steps 3000".split()
+    script = (
+        "import sys\n"
+        "import sampleforge.runners.preload\n"
+        "from sampleforge.cli import main\n"
+        f"assert main({[*words, '--run-dir', str(tmp_path / 'run')]}) == 0\n"
+        "assert 'torch' in sys.modules\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    run_python(script)
+
+
 def run_python(script: str) -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPO)
