@@ -8,6 +8,7 @@ import pytest
 
 from sampleforge.cli.train import parse_config
 from sampleforge.cli.tuning import Search, Trial, directions, flags_of
+from tests.support.variants import slow
 
 DEFAULTS = {
     "num_workers": 2,
@@ -114,7 +115,7 @@ def test_splits_divide_the_envs() -> None:
 
 
 @pytest.mark.multiprocess(timeout=120)
-@pytest.mark.parametrize("allow", [True, False])
+@pytest.mark.parametrize("allow", [True, slow(False)])
 def test_ctrl_c_keeps_the_best_so_far(start_cli, run_cli, tmp_path, allow) -> None:
     """And the last line is the command that trains with it."""
     flags = "CartPole-v1 appo --seconds-per-trial 0.3 --out tuned.yaml"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.processes import RunCli, StartCli, session_members
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.variants import slow
 
 ENGINES = """
 import subprocess
@@ -67,7 +68,7 @@ def is_engine(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("algo", ["appo", "ddppo"])
+@pytest.mark.parametrize("algo", ["appo", slow("ddppo")])
 def test_engines_end_with_a_killed_driver(start_cli: StartCli, tmp_path: Path, algo: str) -> None:
     command = train("engines:Engine", algo=algo)
     if algo == "ddppo":
@@ -106,7 +107,7 @@ def test_a_run_whose_environments_close_slowly_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("closing", "how"), [("raises", []), ("hangs", []), ("raises", ["--serial"])]
+    ("closing", "how"), [slow("raises", []), ("hangs", []), ("raises", ["--serial"])]
 )
 def test_the_cause_is_the_last_word_though_closing_fails(
     run_cli: RunCli, tmp_path: Path, closing: str, how: list[str]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.processes import RunCli, StartCli, session_members
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.variants import slow
 
 FAKES = "tests.support.envs"
 STUCK = """
@@ -132,7 +133,7 @@ def test_a_stopped_actor_is_noticed_shown_and_replaced(start_cli: StartCli, tmp_
     assert "actor.py" in stderr, "it was woken up to show its stacks"
 
 
-@pytest.mark.parametrize("victim", ["actor 0", "learner", "policy 0", "forkserver"])
+@pytest.mark.parametrize("victim", ["learner", "forkserver", slow("actor 0"), slow("policy 0")])
 def test_a_killed_worker_ends_the_run(start_cli: StartCli, tmp_path: Path, victim: str) -> None:
     process = start_cli(
         *train("CartPole-v1", "--inference", "worker", "--max-worker-restarts", "0")

@@ -22,6 +22,7 @@ from sampleforge.folder.checkpoint import CheckpointStore
 from tests.support import REPO
 from tests.support.processes import RunCli, StartCli, end_session, session_members
 from tests.support.runs import last_report, summary, until, until_trained, worker
+from tests.support.variants import slow
 
 WITHIN_S = 20.0
 """5 s are promised; beside other tests on a busy machine everything takes longer. What loses the
@@ -82,8 +83,15 @@ def test_sigterm_to_the_group_leaves_a_checkpoint_that_the_same_command_goes_on_
     assert summary(run)["updates"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("algo", ["appo", "ddppo"])
+@pytest.mark.parametrize(
+    ("algo", "number"),
+    [
+        ("appo", signal.SIGHUP),
+        ("ddppo", signal.SIGINT),
+        slow("appo", signal.SIGINT),
+        slow("ddppo", signal.SIGHUP),
+    ],
+)
 def test_ctrl_c_and_a_terminal_that_hangs_up_leave_a_checkpoint(
     start_cli: StartCli, tmp_path: Path, algo: str, number: signal.Signals
 ) -> None:
@@ -95,7 +103,7 @@ def test_ctrl_c_and_a_terminal_that_hangs_up_leave_a_checkpoint(
     check_interrupted(process, tmp_path / "run", number)
 
 
-@pytest.mark.parametrize("algo", ["appo", "ddppo"])
+@pytest.mark.parametrize("algo", [slow("appo"), "ddppo"])
 def test_engines_that_the_signal_ends_do_not_turn_the_end_into_a_crash(
     start_cli: StartCli, tmp_path: Path, algo: str
 ) -> None:

@@ -47,11 +47,11 @@ def test_a_driver_that_is_held_does_not_end_the_run(start_cli: StartCli, tmp_pat
     """The actors go on, until there is no room for more finished episodes."""
     run = tmp_path / "run"
     env = ("tests.support.envs:CodeEnv", "--env-kwargs", "length=1")
-    rows = ("--num-envs-per-worker", "64", "--env-timeout", "5", "--max-worker-restarts", "0")
+    rows = ("--num-envs-per-worker", "64", "--env-timeout", "3", "--max-worker-restarts", "0")
     process = start_cli(*train(*env, *rows))
     until_trained(process, run)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(25)
+    time.sleep(15)
     process.send_signal(signal.SIGCONT)
     steps = last_report(run)["env_steps"]
     until(lambda: last_report(run)["env_steps"] > steps, process)

@@ -15,6 +15,7 @@ import pytest
 from sampleforge.folder.checkpoint import CheckpointStore
 from tests.support.processes import RunCli, StartCli, end_session
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.variants import slow
 
 WITHIN_S = 20.0
 ASCII = {"PYTHONIOENCODING": "ascii", "LANG": "C", "LC_ALL": "C"}
@@ -30,7 +31,7 @@ def shell(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     assert [line for process in started for line in end_session(process)] == []
 
 
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("both", [slow(False), True])
 def test_a_run_outlives_the_reader_of_its_output(
     tmp_path: Path, shell: list[subprocess.Popen[str]], both: bool
 ) -> None:
@@ -62,7 +63,7 @@ def test_a_run_outlives_the_reader_of_its_output(
     assert "stdout" in (tmp_path / "run" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", [False, slow(True)])
 def test_a_folder_with_umlauts_is_written_to_an_ascii_terminal(
     run_cli: RunCli, tmp_path: Path, quiet: bool
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.processes import RunCli, StartCli
 from tests.support.runs import summary, train, until_trained
+from tests.support.variants import slow
 
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
@@ -47,7 +48,7 @@ def test_a_run_stops_at_its_goal_and_leaves_a_complete_folder(
         assert any(name in report for report in reports)  # the last may hold no update
 
 
-@pytest.mark.parametrize("inference", ["inline", "worker"])
+@pytest.mark.parametrize("inference", [slow("inline"), "worker"])
 def test_a_run_ends_after_train_for_seconds_with_plain_lines(
     run_cli: RunCli, tmp_path: Path, inference: str
 ) -> None:
@@ -71,9 +72,9 @@ def test_a_run_ends_after_train_for_seconds_with_plain_lines(
 @pytest.mark.parametrize(
     ("env", "remedy"),
     [
-        ("nosuch.module:make", "there is no module 'nosuch'"),
+        slow("nosuch.module:make", "there is no module 'nosuch'"),
         ("ALE/Brekout-v5", "Did you mean ALE/Breakout-v5"),
-        ("CartPole-v3", "Did you mean CartPole-v1"),
+        slow("CartPole-v3", "Did you mean CartPole-v1"),
     ],
 )
 def test_an_unknown_environment_is_refused_with_a_remedy(
@@ -90,8 +91,8 @@ def test_an_unknown_environment_is_refused_with_a_remedy(
     [
         (["--num-envs-per-worker", "100000", "--rollout", "30000"], "of shared memory"),
         (["--batch-size", "1009"], "--batch-size 1009 is not a multiple of"),
-        (["--device", "cuda:17"], "CUDA devices"),
-        (["--model.encoder", "nature_cnn"], "image"),
+        slow(["--device", "cuda:17"], "CUDA devices"),
+        slow(["--model.encoder", "nature_cnn"], "image"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_starts(

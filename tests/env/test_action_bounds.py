@@ -27,6 +27,7 @@ from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
 from tests.support.graphs import spec_of
 from tests.support.learning import learn
 from tests.support.runs import newest
+from tests.support.variants import slow
 
 AIM = "tests.support.envs:AimEnv"
 TRUSTED = Trust(everything=True)
@@ -126,8 +127,10 @@ TOPOLOGIES: dict[str, tuple[Callable[..., AnyConfig], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize(
+    ("name", "squash"),
+    [("appo", True), ("ddppo", False), slow("appo", False), slow("ddppo", True)],
+)
 def test_weights_do_not_depend_on_the_bounds(name: str, squash: bool, tmp_path: Path) -> None:
     """Equal to the bit for powers of two; else to the rounding of the environment's actions."""
     make, more = TOPOLOGIES[name]

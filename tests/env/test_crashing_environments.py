@@ -21,6 +21,7 @@ from sampleforge.shared.counters import FAULT_BYTES, Counters, FirstFault
 from tests.support.envs import FlakyEnv
 from tests.support.processes import RunCli, StartCli
 from tests.support.runs import last_report, summary, until, worker
+from tests.support.variants import slow
 
 FLAKY = "tests.support.envs:FlakyEnv"
 SETTINGS = {
@@ -46,7 +47,7 @@ def counted(lost: int, finished: int, counters: Counters | None = None) -> Count
 
 
 @pytest.mark.multiprocess(timeout=150)
-@pytest.mark.parametrize("kind", [*SETTINGS])
+@pytest.mark.parametrize("kind", ["appo", slow("apex"), slow("ddppo"), "variable", "serial"])
 def test_an_environment_whose_every_second_episode_crashes_ends_the_run(
     run_cli: RunCli, tmp_path: Path, kind: str
 ) -> None:

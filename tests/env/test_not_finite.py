@@ -31,6 +31,7 @@ from tests.support.envs import code_reward
 from tests.support.graphs import rollouts
 from tests.support.processes import RunCli
 from tests.support.runs import newest, summary
+from tests.support.variants import slow
 
 FAKES = "tests.support.not_finite_envs"
 ROWS, STEPS, LENGTH = 4, 100, 8
@@ -250,11 +251,11 @@ def test_a_run_with_bad_values_goes_on_and_neither_weights_nor_statistics_use_th
     "words",
     [
         "appo --inference inline --num-workers 1",
-        "appo --inference worker --num-workers 1",
+        slow("appo --inference worker --num-workers 1"),
         "apex --num-workers 1 --learning-starts 500",
-        "apex --num-workers 1 --learning-starts 500 --model.core gru",
+        slow("apex --num-workers 1 --learning-starts 500 --model.core gru"),
         "ddppo --num-ranks 2",
-        "ddppo --num-ranks 2 --variable-experience",
+        slow("ddppo --num-ranks 2 --variable-experience"),
     ],
 )
 def test_rewards_of_nan_end_the_command_with_the_reason_last(

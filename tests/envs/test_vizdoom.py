@@ -24,6 +24,7 @@ from sampleforge.env.registry import families, make_single, make_vector
 from tests.support.env_vectors import rollout
 from tests.support.litter import holds, living
 from tests.support.processes import StartCli, session_members
+from tests.support.variants import slow
 
 pytest.importorskip("vizdoom.gymnasium_wrapper")  # which registers the ids
 
@@ -243,7 +244,7 @@ TRAIN = (
 
 
 @pytest.mark.multiprocess(timeout=100)
-@pytest.mark.parametrize("end", ["killed at its start", "killed", "actor killed", "Ctrl-C"])
+@pytest.mark.parametrize("end", ["killed at its start", "killed", "actor killed", slow("Ctrl-C")])
 def test_a_run_that_ends_takes_its_engines_along(
     end: str, start_cli: StartCli, tmp_path: Path
 ) -> None:

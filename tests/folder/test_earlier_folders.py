@@ -25,6 +25,7 @@ from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.workers.config import PoliciesConfig
 from tests.support.graphs import spec_of
+from tests.support.variants import slow
 
 STORED = Path(__file__).parent / "stored"
 """config.yaml as `sampleforge train ALGO --env CartPole-v1` wrote it then (ddppo: on two cores)."""
@@ -153,8 +154,15 @@ def test_an_earlier_run_of_apex_resumes_with_its_settings(folder: RunFolder) -> 
     assert parse_config("apex", ["--config", str(folder.config_file)]).env == "CartPole-v1"
 
 
-@pytest.mark.parametrize("make", [AppoConfig, DdppoConfig])
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize(
+    ("make", "core"),
+    [
+        (AppoConfig, "gru"),
+        (DdppoConfig, "none"),
+        slow(AppoConfig, "none"),
+        slow(DdppoConfig, "gru"),
+    ],
+)
 def test_a_run_of_this_version_is_resumed_and_repeated(
     tmp_path: Path, make: Any, core: Any
 ) -> None:

@@ -25,6 +25,7 @@ from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
+from tests.support.variants import slow
 
 MEMBERS = 4
 CARTPOLE: dict[str, Any] = {
@@ -411,7 +412,7 @@ def applied(folder: Path, policy: str) -> int:
 
 
 @pytest.mark.multiprocess(timeout=180)
-@pytest.mark.parametrize("config", [IN_PROCESSES, dataclasses.replace(APEX, serial=False)])
+@pytest.mark.parametrize("config", [IN_PROCESSES, slow(dataclasses.replace(APEX, serial=False))])
 def test_several_learners_of_a_member_stay_the_same(config: AnyConfig, tmp_path: Path) -> None:
     """With --debug they compare their states after each update."""
     more = {"num_learners": 2, "num_policies": 2, "debug": True, "num_workers": 2}

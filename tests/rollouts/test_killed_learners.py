@@ -15,6 +15,7 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.wakeup import Wakeup
 from tests.support.kills import kills, live, watched
 from tests.support.slots import some_slots
+from tests.support.variants import slow
 
 ACTORS, SLOTS, BATCH = 2, 8, 2
 
@@ -117,8 +118,9 @@ VARIANTS = pytest.mark.parametrize("learners", [1, 2])
 SYNCHRONOUS = pytest.mark.parametrize("synchronous", [False, True], ids=["async", "sync"])
 
 
-@VARIANTS
-@SYNCHRONOUS
+@pytest.mark.parametrize(
+    ("learners", "synchronous"), [(2, False), (2, True), slow(1, False), slow(1, True)]
+)
 def test_no_slot_is_lost_wherever_a_learner_is_killed(learners: int, synchronous: bool) -> None:
     worlds: list[World] = []
 

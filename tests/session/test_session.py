@@ -19,6 +19,7 @@ from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from tests.support.variants import slow
 
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "num_envs_per_worker": 4, "report_interval": 0.2}
 
@@ -174,11 +175,12 @@ def resources() -> tuple[int, int, int]:
 
 
 @pytest.mark.multiprocess(timeout=300)
-def test_fifty_sessions_in_a_row_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [16, slow(50)])
+def test_many_sessions_in_a_row_leave_nothing(tmp_path: Path, count: int) -> None:
     """After the first ones, which import and cache: descriptors and threads stay, memory nearly."""
     before = (0, 0, 0)
-    for i in range(50):
-        if i == 10:
+    for i in range(count):
+        if i == 8:
             before = resources()
         cls = (AppoConfig, ApexConfig)[i % 2]
         chosen = {**SMALL, "serial": True, "train_for_env_steps": 200}

@@ -32,7 +32,7 @@ SHM = Path("/dev/shm")
 IGNORED_FOLDERS = {".git", ".venv", "__pycache__", "build", "dist", "runs"}
 IGNORED_FOLDERS |= {".pytest_cache", ".mypy_cache", ".ruff_cache"}
 """Caches, and `runs/`: a training may be going on in the checkout while the tests run."""
-IGNORED_SUFFIXES = {".py", ".md", ".yaml"}
+IGNORED_SUFFIXES = (".py", ".md", ".yaml")
 """Sources: someone may be editing them."""
 
 
@@ -43,7 +43,7 @@ class Footprint:
     processes: frozenset[psutil.Process]
     threads: frozenset[threading.Thread]
     shared: frozenset[Path]
-    files: frozenset[Path]
+    files: frozenset[str]
     living: frozenset[int]
     """The pids of our processes that run."""
     noted: tuple[int, ...]
@@ -56,7 +56,7 @@ class Footprint:
             processes=processes,
             threads=frozenset(threading.enumerate()),
             shared=frozenset(SHM.iterdir()) if SHM.is_dir() else frozenset(),
-            files=frozenset([*cwd.rglob("*"), *files_under(REPO)]),
+            files=frozenset([*map(str, cwd.rglob("*")), *files_under(REPO)]),
             living=with_helpers(processes),
             noted=SESSION.noted(),
         )
@@ -155,7 +155,7 @@ def target_of(link: Path) -> str | None:
         return None
 
 
-def files_under(root: Path) -> Iterator[Path]:
+def files_under(root: Path) -> Iterator[str]:
     for folder, names, files in os.walk(root):
         names[:] = [n for n in names if n not in IGNORED_FOLDERS and not n.endswith(".egg-info")]
-        yield from (Path(folder, f) for f in files if Path(f).suffix not in IGNORED_SUFFIXES)
+        yield from (os.path.join(folder, f) for f in files if not f.endswith(IGNORED_SUFFIXES))

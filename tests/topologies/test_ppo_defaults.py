@@ -37,6 +37,7 @@ from sampleforge.topologies.ppo_defaults import (
 )
 from sampleforge.topologies.sampler_plan import Plan
 from tests.support.graphs import resolved, spec_of
+from tests.support.variants import slow
 
 Settings = dict[str, Any]
 WHERE_CORES_ARE_COUNTED = ("sampler_plan", "appo.plan", "ddppo.plan", "ddppo.wire", "ppo_defaults")
@@ -258,7 +259,7 @@ ONE_FLAG: list[Settings] = [
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("count", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("count", [1, 3, 64, slow(2), slow(16)])
 def test_no_plan_refuses_what_was_chosen(
     cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:

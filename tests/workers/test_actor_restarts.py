@@ -19,6 +19,7 @@ from tests.support.kills import kills, live, watched
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.slots import some_slots
+from tests.support.variants import slow
 
 SLOTS = 4
 STEP = 7
@@ -154,8 +155,10 @@ def test_a_restarted_actor_plays_other_episodes_and_the_first_life_the_same_ones
 
 
 @pytest.mark.multiprocess(timeout=90)
-@pytest.mark.parametrize("algo", ["appo", "apex"])
-@pytest.mark.parametrize("inference", ["inline", "worker"])
+@pytest.mark.parametrize(
+    ("algo", "inference"),
+    [("appo", "worker"), ("apex", "inline"), slow("appo", "inline"), slow("apex", "worker")],
+)
 def test_a_killed_actor_is_replaced_until_the_restart_budget_is_used_up(
     start_cli: StartCli, tmp_path: Path, algo: str, inference: str
 ) -> None:

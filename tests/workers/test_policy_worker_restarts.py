@@ -27,6 +27,7 @@ from tests.support.kills import kills, live, watched
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, until, worker
 from tests.support.slots import some_slots, some_spec
+from tests.support.variants import slow
 
 STATE = 3
 SPLITS = 2
@@ -235,7 +236,7 @@ def test_each_life_draws_other_actions() -> None:
 
 
 @pytest.mark.multiprocess(timeout=90)
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", [slow("none"), "gru"])
 def test_killed_policy_workers_are_replaced(start_cli: StartCli, tmp_path: Path, core: str) -> None:
     run = tmp_path / "run"
     process = start_cli(

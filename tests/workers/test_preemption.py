@@ -17,6 +17,7 @@ from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.preemption import Preemption
 from tests.support.graphs import build
 from tests.support.short_rollouts import config
+from tests.support.variants import slow
 
 
 def test_preemption_waits_for_enough_ranks_and_enough_steps() -> None:
@@ -119,7 +120,7 @@ def test_all_splits_of_a_rank_end_with_the_same_step(splits: int) -> None:
 
 
 @pytest.mark.multiprocess(timeout=180)
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", [slow("none"), "gru"])
 def test_ranks_do_not_wait_for_a_slightly_slower_rank(tmp_path: Path, core: str) -> None:
     """Two ranks, both of which must finish: the faster one gives more than --rollout steps."""
     model = ModelConfig(hidden_sizes=(8,), core=core, core_size=8)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from tests.support.processes import StartCli
 from tests.support.rank_learners import config as learner_config
 from tests.support.rank_learners import learner_of
 from tests.support.runs import last_report, until
+from tests.support.variants import slow
 
 LEARNING = (
     "train ddppo --preset cartpole --device cpu --report-interval 0.3 --run-dir run --seed 1 "
@@ -59,7 +60,7 @@ def until_learned(process: subprocess.Popen[str], run: Path, wanted: float) -> d
 
 
 @pytest.mark.multiprocess(timeout=150)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_new_ranks_resume_from_the_snapshot_if_all_ranks_die_at_once(
     start_cli: StartCli, tmp_path: Path, ranks: int
 ) -> None:

@@ -18,6 +18,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.workers.replay_learner import ReplayLearnerWorker
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.variants import slow
 
 
 def test_a_new_learner_finds_the_requests_that_are_on_no_way() -> None:
@@ -145,7 +146,7 @@ def kill_one(process: subprocess.Popen[str], run: Path, name: str, life: int) ->
     [
         (["--num-replay-shards", "2"], ["learner", "learner"]),
         (["--model.core", "gru"], ["learner"]),
-        (["--num-learners", "2"], ["learner 1", "learner 0"]),
+        slow(["--num-learners", "2"], ["learner 1", "learner 0"]),
     ],
     ids=["two shards", "sequences", "two learners"],
 )

@@ -15,6 +15,7 @@ from tests.support.kills import kills, live
 from tests.support.processes import StartCli
 from tests.support.replay_worker import ReplayWorld
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
+from tests.support.variants import slow
 
 
 def busy_world(alpha: float) -> ReplayWorld:
@@ -28,8 +29,7 @@ def busy_world(alpha: float) -> ReplayWorld:
     return world
 
 
-@pytest.mark.parametrize("alpha", [0.6, 0.0])
-@pytest.mark.parametrize("meanwhile", [0, 3], ids=["at once", "late"])
+@pytest.mark.parametrize(("alpha", "meanwhile"), [(0.6, 3), (0.0, 0), slow(0.6, 0), slow(0.0, 3)])
 def test_nothing_is_lost_wherever_the_worker_is_killed(alpha: float, meanwhile: int) -> None:
     """``meanwhile``: rounds of actors and learner before there is a successor."""
     worlds: list[ReplayWorld] = []
@@ -116,7 +116,7 @@ def kill_one(process: subprocess.Popen[str], run: Path, life: int) -> None:
 
 
 @pytest.mark.multiprocess(timeout=90)
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", ["none", slow("gru")])
 def test_a_killed_replay_worker_is_replaced_in_a_run(
     start_cli: StartCli, tmp_path: Path, core: str
 ) -> None:

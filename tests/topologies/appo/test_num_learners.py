@@ -37,6 +37,7 @@ from tests.support.rank_learners import (
 from tests.support.rank_threads import on_ranks
 from tests.support.runs import last_report, summary, until
 from tests.support.slots import some_slots
+from tests.support.variants import slow
 
 
 def over_learners(chosen: AppoConfig, core: str, learners: int) -> list[Learned]:
@@ -214,8 +215,15 @@ def learner_process(driver: int, name: str) -> int:
 
 
 @pytest.mark.multiprocess(timeout=120)
-@pytest.mark.parametrize("mode", ["--async-rl", "--no-async-rl"])
-@pytest.mark.parametrize("names", [["learner", "learner"], ["learner 1", "learner 0"]])
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("--async-rl", ["learner", "learner"]),
+        ("--no-async-rl", ["learner 1", "learner 0"]),
+        slow("--no-async-rl", ["learner", "learner"]),
+        slow("--async-rl", ["learner 1", "learner 0"]),
+    ],
+)
 def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
     start_cli: StartCli, tmp_path: Path, names: list[str], mode: str
 ) -> None:

@@ -35,6 +35,7 @@ from tests.support.rank_learners import config as learner_config
 from tests.support.rank_runs import is_replaced, rank_process, training, wait_for_updates
 from tests.support.rank_threads import on_ranks
 from tests.support.runs import newest, until
+from tests.support.variants import slow
 
 SMALL = ModelConfig(hidden_sizes=(8,))
 
@@ -272,7 +273,7 @@ def summary_of(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.multiprocess(timeout=120)
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [slow(0), 1])
 def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
     start_cli: Any, tmp_path: Path, victim: int
 ) -> None:
@@ -300,7 +301,7 @@ def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_p
 
 
 @pytest.mark.multiprocess(timeout=120)
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, slow(1)])
 def test_a_rank_that_stands_still_is_replaced(start_cli: Any, tmp_path: Path, victim: int) -> None:
     """Wherever it stopped, in an update or not: the others have their time-out."""
     run = training(start_cli, tmp_path, "--rank-timeout", "8")
@@ -316,7 +317,7 @@ def test_a_rank_that_stands_still_is_replaced(start_cli: Any, tmp_path: Path, vi
 
 
 @pytest.mark.multiprocess(timeout=150)
-@pytest.mark.parametrize("second", [0, 1, 2])
+@pytest.mark.parametrize("second", [slow(0), 1, slow(2)])
 def test_a_rank_that_is_killed_while_another_one_is_replaced_is_replaced_too(
     start_cli: Any, tmp_path: Path, second: int
 ) -> None:
