@@ -189,7 +189,7 @@ def gone_soon(process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_an_interrupt_checkpoints_and_leaves(
     start_cli: StartCli, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -43,15 +43,16 @@ def test_ctrl_z_and_fg_kill_no_worker_and_do_not_count_as_training(
     assert summary(run)["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_held_does_not_end_the_run(start_cli: StartCli, tmp_path: Path) -> None:
     """The actors go on, until there is no room for more finished episodes."""
     run = tmp_path / "run"
     env = ("tests.support.envs:CodeEnv", "--env-kwargs", "length=1")
-    rows = ("--num-envs-per-worker", "64", "--env-timeout", "3", "--max-worker-restarts", "0")
+    rows = ("--num-envs-per-worker", "64", "--env-timeout", "5", "--max-worker-restarts", "0")
     process = start_cli(*train(*env, *rows))
     until_trained(process, run)
     process.send_signal(signal.SIGSTOP)
-    time.sleep(15)
+    time.sleep(25)
     process.send_signal(signal.SIGCONT)
     steps = last_report(run)["env_steps"]
     until(lambda: last_report(run)["env_steps"] > steps, process)

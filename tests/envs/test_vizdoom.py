@@ -244,7 +244,9 @@ TRAIN = (
 
 
 @pytest.mark.multiprocess(timeout=100)
-@pytest.mark.parametrize("end", ["killed at its start", "killed", "actor killed", slow("Ctrl-C")])
+@pytest.mark.parametrize(
+    "end", ["killed at its start", slow("killed"), "actor killed", slow("Ctrl-C")]
+)
 def test_a_run_that_ends_takes_its_engines_along(
     end: str, start_cli: StartCli, tmp_path: Path
 ) -> None:

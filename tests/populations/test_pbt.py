@@ -83,7 +83,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(t, other[n]) for n, t in one.items())
 
 
-@pytest.mark.parametrize("config", [APPO, APEX], ids=["appo", "apex"])
+@pytest.mark.parametrize("config", [APPO, slow(APEX)], ids=["appo", "apex"])
 def test_a_serial_population_run_twice_is_bit_identical(config: AnyConfig, tmp_path: Path) -> None:
     found = [run(config, tmp_path / name) for name in "ab"]
     lineages = [without_clock(events(tmp_path / name)) for name in "ab"]
@@ -387,7 +387,7 @@ class Killing(Callback):
 
 
 @pytest.mark.multiprocess(timeout=180)
-@pytest.mark.parametrize("name", ["policy_1/learner", "actor 1"])
+@pytest.mark.parametrize("name", ["policy_1/learner", slow("actor 1")])
 def test_rounds_go_on_when_workers_are_killed(name: str, tmp_path: Path) -> None:
     """A population waits for no dead member; the lineage stays true to what the learners have."""
     config = dataclasses.replace(

@@ -145,7 +145,7 @@ def kill_one(process: subprocess.Popen[str], run: Path, name: str, life: int) ->
     ("more", "names"),
     [
         (["--num-replay-shards", "2"], ["learner", "learner"]),
-        (["--model.core", "gru"], ["learner"]),
+        slow(["--model.core", "gru"], ["learner"]),
         slow(["--num-learners", "2"], ["learner 1", "learner 0"]),
     ],
     ids=["two shards", "sequences", "two learners"],

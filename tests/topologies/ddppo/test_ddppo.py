@@ -334,6 +334,7 @@ def test_a_rank_that_is_killed_while_another_one_is_replaced_is_replaced_too(
     assert summary_of(tmp_path)["restarts"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess(timeout=120)
 def test_a_rank_that_stands_still_is_named(start_cli: Any, tmp_path: Path) -> None:
     run = training(start_cli, tmp_path, "--rank-timeout", "8", "--max-rank-restarts", "0")
