@@ -176,16 +176,20 @@ class ImageNormaliser(LeafNormaliser):
         device = x.device.type
         has_autocast = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if has_autocast else torch.float32
-        # bfloat16 holds every byte exactly, and its error in the mean is half a grey level at most.
         inner = dtype if self.of_bytes else torch.float32
         # The channels last in memory, as encoders want them; bytes have the least to move.
         is_last = is_channel_last(tuple(self.shift.shape))
         layout = torch.contiguous_format if is_last else torch.channels_last
-        shift, scale = (
-            buffer.unsqueeze(0).to(inner).contiguous(memory_format=layout)
-            for buffer in (self.shift, self.scale)
+        # (x - level) * scale + rest, where level is the mean, rounded. bfloat16 holds bytes and
+        # their differences exactly, so its errors are relative to the result. Those of
+        # x * scale + shift are up to half a deviation for pixels that hardly ever change, and jump
+        # when the mean moves.
+        level = (self.shift / self.scale).neg().round()
+        level, scale, rest = (
+            one.unsqueeze(0).to(inner).contiguous(memory_format=layout)
+            for one in (level, self.scale, torch.addcmul(self.shift, level, self.scale))
         )
         y = x.flatten(0, -4).contiguous(memory_format=layout).to(inner, copy=True)
         # In place: for 256 images of 84x84x4, 35 us each in bfloat16 instead of 94.
-        torch.addcmul(shift, y, scale, out=y).clamp_(-CLIP, CLIP)
+        torch.addcmul(rest, y.sub_(level), scale, out=y).clamp_(-CLIP, CLIP)
         return y.to(dtype).view(x.shape)
