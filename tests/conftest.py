@@ -9,10 +9,10 @@ other programs' names: see `tests.support.litter`), a file in the checkout or in
 directory. The current directory is an empty one of its own: what a simulator drops into it is
 found, and the files of other programs are not taken for the test's.
 
-Two processes are shared by all tests and therefore no litter: multiprocessing's fork server and its
-resource tracker. Python starts them with the first process or shared object, keeps them until the
-interpreter ends and has no public way to stop them. The fork server's children do count. Both are
-stopped after the last test.
+Three processes are shared by all tests and therefore no litter: multiprocessing's fork server and
+its resource tracker, and the server that forks commands (`tests.support.command_server`). Python
+starts the first two with the first process or shared object, keeps them until the interpreter ends
+and has no public way to stop them. Their children do count. All are stopped after the last test.
 
 With pytest-xdist (`-n 2 --dist worksteal`) all this holds for each of its workers. Where a main
 thread is stuck in C code, the worker ends, the test fails and another worker goes on.
@@ -40,6 +40,7 @@ import psutil
 import pytest
 
 from tests.support import REPO
+from tests.support.command_server import COMMAND_SERVER
 from tests.support.litter import SESSION, Footprint
 from tests.support.processes import (
     GRACE_S,
@@ -187,6 +188,7 @@ def one_torch_thread() -> None:
 def stop_multiprocessing_helpers() -> Iterator[None]:
     """Private methods, written for CPython's own tests; there are no public ones."""
     yield
+    COMMAND_SERVER.close()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     gc.collect()  # objects that would call the tracker, and so start it again, when they go
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
@@ -196,7 +198,8 @@ def stop_multiprocessing_helpers() -> Iterator[None]:
 def start_cli(tmp_path: Path) -> Iterator[StartCli]:
     """`start_cli("train", "appo", ..., cwd=None, env=None)` -> Popen of the `sampleforge` command;
     with "train.py" as the first word, of that script. It has a session of its own, no stdin, stdout
-    and stderr piped as text, and `tmp_path` as current directory.
+    and stderr piped as text, and `tmp_path` as current directory. It is a fork of the command
+    server, or with an `env` of its own a process started by exec.
 
     What still runs at the end of the test is killed, with all its processes. If the command itself
     has ended and one of its processes has not after 5 s, the test fails."""
@@ -208,16 +211,19 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
         script = ["-m", "sampleforge.cli", *args]
         if args[0] == "train.py":
             script = [str(REPO / "train.py"), *args[1:]]
-        process = subprocess.Popen(
-            [sys.executable, *script],
-            cwd=cwd or tmp_path,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        if env is None and sys.platform == "linux":
+            process = COMMAND_SERVER.popen(script, cwd or tmp_path)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *script],
+                cwd=cwd or tmp_path,
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         started.append(process)
         return process
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.command_server import COMMAND_SERVER
+
 StartCli = Callable[..., "subprocess.Popen[str]"]
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 """What the fixtures `start_cli` and `run_cli` of conftest.py give."""
@@ -53,10 +55,12 @@ def is_orphan(member: psutil.Process, ancestors: set[int]) -> bool:
 
 
 def helpers() -> set[int]:
-    """The pids of multiprocessing's fork server and resource tracker, as far as they run."""
+    """The pids of multiprocessing's fork server and resource tracker, and of the server that forks
+    commands, as far as they run."""
     server: Any = forkserver._forkserver  # private, as there are no public names
     tracker: Any = resource_tracker._resource_tracker
-    return {pid for pid in (server._forkserver_pid, tracker._pid) if pid is not None}
+    pids = (server._forkserver_pid, tracker._pid, COMMAND_SERVER.pid)
+    return {pid for pid in pids if pid is not None}
 
 
 def group_of(pid: int) -> int | None:

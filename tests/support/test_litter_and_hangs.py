@@ -245,9 +245,8 @@ def test_a_command_that_leaves_a_process_is_caught(tmp_path: Path) -> None:
     body = """
 def test_it(start_cli, monkeypatch):
     script = "import subprocess; subprocess.Popen(['sleep', '60'], stdout=-3, stderr=-3)"
-    monkeypatch.setattr(sys, "executable", "/bin/sh")
     monkeypatch.setattr(tests.conftest, "REPO", tests.conftest.Path(os.getcwd()).parent)
-    (tests.conftest.REPO / "train.py").write_text("sleep 60 >/dev/null 2>&1 &")
+    (tests.conftest.REPO / "train.py").write_text(script)
     start_cli("train.py").wait()
 """
     done = outcome_of(tmp_path, body)

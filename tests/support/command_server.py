@@ -1,0 +1,317 @@
+"""Commands without the start of an interpreter: forks of a process that has imported torch.
+
+A test that runs `sampleforge ...` would otherwise spend 4 s of processor time on imports, once in
+the command and once in the fork server that it starts. This module is both sides: `CommandServer`
+is used by pytest, and `python -m tests.support.command_server FD` is the server, which imports what
+a training imports and then does nothing but fork.
+
+What a fork has in common with a command that was started by exec: it is a child of pytest, leads a
+session, has the given arguments, folder, environment and streams, runs `sampleforge.cli` (or
+train.py) as ``__main__``, and ends as an interpreter ends. Its fork server is another process that
+was forked before the command began, so that it knows nothing of the command, as one started by exec
+would. It differs in having all modules imported. Where the start itself is the subject, or the
+environment names something that Python reads at its start, a command is started by exec.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from tests.support import REPO
+
+IMPORTED = (
+    "setproctitle",
+    "sampleforge.topologies.registry",
+    "sampleforge.runners.processes",
+    "sampleforge.cli.train",
+    "sampleforge.cli.running",
+)
+"""What a training command and its fork server import. Not `sampleforge.runners.preload`: to import
+it is an action of the fork server, which ends with the process that has started it from then on."""
+MESSAGE = 1 << 18
+"""Bytes of a request at most: the environment is most of it."""
+SPARE_FD = 700
+"""The number of the file by which a command reaches its spare, above those that it passes on."""
+PR_SET_CHILD_SUBREAPER = 36
+"""A constant of linux/prctl.h."""
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+class Request(NamedTuple):
+    """A command to run; its three streams are passed with the request."""
+
+    words: list[str]
+    """What follows `python`: a script and its arguments, or -m, a module and its arguments."""
+    cwd: str
+    environment: dict[str, str]
+    parent: int
+    """The pid of the process that the command becomes a child of."""
+
+
+class CommandServer:
+    """The server of one pytest process, started with the first command. Close it at the end."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's pid, None before the first command."""
+        return None if self._process is None else self._process.pid
+
+    def popen(self, words: list[str], cwd: Path) -> subprocess.Popen[str]:
+        """Return the running `python *words`: no stdin, stdout and stderr piped as text."""
+        return _ForkedCommand(self, words, cwd)
+
+    def fork(self, request: Request, streams: Sequence[int]) -> int:
+        """Start a command; return its pid."""
+        if self._socket is None:
+            self._start()
+        assert self._socket is not None
+        with _adopting_orphans():
+            socket.send_fds(self._socket, [pickle.dumps(request)], list(streams))
+            answer = self._socket.recv(MESSAGE)
+        if not answer:
+            raise RuntimeError("the command server has ended; its stderr says why")
+        pid: int = pickle.loads(answer)
+        return pid
+
+    def close(self) -> None:
+        if self._process is not None and self._socket is not None:
+            self._socket.close()
+            self._process.wait()
+            self._process = self._socket = None
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.command_server", str(theirs.fileno())],
+                cwd=REPO,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+
+class _ForkedCommand(subprocess.Popen[str]):
+    """A child whose process the command server forks instead of fork and exec."""
+
+    def __init__(self, server: CommandServer, words: list[str], cwd: Path) -> None:
+        self._server, self._words = server, words
+        super().__init__(
+            [sys.executable, *words],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _execute_child(self, *args: Any) -> None:
+        """Called by Popen's constructor, with all arguments by position."""
+        cwd, ends = args[5], args[10:16]
+        p2cread, _, _, c2pwrite, _, errwrite = ends
+        request = Request(self._words, str(cwd), dict(os.environ), os.getpid())
+        try:
+            self.pid = self._server.fork(request, (p2cread, c2pwrite, errwrite))
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+
+
+COMMAND_SERVER = CommandServer()
+"""The server of this pytest process."""
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Make processes whose parent ends children of this one."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork a command per request until pytest closes the channel. Returns in the commands too, with
+    what each runs next."""
+    while True:
+        message, streams, _, _ = socket.recv_fds(channel, MESSAGE, 3)
+        if not message:
+            return
+        request: Request = pickle.loads(message)
+        between = os.fork()
+        if between == 0:
+            if os.fork():
+                os._exit(0)
+            become_command(request, streams, channel)
+            return
+        os.waitpid(between, 0)
+        for stream in streams:
+            os.close(stream)
+
+
+def become_command(request: Request, streams: Sequence[int], channel: socket.socket) -> None:
+    """Run a command in this process, which the server has forked for it. Raises SystemExit."""
+    while os.getppid() != request.parent:  # the process between is about to end
+        time.sleep(0.0005)
+    os.setsid()
+    channel.send(pickle.dumps(os.getpid()))
+    channel.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    open_streams()
+    os.chdir(request.cwd)
+    take_environment(request.environment)
+    spawn_from_spare()
+    set_title([sys.executable, *request.words])
+    run_as_main(request.words)
+
+
+def open_streams() -> None:
+    """Open the standard streams again, as those of the server know whether they can seek."""
+    encoding = sys.stdout.encoding
+    sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", buffering=1, encoding=encoding, errors="backslashreplace", closefd=False
+    )
+
+
+def take_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # read from the environment again
+
+
+def set_title(words: Sequence[str]) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(" ".join(words))
+
+
+def run_as_main(words: list[str]) -> None:
+    """Do what `python *words` does: with -m, or with a script."""
+    if words[0] == "-m":
+        sys.argv[:] = words[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = words
+        sys.path[0] = os.path.dirname(words[0])
+        runpy.run_path(words[0], run_name="__main__")
+
+
+class ForkServerStart(NamedTuple):
+    """What a fork server that is started by exec inherits, beside its open files."""
+
+    words: list[str]
+    cwd: str
+    environment: dict[str, str]
+    blocked: set[Any]
+    open_files: tuple[int, int]
+
+
+def spawn_from_spare() -> None:
+    """Fork a spare process now, and let it become the fork server when multiprocessing starts
+    one. If that server has ended, the next one is started by exec."""
+    from multiprocessing import util
+
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    spare = os.fork()
+    if spare == 0:
+        here.close()
+        os.dup2(there.fileno(), SPARE_FD)
+        there.close()
+        be_spare()
+    there.close()
+    by_exec: Callable[..., int] = util.spawnv_passfds
+    is_used = False
+
+    def spawn(path: Any, words: list[str], files: Sequence[int]) -> int:
+        nonlocal is_used
+        if is_used or "multiprocessing.forkserver" not in words[-1]:
+            return by_exec(path, words, files)
+        is_used = True
+        start = ForkServerStart(
+            *(list(map(os.fsdecode, words)), os.getcwd(), dict(os.environ)),
+            signal.pthread_sigmask(signal.SIG_BLOCK, []),
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+        )
+        with here:
+            socket.send_fds(here, [pickle.dumps((start, list(files)))], list(files))
+        return spare
+
+    vars(util)["spawnv_passfds"] = spawn
+
+
+def be_spare() -> NoReturn:
+    """Wait until the command starts its fork server, and be it; end with the command otherwise."""
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, ENDING
+    )  # a Ctrl-C before it starts is not meant for it
+    with socket.socket(fileno=SPARE_FD) as channel:
+        message, received, _, _ = socket.recv_fds(channel, MESSAGE, 16)
+    if not message:
+        os._exit(0)
+    start, numbers = pickle.loads(message)
+    above = max([*numbers, *received]) + 1  # no number may be taken before it is free
+    moved = [os.dup2(one, above + place) for place, one in enumerate(received)]
+    for one in received:
+        os.close(one)
+    for one, number in zip(moved, numbers, strict=True):
+        os.dup2(one, number, inheritable=False)
+        os.close(one)
+    os.chdir(start.cwd)
+    take_environment(start.environment)
+    resource.setrlimit(resource.RLIMIT_NOFILE, start.open_files)
+    while signal.sigtimedwait(ENDING, 0):
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, start.blocked)
+    set_title(start.words)
+    sys.argv[:] = ["-c"]
+    sys.path[0] = ""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(start.words[-1], vars(main))
+    sys.exit()
+
+
+def main() -> None:
+    """Be the server, on the channel whose file number is the argument."""
+    from sampleforge.runtime.imports import import_heavy
+
+    import_heavy(*IMPORTED)
+    # Now: the first title finds its place by that of the environment, which a command changes.
+    set_title([sys.executable, "-m", "tests.support.command_server"])
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        serve(channel)
+
+
+if __name__ == "__main__":
+    # Under this module's own name, which the classes of pickled messages have.
+    __import__("tests.support.command_server", fromlist=["main"]).main()
