@@ -197,9 +197,10 @@ def stop_multiprocessing_helpers() -> Iterator[None]:
 @pytest.fixture
 def start_cli(tmp_path: Path) -> Iterator[StartCli]:
     """`start_cli("train", "appo", ..., cwd=None, env=None)` -> Popen of the `sampleforge` command;
-    with "train.py" as the first word, of that script. It has a session of its own, no stdin, stdout
-    and stderr piped as text, and `tmp_path` as current directory. It is a fork of the command
-    server, or with an `env` of its own a process started by exec.
+    with a first word that ends in .py, of that script, "train.py" being the checkout's. It has a
+    session of its own, no stdin, stdout and stderr piped as text, and `tmp_path` as current
+    directory. It is a fork of the command server, or with an `env` (which may be empty) a process
+    started by exec, which takes seconds to import torch.
 
     What still runs at the end of the test is killed, with all its processes. If the command itself
     has ended and one of its processes has not after 5 s, the test fails."""
@@ -208,9 +209,9 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
     def start(
         *args: str, cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        script = ["-m", "sampleforge.cli", *args]
+        script = list(args) if args[0].endswith(".py") else ["-m", "sampleforge.cli", *args]
         if args[0] == "train.py":
-            script = [str(REPO / "train.py"), *args[1:]]
+            script[0] = str(REPO / "train.py")
         if env is None and sys.platform == "linux":
             process = COMMAND_SERVER.popen(script, cwd or tmp_path)
         else:
@@ -236,7 +237,7 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
 
 @pytest.fixture
 def run_cli(start_cli: StartCli) -> RunCli:
-    """`run_cli(*args, timeout=60, cwd=None, env=None)` -> CompletedProcess of `start_cli(*args)`,
+    """`run_cli(*args, timeout=60, **as_start_cli)` -> CompletedProcess of `start_cli(*args)`,
     whatever its exit code. A command that takes longer fails the test, with what it printed and the
     stacks of its processes."""
 

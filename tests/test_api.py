@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import sampleforge as sf
+from tests.support.processes import RunCli
 from tests.support.runs import summary
 
 SCRIPT = """
@@ -31,15 +31,17 @@ def config(env):
 """
 
 
-def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def script(run_cli: RunCli, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "mine.py").write_text(SCRIPT + text)
-    command = [sys.executable, "mine.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    return run_cli("mine.py", timeout=100)
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_script_may_register_its_own_env_or_hold_its_factory(tmp_path: Path) -> None:
+def test_a_script_may_register_its_own_env_or_hold_its_factory(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
     done = script(
+        run_cli,
         tmp_path,
         'if __name__ == "__main__":\n'
         '    for env in ("Mine-v0", "__main__:make"):\n'
@@ -51,9 +53,9 @@ def test_a_script_may_register_its_own_env_or_hold_its_factory(tmp_path: Path) -
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_told_so(run_cli: RunCli, tmp_path: Path) -> None:
     """And does not start itself for ever."""
-    done = script(tmp_path, 'sf.train(config("Mine-v0"))\n')
+    done = script(run_cli, tmp_path, 'sf.train(config("Mine-v0"))\n')
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("mine.py starts a run") and "if __name__ == '__main__':" in line

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.session.callback import Callback
 from sampleforge.session.session import Session
 from sampleforge.trainer import Trainer
+from tests.support.processes import RunCli
 from tests.support.runs import newest, summary
 
 OBS = np.array([0.0, 0.1, 0.05, -0.2], np.float32)
@@ -253,10 +252,11 @@ if __name__ == "__main__":
 
 
 @pytest.mark.multiprocess(timeout=120)
-def test_a_program_that_forgets_to_stop_ends_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_program_that_forgets_to_stop_ends_with_a_checkpoint(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(FORGETFUL)
-    command = [sys.executable, "mine.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = run_cli("mine.py", timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     assert summary(tmp_path / "run")["status"] == "finished"
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from sampleforge.export.write import export_run
 from sampleforge.folder.trust import Trust
 from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
+from tests.support.processes import RunCli
 
 EXAMPLES = sorted((REPO / "examples").glob("*.py"))
 NOTEBOOKS = sorted((REPO / "examples").glob("*.ipynb"))
@@ -31,18 +29,10 @@ LEARNED = {
 
 @pytest.mark.multiprocess(timeout=110)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+def test_an_example_runs_and_learns(run_cli: RunCli, path: Path, tmp_path: Path) -> None:
     if path.stem == "play_onnx":
         export_cartpole(tmp_path)
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = run_cli(str(path), timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     pattern, least = LEARNED[path.stem]
     found = re.search(pattern, done.stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from sampleforge.cli import main
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.serve.server import PAGE, ROUTES, Server
+from tests.support.processes import StartCli
 from tests.support.served import ask, ask_json, line, served, tree_hash, write_run
 
 HOSTILE = '<img src=x onerror="alert(1)">&"\''
@@ -308,17 +308,16 @@ def test_a_population_is_shown_from_its_lineage(server: Server, root: Path) -> N
 
 
 @pytest.mark.multiprocess
-def test_the_command_serves_until_it_is_interrupted(root: Path) -> None:
+def test_the_command_serves_until_it_is_interrupted(start_cli: StartCli, root: Path) -> None:
     write_run(root / "a")
-    words = [sys.executable, "-m", "sampleforge.cli", "serve", str(root), "--port", "0"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        told = process.stdout.readline()
-        port = int(told.split("127.0.0.1:")[1].split("/")[0])
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-            connection.sendall(b"GET /api/runs HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            assert connection.makefile("rb").readline().split()[1] == b"200"
-        process.send_signal(2)
-        assert process.wait(20) == 0
+    process = start_cli("serve", str(root), "--port", "0")
+    told = process.stdout.readline()
+    port = int(told.split("127.0.0.1:")[1].split("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(b"GET /api/runs HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert connection.makefile("rb").readline().split()[1] == b"200"
+    process.send_signal(2)
+    assert process.wait(20) == 0
 
 
 def test_a_port_that_is_taken_and_a_missing_folder_are_said(

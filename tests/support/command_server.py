@@ -28,6 +28,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import process
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -79,8 +80,10 @@ class CommandServer:
         return _ForkedCommand(self, words, cwd)
 
     def fork(self, request: Request, streams: Sequence[int]) -> int:
-        """Start a command; return its pid."""
-        if self._socket is None:
+        """Start a command; return its pid. A server that has ended, as one does that is killed with
+        all that a hanging test has started, is replaced."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
             self._start()
         assert self._socket is not None
         with _adopting_orphans():
@@ -185,7 +188,7 @@ def become_command(request: Request, streams: Sequence[int], channel: socket.soc
         os.dup2(stream, number)
         os.close(stream)
     open_streams()
-    os.chdir(request.cwd)
+    enter(request.cwd)
     take_environment(request.environment)
     spawn_from_spare()
     set_title([sys.executable, *request.words])
@@ -200,6 +203,12 @@ def open_streams() -> None:
     sys.stderr = open(  # noqa: SIM115
         2, "w", buffering=1, encoding=encoding, errors="backslashreplace", closefd=False
     )
+
+
+def enter(folder: str) -> None:
+    """Make this the current folder, and that of the start: multiprocessing finds scripts there."""
+    os.chdir(folder)
+    process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
 
 
 def take_environment(environment: dict[str, str]) -> None:
@@ -222,7 +231,7 @@ def run_as_main(words: list[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv[:] = words
-        sys.path[0] = os.path.dirname(words[0])
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 
 
@@ -286,7 +295,7 @@ def be_spare() -> NoReturn:
     for one, number in zip(moved, numbers, strict=True):
         os.dup2(one, number, inheritable=False)
         os.close(one)
-    os.chdir(start.cwd)
+    enter(start.cwd)
     take_environment(start.environment)
     resource.setrlimit(resource.RLIMIT_NOFILE, start.open_files)
     while signal.sigtimedwait(ENDING, 0):

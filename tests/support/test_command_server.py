@@ -137,3 +137,15 @@ def test_orphans_are_not_adopted_once_a_command_has_started(tmp_path: Path) -> N
     process = COMMAND_SERVER.popen([str(script)], tmp_path)
     process.communicate(timeout=20)
     assert set(psutil.Process().children()) <= before | {psutil.Process(COMMAND_SERVER.pid)}
+
+
+def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('done')")
+    for _ in range(2):
+        assert COMMAND_SERVER.popen([str(script)], tmp_path).communicate()[0] == "done\n"
+        before = COMMAND_SERVER.pid
+        assert before is not None
+        psutil.Process(before).kill()
+        psutil.wait_procs([psutil.Process(before)], timeout=5)
+    COMMAND_SERVER.close()
