@@ -42,6 +42,7 @@ import pytest
 from tests.support import REPO
 from tests.support.command_server import COMMAND_SERVER
 from tests.support.litter import SESSION, Footprint
+from tests.support.probes import remembered_probe
 from tests.support.processes import (
     GRACE_S,
     RunCli,
@@ -175,6 +176,12 @@ def leaves_nothing_behind(
         gc.collect()
         time.sleep(0.05)
         multiprocessing.active_children()
+
+
+@pytest.fixture(autouse=True)
+def probe_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of this process probe an environment of a library once; commands always do."""
+    monkeypatch.setattr("sampleforge.env.probe.probe", remembered_probe)
 
 
 @pytest.fixture(autouse=True)

@@ -156,7 +156,7 @@ if __name__ == "__main__":
     reader.close()
     assert [e.payload[1] for e in reader.take()] == ["I am back"]
     assert reader.abandoned == ["actor 0"]
-    print("survived")
+    print("survived", flush=True)
     os._exit(0)  # the abandoned thread never returns
 """
 
@@ -213,7 +213,7 @@ if __name__ == "__main__":
     assert heard.pop("the last one") == [7]
     for numbers in heard.values():
         assert numbers == sorted(set(numbers)), "in order, and once"
-    print(len(heard), "lives")
+    print(len(heard), "lives", flush=True)
     os._exit(0)  # the abandoned threads never return
 """
 
