@@ -42,7 +42,7 @@ ENVS = {
 }
 """Env steps of training; the first six have discrete actions."""
 DISCRETE = list(ENVS)[:6]
-PAIRS = {"appo": "PPO", "apex": "DQN"}
+PAIRS = {"appo": "PPO", "ddppo": "PPO", "apex": "DQN"}
 """Algorithm -> the algorithm of Stable-Baselines3 that it is compared with."""
 POINTS = 40
 """Number of points of a recorded curve."""
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
     print(machine.describe("torch", "gymnasium", "numpy"), flush=True)
     for seed in args.seeds:
         for algo in args.algos:
-            for env in args.envs or (ENVS if algo == "appo" else DISCRETE):
+            for env in args.envs or (DISCRETE if algo == "apex" else ENVS):
                 about = {"env": env, "seed": seed, "steps": ENVS[env]}
                 done = {r["algo"] for r in recorded() if all(r[n] == about[n] for n in about)}
                 if algo not in done:
@@ -168,8 +168,15 @@ def draw(runs: list[dict[str, Any]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    colours = {"appo": "tab:blue", "PPO": "tab:orange", "apex": "tab:green", "DQN": "tab:red"}
-    labels = {"PPO": "SB3 PPO", "DQN": "SB3 DQN", "appo": "APPO", "apex": "Ape-X"}
+    colours = {"appo": "tab:blue", "ddppo": "tab:purple", "PPO": "tab:orange"}
+    colours |= {"apex": "tab:green", "DQN": "tab:red"}
+    labels = {
+        "appo": "APPO",
+        "ddppo": "DD-PPO",
+        "PPO": "SB3 PPO",
+        "apex": "Ape-X",
+        "DQN": "SB3 DQN",
+    }
     figure, axes = pyplot.subplots(2, 5, figsize=(22, 8), layout="constrained")
     for axis, env in zip(axes.flat, ENVS, strict=True):
         for algo, colour in colours.items():
