@@ -40,9 +40,8 @@ import psutil
 import pytest
 
 from tests.support import REPO
-from tests.support.command_server import COMMAND_SERVER
+from tests.support.command_server import COMMAND_SERVER, popen_by_exec
 from tests.support.litter import SESSION, Footprint
-from tests.support.probes import remembered_probe
 from tests.support.processes import (
     GRACE_S,
     RunCli,
@@ -181,6 +180,8 @@ def leaves_nothing_behind(
 @pytest.fixture(autouse=True)
 def probe_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions of this process probe an environment of a library once; commands always do."""
+    from tests.support.probes import remembered_probe  # imports numpy: after the threads are set
+
     monkeypatch.setattr("sampleforge.env.probe.probe", remembered_probe)
 
 
@@ -222,16 +223,7 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
         if env is None and sys.platform == "linux":
             process = COMMAND_SERVER.popen(script, cwd or tmp_path)
         else:
-            process = subprocess.Popen(
-                [sys.executable, *script],
-                cwd=cwd or tmp_path,
-                env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
+            process = popen_by_exec(script, cwd or tmp_path, env or {})
         started.append(process)
         return process
 

@@ -190,6 +190,6 @@ class ImageNormaliser(LeafNormaliser):
             for one in (level, self.scale, torch.addcmul(self.shift, level, self.scale))
         )
         y = x.flatten(0, -4).contiguous(memory_format=layout).to(inner, copy=True)
-        # In place: for 256 images of 84x84x4, 35 us each in bfloat16 instead of 94.
+        # In place: for 256 images of 84x84x4, 42 us each in bfloat16.
         torch.addcmul(rest, y.sub_(level), scale, out=y).clamp_(-CLIP, CLIP)
         return y.to(dtype).view(x.shape)

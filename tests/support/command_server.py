@@ -138,6 +138,20 @@ class _ForkedCommand(subprocess.Popen[str]):
             self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
 
 
+def popen_by_exec(words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    """Return what `CommandServer.popen` does, as a new interpreter; ``env``: variables to set."""
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 COMMAND_SERVER = CommandServer()
 """The server of this pytest process."""
 
@@ -280,9 +294,8 @@ def spawn_from_spare() -> None:
 
 def be_spare() -> NoReturn:
     """Wait until the command starts its fork server, and be it; end with the command otherwise."""
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, ENDING
-    )  # a Ctrl-C before it starts is not meant for it
+    # A Ctrl-C before the fork server starts is not meant for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     with socket.socket(fileno=SPARE_FD) as channel:
         message, received, _, _ = socket.recv_fds(channel, MESSAGE, 16)
     if not message:

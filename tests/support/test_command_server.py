@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.support.command_server import COMMAND_SERVER
+from tests.support.command_server import COMMAND_SERVER, popen_by_exec
 
 pytestmark = pytest.mark.multiprocess
 SCRIPT = """
@@ -67,18 +65,7 @@ if __name__ == "__main__":
 def outcome(how: str, words: list[str], cwd: Path) -> tuple[int, dict[str, Any], str]:
     """Run `python *words` by fork or by exec; return its exit code, what it says of itself, and its
     stderr."""
-    if how == "fork":
-        process = COMMAND_SERVER.popen(words, cwd)
-    else:
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    process = COMMAND_SERVER.popen(words, cwd) if how == "fork" else popen_by_exec(words, cwd, {})
     stdout, stderr = process.communicate(timeout=40)
     return process.returncode, json.loads(stdout), stderr
 
