@@ -25,6 +25,7 @@ from gymnasium import spaces
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, nearest
 from sampleforge.env.registry import sync_vector
+from sampleforge.env.single import TRUE_OBJECTIVE
 from sampleforge.env.vector import Array, EnvVector
 from sampleforge_envs.vizdoom_engine import start, stop
 
@@ -40,14 +41,18 @@ SCENARIOS = {
     "PredictPosition": "predict_position",
     "TakeCover": "take_cover",
 }
+HEALTH = "HEALTH"
+"""The game variable with the player's health."""
 PREFIX, ONE_BUTTON, ANY_BUTTONS = "Vizdoom", "-v1", "-MultiBinary-v1"
 IDS = tuple(f"{PREFIX}{name}{kind}" for name in SCENARIOS for kind in (ONE_BUTTON, ANY_BUTTONS))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of observations; each field can be given in ``--env-kwargs``. ``resolution``:
-    the resolution of the engine, such as "256x144" for a wider view."""
+    """The settings of observations and training rewards; each field can be given in
+    ``--env-kwargs``. ``resolution``: the resolution of the engine, such as "256x144" for a wider
+    view. ``health_reward``: added to the reward of each step in which HEALTH has risen, as after a
+    medkit; returns are reported without it."""
 
     frame_skip: int = 4
     width: int = 128
@@ -55,6 +60,7 @@ class Settings:
     resolution: str = "160x120"
     grayscale: bool = False
     game_variables: bool = True
+    health_reward: float = 0.0
 
     @classmethod
     def of(cls, config: EnvConfig) -> Settings:
@@ -90,8 +96,11 @@ class DoomEnv(gym.Env[Any, Any]):
         self._game.set_episode_timeout(0)
         self.action_space = self._make_actions(env_id.endswith(ANY_BUTTONS))
         self._make_observations()
+        self.reward_shaping = self._offer_shaping(env_id)
         self._started = False
         self._steps = 0
+        self._return = 0.0  # without shaping
+        self._health = 0.0
 
     def _make_actions(self, any_buttons: bool) -> spaces.Space[Any]:
         """Return the wrapper's action space: ``binary`` buttons, ``continuous`` ones (turn by an
@@ -138,6 +147,21 @@ class DoomEnv(gym.Env[Any, Any]):
         }
         self._screen = np.zeros(source, np.uint8)
 
+    def _offer_shaping(self, env_id: str) -> dict[str, float]:
+        """Return the reward-shaping numbers by name. Raises ConfigError if health is to be rewarded
+        in a scenario that does not tell it."""
+        if not self.settings.health_reward:
+            return {}
+        told = [variable.name for variable in self._game.get_available_game_variables()]
+        if HEALTH not in told:
+            raise ConfigError(
+                f"{env_id}: env_kwargs has health_reward={self.settings.health_reward:g}, but the "
+                f"scenario does not tell {HEALTH}; its game variables are "
+                f"{', '.join(told) or 'none'}"
+            )
+        self._health_index = told.index(HEALTH)
+        return {"health_reward": float(self.settings.health_reward)}
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -149,18 +173,24 @@ class DoomEnv(gym.Env[Any, Any]):
         else:
             start(self._game)
             self._started = True
-        self._steps = 0
+        self._steps, self._return = 0, 0.0
         self._observe()
         return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        health = self._health
         reward = self._game.make_action(self._buttons(action), self.settings.frame_skip)
         self._steps += 1
         terminated = self._game.is_episode_finished()
         if not terminated:
             self._observe()
         truncated = self.limit is not None and self._steps >= self.limit
-        return self._observation, reward, terminated, truncated and not terminated, {}
+        self._return += reward
+        info = {}
+        if self.reward_shaping:
+            info[TRUE_OBJECTIVE] = self._return
+            reward += self.reward_shaping["health_reward"] * (self._health > health)
+        return self._observation, reward, terminated, truncated and not terminated, info
 
     def _buttons(self, action: Any) -> list[float]:
         """Return one number per button, continuous ones first."""
@@ -179,6 +209,8 @@ class DoomEnv(gym.Env[Any, Any]):
         self._observation = {"screen": self._screen.take(self._pixels).reshape(screen.shape)}
         if self.variables:
             self._observation["gamevariables"] = state.game_variables.astype(np.float32)
+        if self.reward_shaping:
+            self._health = float(state.game_variables[self._health_index])
 
     def render(self) -> Any:
         """Return the engine's screen, uint8 [height, width, 3]."""
@@ -259,6 +291,10 @@ def protocol(env: DoomEnv, env_id: str) -> str:
             "any buttons" if env_id.endswith(ANY_BUTTONS) else "one button at a time",
             f"episodes cut at {env.limit} steps" if env.limit else "no time limit",
             "raw rewards",
+            *(
+                f"{number:+g} in training when HEALTH rises"
+                for number in env.reward_shaping.values()
+            ),
         ]
     )
 

@@ -21,6 +21,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.probe import probe
 from sampleforge.env.registry import families, make_single, make_vector
+from sampleforge.env.vector import Episode
 from tests.support.env_vectors import rollout
 from tests.support.litter import holds, living
 from tests.support.processes import StartCli, session_members
@@ -160,6 +161,31 @@ def test_settings_are_in_the_protocol_and_checked() -> None:
         make_vector(replace(BASIC, env_kwargs={"resolution": "1x1"}), 1, [0])
     with pytest.raises(ConfigError, match="Did you mean VizdoomBasic-v1"):
         make_vector(replace(BASIC, env="VizdoomBasik-v1"), 1, [0])
+
+
+def test_rises_of_health_are_rewarded_and_returns_are_reported_without_it() -> None:
+    """Beside the same game without the reward."""
+    plain = EnvConfig(env="VizdoomHealthGatheringSupreme-v1", decorrelate=False)
+    shaped = replace(plain, env_kwargs={"health_reward": 30})
+    actions = np.random.default_rng(0).integers(4, size=(300, 2))
+    steps, returns = [], []
+    for config in (plain, shaped):
+        vector = make_vector(config, 2, [1, 2])
+        assert vector.spec.reward_shaping == ({"health_reward": 30} if config is shaped else {})
+        assert ("+30 in training when HEALTH rises" in vector.spec.protocol) == (config is shaped)
+        episodes: list[Episode] = []
+        steps.append(rollout(vector, actions, episodes))
+        returns.append([(episode.row, episode.ret) for episode in episodes])
+        vector.close()
+    health = np.array([out.obs["gamevariables"][:, 0] for out in steps[0]])
+    rewards = [np.array([out.reward for out in run[1:]]) for run in steps]
+    goes_on = np.array([out.valid & ~out.terminated for out in steps[0][1:]])
+    rises = goes_on & (np.diff(health, axis=0) > 0)
+    assert rises.sum() >= 2
+    assert (rewards[1] - rewards[0] == 30 * rises).all()
+    assert len(returns[0]) >= 4 and returns[0] == returns[1]
+    with pytest.raises(ConfigError, match="does not tell HEALTH; its game variables are AMMO2"):
+        make_vector(replace(BASIC, env_kwargs={"health_reward": 1}), 1, [0])
 
 
 def test_the_screen_can_be_rendered() -> None:

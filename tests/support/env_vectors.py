@@ -59,12 +59,16 @@ def cell_of(out: StepOut, row: int) -> dict[str, Any]:
     }
 
 
-def rollout(vector: EnvVector, actions: Any) -> list[StepOut]:
-    """One StepOut per step; the first observations in front."""
+def rollout(
+    vector: EnvVector, actions: Any, episodes: list[Episode] | None = None
+) -> list[StepOut]:
+    """One StepOut per step; the first observations in front. Finished episodes are appended to
+    ``episodes``."""
+    ended = [] if episodes is None else episodes
     found = [buffers(vector.spec, vector.num_rows)]
     vector.reset(found[0].obs)
     for action in actions:
         found.append(buffers(vector.spec, vector.num_rows))
         vector.send({"action": action})
-        vector.recv(found[-1])
+        ended.extend(vector.recv(found[-1]))
     return found
