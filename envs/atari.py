@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from sampleforge.config import from_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, nearest
 from sampleforge.env.gymnasium_vector import GymnasiumVector
@@ -54,7 +55,7 @@ class Protocol:
     @classmethod
     def of(cls, config: EnvConfig) -> Protocol:
         """Return the settings of a config: defaults, overridden by env_kwargs and then by
-        --max-episode-steps. Raises ConfigError for an unknown key."""
+        --max-episode-steps. Raises ConfigError for an unknown key or a value of the wrong type."""
         names = [field.name for field in fields(cls)]
         given: dict[str, Any] = dict(config.env_kwargs)
         for key in given:
@@ -62,10 +63,10 @@ class Protocol:
                 known = ["--reward-clip"] if "clip" in key else nearest(key, names) or names
                 near = " or ".join(known)
                 raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
-        protocol = cls(**given)
+        protocol = from_plain(cls, given, f"{config.env}, env_kwargs")
         if config.max_episode_steps is not None:
             frames = config.max_episode_steps * protocol.frameskip
-            protocol = cls(**{**given, "max_num_frames_per_episode": frames})
+            protocol = replace(protocol, max_num_frames_per_episode=frames)
         return protocol
 
     def __str__(self) -> str:

@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from sampleforge.config import from_plain
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.family import ConfigError, Family, nearest
 from sampleforge.env.registry import sync_vector
@@ -65,14 +66,14 @@ class Settings:
     @classmethod
     def of(cls, config: EnvConfig) -> Settings:
         """Return the settings of a config: defaults, overridden by env_kwargs. Raises ConfigError
-        for an unknown key."""
+        for an unknown key or a value of the wrong type."""
         names = [field.name for field in fields(cls)]
         given: dict[str, Any] = dict(config.env_kwargs)
         for key in given:
             if key not in names:
                 near = " or ".join(nearest(key, names) or names)
                 raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
-        return cls(**given)
+        return from_plain(cls, given, f"{config.env}, env_kwargs")
 
 
 class DoomEnv(gym.Env[Any, Any]):
@@ -160,7 +161,7 @@ class DoomEnv(gym.Env[Any, Any]):
                 f"{', '.join(told) or 'none'}"
             )
         self._health_index = told.index(HEALTH)
-        return {"health_reward": float(self.settings.health_reward)}
+        return {"health_reward": self.settings.health_reward}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -152,8 +152,10 @@ def test_atari_single_backend_has_the_same_protocol(atari: EnvConfig) -> None:
         kind.close()
 
 
-def test_atari_refuses_unknown_settings_and_clipping(atari: EnvConfig) -> None:
+def test_atari_refuses_unknown_settings_wrong_types_and_clipping(atari: EnvConfig) -> None:
     with pytest.raises(ConfigError, match="unknown env_kwargs 'framskip'; there is frameskip"):
         make_vector(replace(atari, env_kwargs={"framskip": 2}), 1, [0])
     with pytest.raises(ConfigError, match="--reward-clip"):
         make_vector(replace(atari, env_kwargs={"reward_clipping": True}), 1, [0])
+    with pytest.raises(ConfigError, match="env_kwargs: stack_num: 'four' must be a whole number"):
+        make_vector(replace(atari, env_kwargs={"stack_num": "four"}), 1, [0])

@@ -157,6 +157,8 @@ def test_settings_are_in_the_protocol_and_checked() -> None:
     assert "256x144 to 128x72 RGB" in vector.spec.protocol
     with pytest.raises(ConfigError, match="unknown env_kwargs 'frameskip'; there is frame_skip"):
         make_vector(replace(BASIC, env_kwargs={"frameskip": 2}), 1, [0])
+    with pytest.raises(ConfigError, match="env_kwargs: width: 'wide' must be a whole number"):
+        make_vector(replace(BASIC, env_kwargs={"width": "wide"}), 1, [0])
     with pytest.raises(ConfigError, match="'1x1', but must be one of 160x120"):
         make_vector(replace(BASIC, env_kwargs={"resolution": "1x1"}), 1, [0])
     with pytest.raises(ConfigError, match="Did you mean VizdoomBasic-v1"):
