@@ -19,9 +19,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from sampleforge.config import from_plain
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family, nearest
+from sampleforge.env.family import ConfigError, Family, from_plain, nearest
 from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.registry import sync_vector
 from sampleforge.env.vector import Array, EnvVector, Episode

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sampleforge.config import ConfigError, nearest
+from sampleforge.config import ConfigError, from_plain, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.vector import EnvVector
 
-# ConfigError and nearest are for a family's error messages: it imports sampleforge.env only.
-__all__ = ["ConfigError", "Family", "nearest"]
+# ConfigError, from_plain and nearest are for a family's settings: it imports sampleforge.env only.
+__all__ = ["ConfigError", "Family", "from_plain", "nearest"]
 
 
 def no_other_names(env_id: str) -> None:
