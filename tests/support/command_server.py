@@ -174,7 +174,8 @@ def _prctl(option: int, value: int) -> None:
 
 def serve(channel: socket.socket) -> None:
     """Fork a command per request until pytest closes the channel. Returns in the commands too, with
-    what each runs next."""
+    what each runs next. SIGHUP is not ignored in them, also where the tests run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     while True:
         message, streams, _, _ = socket.recv_fds(channel, MESSAGE, 3)
         if not message:
