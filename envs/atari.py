@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family, from_plain, nearest
+from sampleforge.env.family import ConfigError, Family, settings_of
 from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.registry import sync_vector
 from sampleforge.env.vector import Array, EnvVector, Episode
@@ -55,14 +55,7 @@ class Protocol:
     def of(cls, config: EnvConfig) -> Protocol:
         """Return the settings of a config: defaults, overridden by env_kwargs and then by
         --max-episode-steps. Raises ConfigError for an unknown key or a value of the wrong type."""
-        names = [field.name for field in fields(cls)]
-        given: dict[str, Any] = dict(config.env_kwargs)
-        for key in given:
-            if key not in names:
-                known = ["--reward-clip"] if "clip" in key else nearest(key, names) or names
-                near = " or ".join(known)
-                raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
-        protocol = from_plain(cls, given, f"{config.env}, env_kwargs")
+        protocol = settings_of(cls, config, flags={"clip": "--reward-clip"})
         if config.max_episode_steps is not None:
             frames = config.max_episode_steps * protocol.frameskip
             protocol = replace(protocol, max_num_frames_per_episode=frames)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.family import ConfigError, Family, from_plain, nearest
+from sampleforge.env.family import ConfigError, Family, settings_of
 from sampleforge.env.registry import sync_vector
 from sampleforge.env.single import TRUE_OBJECTIVE
 from sampleforge.env.vector import Array, EnvVector
@@ -61,18 +61,6 @@ class Settings:
     grayscale: bool = False
     game_variables: bool = True
     health_reward: float = 0.0
-
-    @classmethod
-    def of(cls, config: EnvConfig) -> Settings:
-        """Return the settings of a config: defaults, overridden by env_kwargs. Raises ConfigError
-        for an unknown key or a value of the wrong type."""
-        names = [field.name for field in fields(cls)]
-        given: dict[str, Any] = dict(config.env_kwargs)
-        for key in given:
-            if key not in names:
-                near = " or ".join(nearest(key, names) or names)
-                raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
-        return from_plain(cls, given, f"{config.env}, env_kwargs")
 
 
 class DoomEnv(gym.Env[Any, Any]):
@@ -261,11 +249,11 @@ def nearest_pixels(source: tuple[int, int, int], shape: tuple[int, int, int]) ->
 
 
 def make_single(config: EnvConfig, render_mode: str | None = None) -> DoomEnv:
-    return DoomEnv(config.env, Settings.of(config), config.max_episode_steps, render_mode)
+    return DoomEnv(config.env, settings_of(Settings, config), config.max_episode_steps, render_mode)
 
 
 def make_vector(config: EnvConfig, num_rows: int, seeds: Sequence[int]) -> EnvVector:
-    settings = Settings.of(config)
+    settings = settings_of(Settings, config)
     unstarted = make_single(config)  # its engine does not run
     return sync_vector(
         config,

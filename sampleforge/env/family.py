@@ -8,16 +8,32 @@ functions, so that its environments can be listed without the simulator.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from sampleforge.config import ConfigError, from_plain, nearest
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.vector import EnvVector
 
-# ConfigError, from_plain and nearest are for a family's settings: it imports sampleforge.env only.
-__all__ = ["ConfigError", "Family", "from_plain", "nearest"]
+# ConfigError is for a family's error messages: it imports sampleforge.env only.
+__all__ = ["ConfigError", "Family", "settings_of"]
+
+S = TypeVar("S")
+
+
+def settings_of(cls: type[S], config: EnvConfig, flags: Mapping[str, str] | None = None) -> S:
+    """Return a family's settings, a dataclass ``cls``: its defaults, overridden by env_kwargs.
+
+    ``flags``: part of a key -> the flag that does what such a key asks for. Raises ConfigError for
+    an unknown key or a value of the wrong type."""
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for key in config.env_kwargs:
+        if key not in names:
+            elsewhere = [flag for part, flag in (flags or {}).items() if part in key]
+            near = " or ".join(elsewhere or nearest(key, names) or names)
+            raise ConfigError(f"{config.env}: unknown env_kwargs {key!r}; there is {near}")
+    return from_plain(cls, config.env_kwargs, f"{config.env}, env_kwargs")
 
 
 def no_other_names(env_id: str) -> None:
