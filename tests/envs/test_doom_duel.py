@@ -15,6 +15,8 @@ from sampleforge.env.vector import own_outputs
 
 pytest.importorskip("vizdoom")
 
+pytestmark = pytest.mark.usefixtures("only_engines")
+
 
 @pytest.mark.multiprocess(timeout=120)
 def test_two_players_play_several_episodes_and_leave_no_engine() -> None:

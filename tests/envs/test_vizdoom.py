@@ -29,6 +29,8 @@ from tests.support.variants import slow
 
 pytest.importorskip("vizdoom.gymnasium_wrapper")  # which registers the ids
 
+pytestmark = pytest.mark.usefixtures("only_engines")
+
 BASIC = EnvConfig(env="VizdoomBasic-v1", decorrelate=False)
 LEFT, ATTACK = 3, 1
 
