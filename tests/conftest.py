@@ -211,7 +211,7 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
     started by exec, which takes seconds to import torch.
 
     What still runs at the end of the test is killed, with all its processes. If the command itself
-    has ended and one of its processes has not after 5 s, the test fails."""
+    has ended and one of its processes has not after `GRACE_S`, the test fails."""
     started: list[subprocess.Popen[str]] = []
 
     def start(

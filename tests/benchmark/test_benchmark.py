@@ -319,6 +319,7 @@ def check_result(result) -> None:
 @pytest.mark.multiprocess(timeout=120)
 def test_benchmark_of_processes(run_cli, tmp_path) -> None:
     flags = "--env CartPole-v1 --num-workers 2 --async-rl --benchmark --benchmark-seconds 1"
+    flags += " --num-envs-per-worker 8 --batch-size 256"  # many updates, on a slow machine too
     done = run_cli("train", "appo", *flags.split(), "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run" / "benchmark.json").read_text())

@@ -63,9 +63,9 @@ class Held(torch.nn.Module):
     def forward(self, obs):
         return self.layer(obs["obs"])
 """
-WITHIN_S = 10.0
-"""5 s are promised for every end; a machine that is busy with other tests is given twice that. What
-would hang would hang for minutes."""
+WITHIN_S = 20.0
+"""5 s are promised for every end; beside other tests on a busy machine everything takes longer.
+What would hang would hang for minutes."""
 
 pytestmark = pytest.mark.multiprocess(timeout=120)
 
@@ -75,13 +75,16 @@ def last_line(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("env", "cause"),
-    [("RaisingEnv", "ValueError: deliberate: the factory raises"), ("HangingEnv", "--env-timeout")],
+    ("env", "limit", "cause"),
+    [
+        ("RaisingEnv", "60", "ValueError: deliberate: the factory raises"),
+        ("HangingEnv", "2", "--env-timeout"),
+    ],
 )
 def test_a_factory_that_raises_or_sleeps_ends_the_command_at_once(
-    run_cli: RunCli, tmp_path: Path, env: str, cause: str
+    run_cli: RunCli, tmp_path: Path, env: str, limit: str, cause: str
 ) -> None:
-    done = run_cli(*train(f"{FAKES}:{env}", "--env-timeout", "2"), timeout=2 * WITHIN_S)
+    done = run_cli(*train(f"{FAKES}:{env}", "--env-timeout", limit), timeout=2 * WITHIN_S)
     assert done.returncode == 1
     assert cause in last_line(done.stderr)
     written = sorted(path.name for path in tmp_path.rglob("*"))
@@ -109,18 +112,18 @@ def test_an_env_that_fails_later_ends_the_run_with_its_traceback(
 
 
 def test_a_hanging_step_is_noticed_and_shown(run_cli: RunCli, tmp_path: Path) -> None:
-    more: tuple[str, ...] = ("--env-kwargs", "where=step", "after=30", "--env-timeout", "2")
+    more: tuple[str, ...] = ("--env-kwargs", "where=step", "after=30", "--env-timeout", "5")
     more = (*more, "--max-worker-restarts", "0")
     done = run_cli(*train(f"{FAKES}:HangingEnv", *more))
     assert done.returncode == 1
     assert "actor 0 has been in one step" in last_line(done.stderr)
     assert "in hang" in done.stderr, "the stacks name the place"
-    assert "--env-timeout 2" in summary(tmp_path / "run")["error"]
+    assert "--env-timeout 5" in summary(tmp_path / "run")["error"]
 
 
 def test_a_stopped_actor_is_noticed_shown_and_replaced(start_cli: StartCli, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start_cli(*train("CartPole-v1", "--env-timeout", "2", "--max-worker-restarts", "1"))
+    process = start_cli(*train("CartPole-v1", "--env-timeout", "5", "--max-worker-restarts", "1"))
     until_trained(process, run)
     worker(process, "sampleforge: actor 0").send_signal(signal.SIGSTOP)
     until(lambda: last_report(run).get("restarts_actor") == 1, process)
@@ -224,14 +227,20 @@ def test_a_learner_that_was_stopped_at_its_start_is_woken_up_for_the_last_checkp
 
 
 def test_a_second_interrupt_leaves_at_once(start_cli: StartCli, tmp_path: Path) -> None:
-    process = start_cli(*train("CartPole-v1"))
-    until_trained(process, tmp_path / "run")
-    worker(process, "sampleforge: learner").send_signal(signal.SIGSTOP)
+    """The first one waits for a learner that never comes to its last checkpoint, and says so."""
+    (tmp_path / "held.py").write_text(HELD)
+    more = ("--model.encoder", "held:Held", "--callbacks", "held:Polled")
+    process = start_cli(*train("CartPole-v1", *more, "--report-interval", "1000"))
+    until((tmp_path / "held.txt").exists, process)
+    until((tmp_path / "polled.txt").exists, process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    assert process.stderr is not None
+    said = next((line for line in process.stderr if "Waiting up to 30 s for learner" in line), "")
+    assert "Ctrl-C ends the run without it" in said
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=WITHIN_S / 5)
-    assert process.returncode == 130
+    stdout, _ = process.communicate(timeout=WITHIN_S)
+    assert (process.returncode, stdout) == (130, "")
+    assert not list((tmp_path / "run").glob("checkpoints/*.safetensors"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

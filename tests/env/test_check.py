@@ -33,6 +33,7 @@ def examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examine:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(check_child, "LEAST_STEPS", 1000)  # also where there is no time for them
 
     def examined(env: str, seconds: float, **kwargs: Any) -> dict[str, list[Finding]]:
         told: list[dict[str, Any]] = []
@@ -147,7 +148,7 @@ def test_a_careless_environment_gets_a_warning_for_each_fault(
 def test_an_environment_that_hangs_or_crashes_after_the_probe_is_an_error_that_says_so(
     how: str, cause: str
 ) -> None:
-    config = EnvConfig(env=f"{BROKEN}:EndingEnv", env_kwargs={"how": how}, env_timeout=3.0)
+    config = EnvConfig(env=f"{BROKEN}:EndingEnv", env_kwargs={"how": how}, env_timeout=5.0)
     *before, last = [found for found in check_env(config, 1.0) if isinstance(found, Finding)]
     assert [finding.verdict for finding in before] == ["ok"]
     assert (last.verdict, last.name) == ("error", "play")

@@ -261,7 +261,7 @@ def test_engines_die_with_a_killed_process(how: signal.Signals) -> None:
         assert len(left) == 2
         assert litter() <= before, "nothing is there that would have to be cleaned up"
         holder.send_signal(how)
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(left, timeout=20)
     assert not alive
     assert litter() <= before
 
@@ -299,4 +299,4 @@ def test_a_run_that_ends_takes_its_engines_along(
     stdout, stderr = driver.communicate(timeout=30)
     code = {"actor killed": 1, "Ctrl-C": 130}.get(end, -signal.SIGKILL)
     assert driver.returncode == code, stdout + stderr
-    wait_until(lambda: not session_members(driver.pid) and litter() <= before, 5)
+    wait_until(lambda: not session_members(driver.pid) and litter() <= before)

@@ -8,7 +8,6 @@ import os
 import re
 from math import inf
 from pathlib import Path
-from time import monotonic
 
 import pytest
 from rich.console import Console
@@ -23,6 +22,9 @@ from sampleforge.reporting.workers import RunWatch
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build, resolved, spec_of
 from tests.support.learners import config
+
+NOW = 1000.0
+"""The clock stands still while a test counts."""
 
 
 class Watched:
@@ -50,15 +52,20 @@ class Watched:
         return {worker.name: worker for worker in self.watch.look(self.pids).workers}
 
 
-def test_states_follow_what_workers_count() -> None:
-    watched = Watched()
-    watched.count("actor 0", started_rows=3.0, heartbeat=monotonic())
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    for module in ("workers", "bottleneck"):
+        monkeypatch.setattr(f"sampleforge.reporting.{module}.monotonic", lambda: NOW)
+    return Watched()
+
+
+def test_states_follow_what_workers_count(watched: Watched) -> None:
+    watched.count("actor 0", started_rows=3.0, heartbeat=NOW)
     states = watched.look()
     assert {each.state for each in states.values()} == {"starting"}
     assert states["actor 0"].detail == "3 envs started" and states["actor 0"].busy is None
-    now = monotonic()
-    watched.count("actor 0", env_steps=1000, step_s=9.0, wait_s=1.0, heartbeat=now)
-    watched.count("actor 1", env_steps=10, step_s=1.0, wait_s=9.0, heartbeat=now)
+    watched.count("actor 0", env_steps=1000, step_s=9.0, wait_s=1.0, heartbeat=NOW)
+    watched.count("actor 1", env_steps=10, step_s=1.0, wait_s=9.0, heartbeat=NOW)
     watched.count("learner", wait_s=2.0, learn_s=8.0, trained_steps=500, heartbeat=inf)
     states = watched.look()
     assert (states["actor 0"].state, states["actor 1"].state) == ("running", "waiting")
@@ -69,27 +76,25 @@ def test_states_follow_what_workers_count() -> None:
     assert found is not None and found.part in ("simulator", "inference", "actors", "learner")
 
 
-def test_silent_workers_are_stalled_but_a_learner_in_a_long_update_is_not() -> None:
-    watched = Watched()
-    watched.count("actor 0", env_steps=1, heartbeat=monotonic() - 25.0)
-    watched.count("actor 1", env_steps=1, heartbeat=monotonic())
+def test_silent_workers_are_stalled_but_a_learner_in_a_long_update_is_not(watched: Watched) -> None:
+    watched.count("actor 0", env_steps=1, heartbeat=NOW - 25.0)
+    watched.count("actor 1", env_steps=1, heartbeat=NOW)
     watched.count("learner", learn_s=1.0, trained_steps=1)
     watched.look()
-    watched.count("actor 1", env_steps=2, heartbeat=monotonic())
+    watched.count("actor 1", env_steps=2, heartbeat=NOW)
     states = watched.look(25.0)
     assert states["actor 0"].state == "stalled" and 25 <= states["actor 0"].seconds < 30
     assert states["actor 1"].state == "running"
     assert states["learner"].state == "running" and states["learner"].seconds >= 25
 
 
-def test_a_successor_is_starting_until_it_works() -> None:
-    watched = Watched()
-    watched.count("actor 0", env_steps=100, heartbeat=monotonic())
+def test_a_successor_is_starting_until_it_works(watched: Watched) -> None:
+    watched.count("actor 0", env_steps=100, heartbeat=NOW)
     assert watched.look()["actor 0"].state == "running"
-    watched.count("actor 0", restarts=1, heartbeat=monotonic() + 30.0)
+    watched.count("actor 0", restarts=1, heartbeat=NOW + 30.0)
     state = watched.look()["actor 0"]
     assert (state.state, state.restarts) == ("starting", 1)
-    watched.count("actor 0", env_steps=200, heartbeat=monotonic())
+    watched.count("actor 0", env_steps=200, heartbeat=NOW)
     assert watched.look()["actor 0"].state == "running"
 
 

@@ -217,14 +217,14 @@ def test_policies_are_given_whole_stacks() -> None:
         check_stack(stack, "zero")
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_no_wrong_frame_with_real_processes(tmp_path: Path) -> None:
     """As fast as they can, on a replay of a few slots that is overwritten all the time."""
     config = apex_config(env=STACKED, samples_per_insert=None, inference="worker", debug=False)
     graph, plan = checking_graph(config)
     with running(graph, tmp_path) as runner:
         replay_counters = limiter_of(graph).replay_counters
-        deadline = monotonic() + 40
+        deadline = monotonic() + 100
         while (
             replay_counters.stale_updates.sum() < 50
             or graph.counters.total("trained_steps") < 3000

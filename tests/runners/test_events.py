@@ -13,7 +13,7 @@ from time import monotonic, sleep
 import gymnasium as gym
 import pytest
 
-from sampleforge.api import train
+from sampleforge.api import Trainer, train
 from sampleforge.runners.events import EventReader
 from sampleforge.shared.events import Event, EventLogHandler, EventSender, send, send_through
 from sampleforge.topologies.config import AppoConfig
@@ -44,25 +44,22 @@ def config(folder: Path, **more) -> AppoConfig:
         env="tests.runners.test_events:Chatty",
         num_workers=1,
         num_envs_per_worker=4,
-        train_for_env_steps=2000,
         run_dir=str(folder),
         **more,
     )
 
 
-def last_report(folder: Path) -> dict[str, float]:
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-
-
 def test_statistics_of_an_environment_are_reported_in_a_serial_run(tmp_path: Path) -> None:
-    train(config(tmp_path, serial=True))
-    assert last_report(tmp_path)["env_flags"] == 7.0
+    train(config(tmp_path, serial=True, train_for_env_steps=2000))
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["env_flags"] == 7.0
 
 
 @pytest.mark.multiprocess(timeout=90)
 def test_statistics_and_log_lines_come_from_worker_processes(tmp_path: Path) -> None:
-    train(config(tmp_path))
-    assert last_report(tmp_path)["env_flags"] == 7.0
+    with Trainer(config(tmp_path, report_interval=0.2, quiet=True)) as trainer:
+        report = next(report for report in trainer if "env_flags" in report)
+    assert report["env_flags"] == 7.0
     lines = (tmp_path / "log.txt").read_text().splitlines()
     said = [line for line in lines if "an episode has ended" in line]
     assert sum(" warning " in line for line in said) == 1, "a warning is told once"
@@ -137,7 +134,8 @@ def die(sender):
     os.kill(os.getpid(), 9)
 
 if __name__ == "__main__":
-    events.STUCK_S = 0.3
+    events.STUCK_S = 2.0
+    events.LAST_LOOK_S = 30.0
     reader = events.EventReader()
     first, second = reader.new_sender("actor 0"), reader.new_sender("actor 1")
     process = multiprocessing.get_context("fork").Process(target=die, args=(first,))
@@ -189,7 +187,7 @@ def take(reader, heard):
         heard.setdefault(event.source, []).append(int(text[:7]))
 
 if __name__ == "__main__":
-    events.STUCK_S = 0.5
+    events.STUCK_S = 2.0
     reader, heard = events.EventReader(), {}
     moments = random.Random(0)
     for life in range(30):

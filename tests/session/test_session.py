@@ -198,7 +198,8 @@ def test_sessions_of_processes_in_a_row_leave_no_descriptor(tmp_path: Path) -> N
         chosen = config(tmp_path / f"{i}", serial=False, num_workers=1, train_for_env_steps=500)
         train(chosen)
         found.append(resources()[:2])
-    assert len(set(found[1:])) == 1, found
+    more = [last - first for first, last in zip(found[1], found[-1], strict=True)]
+    assert max(more) <= 0, f"fewer: what earlier tests left was freed late; {found}"
 
 
 @pytest.mark.multiprocess(timeout=120)

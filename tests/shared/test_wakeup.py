@@ -40,7 +40,7 @@ def test_a_wakeup_is_remembered_once(kind: type[Wakeup]) -> None:
 def test_a_wait_ends_after_its_time_and_not_before(kind: type[Wakeup]) -> None:
     wakeup, started = kind(), monotonic()
     assert not wakeup.wait(0.25)
-    assert 0.24 < monotonic() - started < 5
+    assert 0.24 < monotonic() - started < 30
 
 
 @BOTH

@@ -36,7 +36,9 @@ class WaitForEnd:
             ended = True
 
         with EndingInOrder(end):
-            self.path.with_suffix(".pid").write_text(str(os.getpid()))
+            part = self.path.with_suffix(".part")
+            part.write_text(str(os.getpid()))
+            part.rename(self.path.with_suffix(".pid"))  # who finds it finds all of it
             while not ended:
                 time.sleep(0.02)
         self.path.write_text("in order")

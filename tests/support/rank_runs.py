@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from sampleforge.reporting.metrics_file import read_metrics
+from tests.support.runs import last_report, until
 
 
 def training(start_cli: Any, tmp_path: Path, *more: str) -> subprocess.Popen[str]:
@@ -38,11 +40,18 @@ def wait_for_updates(run: subprocess.Popen[str], tmp_path: Path, more: int) -> N
         time.sleep(0.1)
 
 
+def wait_for_restarts(run: subprocess.Popen[str], tmp_path: Path, count: int) -> None:
+    """Until a report shows that ranks have been restarted so often. The updates that a later one
+    has more are those of the new ranks: there are none without them."""
+    until(lambda: last_report(tmp_path / "run").get("restarts", 0) >= count, run)
+
+
 def rank_process(driver: int, rank: int) -> int:
     """Process id of a rank."""
     for process in psutil.Process(driver).children(recursive=True):
-        if f"sampleforge: rank {rank}" in " ".join(process.cmdline()):
-            return process.pid
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if f"sampleforge: rank {rank}" in " ".join(process.cmdline()):
+                return process.pid
     raise AssertionError(f"rank {rank} has no process")
 
 

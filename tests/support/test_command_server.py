@@ -114,7 +114,7 @@ def test_a_killed_command_has_the_exit_code_of_its_signal_and_its_spare_ends(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert not psutil.wait_procs(spares, timeout=5)[1]
+    assert not psutil.wait_procs(spares, timeout=20)[1]
 
 
 def test_orphans_are_not_adopted_once_a_command_has_started(tmp_path: Path) -> None:
@@ -134,5 +134,5 @@ def test_a_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
         before = COMMAND_SERVER.pid
         assert before is not None
         psutil.Process(before).kill()
-        psutil.wait_procs([psutil.Process(before)], timeout=5)
+        psutil.wait_procs([psutil.Process(before)], timeout=20)
     COMMAND_SERVER.close()

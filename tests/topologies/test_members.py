@@ -158,7 +158,8 @@ def check_replacement(runner: Runner, replaced: Replaced) -> None:
     member = replaced.graph.groups[0].member
     assert member is not None and member.board.has_restarted
     replaced.replace()
-    assert not member.board.has_restarted
+    if isinstance(runner, SerialRunner):  # actors that are processes may be as fast as this one
+        assert not member.board.has_restarted
     run_until(runner, replaced, 60, replaced.later_envs)
     assert member.board.has_restarted
     assert len(replaced.first_envs) == len(replaced.later_envs) == 12

@@ -154,7 +154,7 @@ def test_a_restarted_actor_plays_other_episodes_and_the_first_life_the_same_ones
     assert lives[1] != tuple(row_seeds(3, 1, 0, 4, resumes=1))
 
 
-@pytest.mark.multiprocess(timeout=90)
+@pytest.mark.multiprocess(timeout=120)
 @pytest.mark.parametrize(
     ("algo", "inference"),
     [("appo", "worker"), ("apex", "inline"), slow("appo", "inline"), slow("apex", "worker")],
@@ -174,7 +174,7 @@ def test_a_killed_actor_is_replaced_until_the_restart_budget_is_used_up(
     until(lambda: last_report(run)["updates"] > seen["updates"] + 20, process)
     until(lambda: last_report(run)["env_steps"] > seen["env_steps"] + 2000, process)
     worker(process, "sampleforge: actor 0").kill()
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "it is restarted (1 of 1 times)" in stderr
     assert "actor 0 was ended by signal SIGKILL" in stderr.rstrip().splitlines()[-1]

@@ -272,19 +272,22 @@ def test_killed_policy_workers_are_replaced(start_cli: StartCli, tmp_path: Path,
         ],
     )
 
-    def until_updates(least: float) -> float:
+    def until_updates(least: float) -> None:
         def reached() -> bool:
             metrics = run / "metrics.jsonl"
             reported = metrics.exists() and "\n" in metrics.read_text()
             return bool(reported and last_report(run).get("updates", 0) > least)
 
         until(reached, process)
-        return float(last_report(run)["updates"])
 
-    updates = until_updates(10)
-    for number in (1, 0, 1):
+    def until_restarted(count: int) -> None:
+        until(lambda: last_report(run).get("restarts") == count, process)
+
+    until_updates(10)
+    for restarts, number in enumerate((1, 0, 1), 1):
         worker(process, f"sampleforge: policy {number}").kill()
-        updates = until_updates(updates + 10)
+        until_restarted(restarts)
+        until_updates(last_report(run)["updates"] + 10)
     process.terminate()
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 143, stderr

@@ -38,7 +38,12 @@ from sampleforge.workers.variable import VariableActor
 from tests.support.envs import code_reward
 from tests.support.graphs import copy_of, one_policy, resolved, spec_of
 from tests.support.rank_learners import learner_of
-from tests.support.rank_runs import rank_process, training, wait_for_updates
+from tests.support.rank_runs import (
+    rank_process,
+    training,
+    wait_for_restarts,
+    wait_for_updates,
+)
 from tests.support.rank_threads import on_ranks
 
 ROWS, ROLLOUT = 5, 8
@@ -381,6 +386,7 @@ def test_a_killed_rank_is_replaced(start_cli: Any, tmp_path: Path) -> None:
     """And all go on: --debug compares their weights after every update."""
     run = training(start_cli, tmp_path, "--variable-experience")
     os.kill(rank_process(run.pid, 1), signal.SIGKILL)
+    wait_for_restarts(run, tmp_path, 1)
     wait_for_updates(run, tmp_path, 10)
     run.terminate()
     _, shown = run.communicate(timeout=20)

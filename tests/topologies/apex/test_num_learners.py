@@ -23,6 +23,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
 from sampleforge.replay.sequences import GatheredSequences, Sequences
 from sampleforge.replay.transitions import Gathered, Transitions
+from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
 from sampleforge.topologies.apex.plan import resolve_defaults
@@ -33,7 +34,6 @@ from sampleforge.workers.sample_update import SampleUpdate, Updated
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import spec_of
 from tests.support.rank_threads import on_ranks
-from tests.support.runs import last_report
 
 ONE_AT_A_TIME = threading.Lock()
 """Torch's global generator, which the learners' threads share, is seeded."""
@@ -221,7 +221,8 @@ def test_learners_train_from_one_replay_and_resume(tmp_path: Path, core: str) ->
     )
     first = train(chosen).summary
     assert first["status"] == "finished" and first["updates"] > 20
-    assert "td_error_mean" in last_report(Path(run))
+    # A report has what was learned since the one before: on a slow machine the last has nothing.
+    assert any("td_error_mean" in report for report in read_metrics(Path(run, "metrics.jsonl")))
     more = dataclasses.replace(chosen, num_learners=1, train_for_env_steps=6000)
     assert train(more).summary["updates"] > first["updates"]
 

@@ -214,7 +214,7 @@ def learner_process(driver: int, name: str) -> int:
     return found
 
 
-@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.multiprocess(timeout=180)
 @pytest.mark.parametrize(
     ("mode", "names"),
     [
@@ -231,19 +231,22 @@ def test_a_killed_learner_is_replaced_and_all_go_on_from_the_newest_state(
     several = "2" if "learner 1" in names else "1"
     process = start_cli(*LEARNING.split(), mode, "--num-learners", several)
 
-    def until_updates(least: float) -> float:
+    def until_updates(least: float) -> None:
         def reached() -> bool:
             metrics = run / "metrics.jsonl"
             reported = metrics.exists() and "\n" in metrics.read_text()
             return bool(reported and last_report(run).get("updates", 0) > least)
 
         until(reached, process)
-        return float(last_report(run)["updates"])
 
-    updates = until_updates(100)
-    for name in names:
+    def until_restarted(count: int) -> None:
+        until(lambda: last_report(run).get("restarts") == count, process)
+
+    until_updates(50)
+    for life, name in enumerate(names, 1):
         os.kill(learner_process(process.pid, name), signal.SIGKILL)
-        updates = until_updates(updates + 200)
+        until_restarted(life)
+        until_updates(last_report(run)["updates"] + 50)
     process.terminate()
     _, shown = process.communicate(timeout=20)
     assert process.returncode == 143

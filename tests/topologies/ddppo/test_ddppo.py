@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,13 @@ from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share
 from tests.support.graphs import resolved, spec_of
 from tests.support.rank_learners import batches, learner_of
 from tests.support.rank_learners import config as learner_config
-from tests.support.rank_runs import is_replaced, rank_process, training, wait_for_updates
+from tests.support.rank_runs import (
+    is_replaced,
+    rank_process,
+    training,
+    wait_for_restarts,
+    wait_for_updates,
+)
 from tests.support.rank_threads import on_ranks
 from tests.support.runs import newest, until
 from tests.support.variants import slow
@@ -62,7 +67,7 @@ def plan(**kwargs: Any) -> Any:
     return plan_ddppo(resolved(config(**kwargs), spec), spec, "cpu")
 
 
-@pytest.mark.multiprocess
+@pytest.mark.multiprocess(timeout=120)
 def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
     """--debug compares the checksums of weights, optimiser and statistics after each update."""
     folder = str(tmp_path / "run")
@@ -71,12 +76,13 @@ def test_ranks_train_with_equal_weights_and_resume(tmp_path: Path) -> None:
     assert summary["status"] == "finished" and summary["algo"] == "ddppo"
     assert summary["env_steps"] >= 1500
     assert summary["updates"] % 4 == 0, "2 epochs of 2 minibatches"
-    assert summary["updates"] / 4 * 3 * 4 * 16 >= 1500, "each from all rows of all ranks"
+    longest = 24  # an early rank goes on for half a rollout at most
+    assert summary["updates"] / 4 * 3 * 4 * longest >= 1500, "each from all rows of all ranks"
     reports = read_metrics(result.run_dir / "metrics.jsonl")
     last = [report for report in reports if "policy_lag_max" in report][-1]
     assert last["policy_lag_max"] == 0 and last["ratio_deviation_first"] < 1e-5
-    again = train(config(num_ranks=2, train_for_env_steps=2000, run_dir=folder, debug=True))
-    assert again.summary["env_steps"] >= 2000
+    again = train(config(num_ranks=2, train_for_env_steps=3000, run_dir=folder, debug=True))
+    assert again.summary["env_steps"] >= 3000
     assert again.summary["updates"] > summary["updates"]
     assert load_policy(folder, trust=True).act([0.0, 0.0, 0.0, 0.0])[0] in range(3)
 
@@ -131,10 +137,12 @@ def updates_of_one_step(**kwargs: Any) -> DdppoConfig:
     return config(debug=True, **{**defaults, **kwargs})
 
 
-@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.multiprocess(timeout=240)
 def test_checksums_are_equal_after_each_of_200_updates(tmp_path: Path) -> None:
-    """Rollouts that are cut short included; an update cannot be made without its comparison."""
-    chosen = updates_of_one_step(train_for_env_steps=205 * 3 * 4 * 8, run_dir=str(tmp_path / "run"))
+    """Rollouts that are cut short included; an update cannot be made without its comparison. An
+    early rank goes on to 12 steps at most: there are as many updates even if all do."""
+    env_steps = 205 * 3 * 4 * 12
+    chosen = updates_of_one_step(train_for_env_steps=env_steps, run_dir=str(tmp_path / "run"))
     result = train(chosen)
     compared = result.summary["checksums_compared"]
     assert compared >= 200
@@ -280,6 +288,7 @@ def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
     """From what the others had learned: --debug compares checksums after every update."""
     run = training(start_cli, tmp_path)
     os.kill(rank_process(run.pid, victim), signal.SIGKILL)
+    wait_for_restarts(run, tmp_path, 1)
     wait_for_updates(run, tmp_path, 10)
     run.terminate()
     _, shown = run.communicate(timeout=20)
@@ -291,11 +300,9 @@ def test_a_killed_rank_is_replaced_and_all_go_on_with_equal_weights(
 
 @pytest.mark.multiprocess(timeout=120)
 def test_a_killed_rank_ends_the_run_where_none_is_replaced(start_cli: Any, tmp_path: Path) -> None:
-    run = training(start_cli, tmp_path, "--max-rank-restarts", "0")
-    started = time.monotonic()
+    run = training(start_cli, tmp_path, "--max-rank-restarts", "0", "--rank-timeout", "600")
     os.kill(rank_process(run.pid, 1), signal.SIGKILL)
-    _, shown = run.communicate(timeout=30)
-    assert time.monotonic() - started < 15
+    _, shown = run.communicate(timeout=60)  # nobody waits for the rank until its time-out
     assert run.returncode == 1 and summary_of(tmp_path)["status"] == "failed"
     assert "rank 1 was ended by signal SIGKILL" in shown
 
@@ -307,6 +314,7 @@ def test_a_rank_that_stands_still_is_replaced(start_cli: Any, tmp_path: Path, vi
     run = training(start_cli, tmp_path, "--rank-timeout", "8")
     stopped = rank_process(run.pid, victim)
     os.kill(stopped, signal.SIGSTOP)
+    wait_for_restarts(run, tmp_path, 1)
     wait_for_updates(run, tmp_path, 10)
     assert rank_process(run.pid, victim) != stopped
     run.terminate()
@@ -326,6 +334,7 @@ def test_a_rank_that_is_killed_while_another_one_is_replaced_is_replaced_too(
     os.kill(first, signal.SIGKILL)
     until(lambda: is_replaced(run.pid, 1, first), run)
     os.kill(rank_process(run.pid, second), signal.SIGKILL)
+    wait_for_restarts(run, tmp_path, 2)
     wait_for_updates(run, tmp_path, 10)
     run.terminate()
     _, shown = run.communicate(timeout=20)
@@ -339,9 +348,8 @@ def test_a_rank_that_is_killed_while_another_one_is_replaced_is_replaced_too(
 def test_a_rank_that_stands_still_is_named(start_cli: Any, tmp_path: Path) -> None:
     run = training(start_cli, tmp_path, "--rank-timeout", "8", "--max-rank-restarts", "0")
     os.kill(rank_process(run.pid, 1), signal.SIGSTOP)
-    started = time.monotonic()
     _, shown = run.communicate(timeout=60)
-    assert run.returncode == 1 and time.monotonic() - started < 40
+    assert run.returncode == 1
     assert "rank 1 was silent for 8 s" in shown
 
 
