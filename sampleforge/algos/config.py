@@ -53,7 +53,8 @@ class LearnerConfig(Checked):
     num_batches_to_accumulate: int = 2
     """With --async-rl: batches that may wait for the learner before sampling stops."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1; for images with --no-async-rl one per core)."""
+    """Threads of the learner on a CPU (default: 1; with convolutions and --no-async-rl one per
+    core)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,7 +253,7 @@ class ImitationConfig(Checked):
     reward_clip: float | None = None
     """Clip scaled rewards to +- this value for learning (default: no clipping)."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1; for images one per core)."""
+    """Threads of the learner on a CPU (default: 1; with convolutions one per core)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -122,23 +122,45 @@ class Dense(nn.Module):
         return x
 
 
+FEW_CATEGORIES = 64
+"""Categories of a leaf up to which each is compared with its element. With more, ones are written
+into zeros: 256 rows of MiniGrid's 1,029 categories take 142 us instead of 1,227 (one core)."""
+
+
 class OneHot(nn.Module):
     """One-hot encoding of a categorical leaf, [N, *shape] -> [N, sum(categories)], one block per
     element."""
 
     element: Tensor
+    """The element of each category, int64 [categories]."""
     value: Tensor
+    """Its number among those of its element, int64 [categories]."""
+    first: Tensor
+    """The place of each element's first category, int64 [elements]."""
+    last: Tensor
+    """The last category of each element, int64 [elements]."""
 
     def __init__(self, categories: tuple[int, ...]) -> None:
         super().__init__()
-        self.num_elements = len(categories)
-        element = torch.tensor([i for i, n in enumerate(categories) for _ in range(n)])
-        value = torch.tensor([v for n in categories for v in range(n)])
+        self.out_features = sum(categories)
+        self.is_narrow = self.out_features <= FEW_CATEGORIES
+        sizes = torch.tensor(categories)
+        self.register_buffer("first", sizes.cumsum(0) - sizes, persistent=False)
+        self.register_buffer("last", sizes - 1, persistent=False)
+        element = torch.arange(len(categories)).repeat_interleave(sizes)
+        value = torch.arange(self.out_features) - self.first[element]
         self.register_buffer("element", element, persistent=False)
         self.register_buffer("value", value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.reshape(-1, self.num_elements)[:, self.element] == self.value).float()
+        """A number that is no category gives zeros."""
+        codes = x.reshape(-1, len(self.first))
+        if self.is_narrow:
+            return (codes[:, self.element] == self.value).float()
+        codes = codes.long()
+        known = torch.minimum(codes, self.last).clamp_min_(0)
+        zeros = torch.zeros(len(codes), self.out_features, device=x.device)
+        return zeros.scatter_(1, known + self.first, (known == codes).float())
 
 
 class Vector(nn.Module):

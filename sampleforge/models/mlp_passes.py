@@ -19,10 +19,10 @@ from sampleforge.models.normaliser import ObservationNormaliser
 from sampleforge.models.q_network import GreedyActions, QNetwork
 from sampleforge.models.trunk import Trunk
 
-MOST_INPUTS = 1024
-"""Inputs of the first layer up to which passes are made by hand. With more, arithmetic takes most
-of the time, and the inputs of a whole batch much memory."""
-
+MOST_INPUTS = 4096
+"""Inputs of the first layer up to which passes are made by hand: once for a whole batch, of which
+they take 16 KiB for each env step, not once for each minibatch. With BabyAI's 3,800 learning takes
+335 us of an env step, by autograd 429."""
 
 FEW_INPUTS = 16
 """Inputs up to which the transposed product of a layer's gradient is faster: for 256 x 4 inputs and

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.models.encoders import has_image as goes_through_convolutions
 from sampleforge.ops.distributions import action_layout
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.config import RunConfig
@@ -18,6 +20,9 @@ from sampleforge.topologies.config import PpoConfig, SamplingConfig
 from sampleforge.topologies.policy_lag import PolicyLag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
+MOST_THREADS_OF_PLANES = 4
+"""Threads of a learner whose convolutions are as small as MinAtar's: 20 ms of one core for a
+minibatch."""
 INDEPENDENT = "Env rows step independently, each split in a thread (--variable-experience)"
 
 
@@ -199,6 +204,16 @@ def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
 def has_image(spec: EnvSpec) -> bool:
     """Return whether an observation leaf is an image of pixels."""
     return any(leaf.is_image for leaf in spec.observations.values())
+
+
+def learner_threads(model: ModelConfig, spec: EnvSpec, cores: int) -> int:
+    """Return the number of threads with which a learner on ``cores``, where nothing else runs
+    meanwhile, is fastest: all for pixels and some for other convolutions (MinAtar with two threads:
+    1.6 times as fast), while the layers of an MLP lose what they gain to the threads' meeting."""
+    if has_image(spec):
+        return max(1, cores)
+    convolves = goes_through_convolutions(spec.observations) and model.encoder != "mlp"
+    return max(1, min(cores, MOST_THREADS_OF_PLANES)) if convolves else 1
 
 
 def _inference(config: SamplingConfig, device: str) -> tuple[Literal["inline", "worker"], str]:

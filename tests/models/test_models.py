@@ -17,7 +17,7 @@ from sampleforge.config import ConfigError
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.cnn import DoomCNN, DqnCNN, ImpalaResNet, NatureCNN
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import MLP, Vector
+from sampleforge.models.encoders import MLP, OneHot, Vector
 from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.normaliser import (
@@ -253,6 +253,20 @@ def test_impala_leaves_the_input_of_a_residual_block_alone() -> None:
     kept = x.clone()
     block(x)  # type: ignore[operator]
     assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("categories", [(3,), (2, 5, 1), (11, 6, 4) * 49])
+def test_one_hot_has_a_one_for_each_category_and_none_for_other_numbers(
+    categories: tuple[int, ...],
+) -> None:
+    """Few categories and many are encoded in two ways."""
+    encoder = OneHot(categories)
+    codes = torch.stack([torch.randint(-2, n + 2, (40,)) for n in categories], 1)
+    blocks = [codes[:, [i]] == torch.arange(count) for i, count in enumerate(categories)]
+    assert torch.equal(encoder(codes), torch.cat(blocks, 1).float())
+    assert encoder.out_features == sum(categories)
+    as_bytes = codes.clamp(min=0).to(torch.uint8)
+    assert torch.equal(encoder(as_bytes), encoder(as_bytes.long()))
 
 
 def test_vector_of_categories_bytes_and_numbers() -> None:

@@ -230,6 +230,37 @@ def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None
     assert plan.envs == ranks * ppo_defaults.ROWS_OF_IMAGES
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "of_cores"),
+    [
+        ("image", {"async_rl": False}, {1: 1, 2: 2, 16: 16}),
+        ("image", {"async_rl": False, "num_learners": 2}, {1: 1, 2: 1, 16: 8}),
+        ("image", {}, {2: 1, 16: 1}),
+        ("planes", {}, {1: 1, 2: 2, 16: 4}),
+        ("planes", {"async_rl": True}, {16: 1}),
+        ("planes", {"serial": True}, {16: 1}),
+        ("planes", {"learner_threads": 3}, {16: 3}),
+        ("planes", {"model": ModelConfig(encoder="mlp")}, {16: 1}),
+        ("vector", {}, {16: 1}),
+    ],
+)
+def test_a_learner_has_threads_where_they_pay(
+    cores: Callable[[int], None], kind: str, given: Settings, of_cores: dict[int, int]
+) -> None:
+    """With convolutions, on cores that nothing else uses meanwhile."""
+    for count, threads in of_cores.items():
+        cores(count)
+        assert planned(AppoConfig(**given), KINDS[kind])[1].learner_threads == threads
+        if not given:
+            shared = planned(DdppoConfig(num_ranks=2), KINDS[kind])[1].learner_threads
+            alone = planned(DdppoConfig(num_ranks=1), KINDS[kind])[1].learner_threads
+            assert (shared, alone) == {
+                "image": (max(1, count // 2), count),
+                "planes": (max(1, min(count // 2, 4)), threads),
+                "vector": (1, 1),
+            }[kind]
+
+
 def test_under_torchrun_the_ranks_are_those_that_it_started(
     cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
     check_memory,
     check_minibatch,
-    has_image,
+    learner_threads,
     plan_sampler,
     recorded_parameters,
 )
@@ -46,9 +46,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     slots_per_batch = _slots_per_batch(config, shape, streams)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     slots = _slots(config, slots_per_batch, sampler.num_workers, streams, synchronous)
-    # Small layers lose more to the threads' meeting than they gain (measured: CartPole 0.5x).
-    all_cores = synchronous and has_image(spec) and not config.serial
-    cores = max(1, len(available_cores()) // config.num_learners) if all_cores else 1
+    free = len(available_cores()) if synchronous and not config.serial else 1
+    threads = learner_threads(config.model, spec, free // config.num_learners)
     # Every slot may wait for the learner, and so may the batch that is gathered ahead.
     ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
     batches = 0.0 if synchronous else slots / slots_per_batch + ahead
@@ -59,7 +58,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
         slots=slots,
         slots_per_batch=slots_per_batch,
         synchronous=synchronous,
-        learner_threads=config.learner_threads or cores,
+        learner_threads=config.learner_threads or threads,
         slot_bytes=shape.nbytes(slots),
         lag=policy_lag(config, slots_per_batch * shape.env_steps, batches),
     )

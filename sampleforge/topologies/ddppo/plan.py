@@ -17,6 +17,7 @@ from sampleforge.topologies.sampler_plan import (
     check_minibatch,
     choose_precision,
     has_image,
+    learner_threads,
     overlaps_inline,
     recorded_parameters,
 )
@@ -53,6 +54,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
     shape = slot_shape(config, spec, envs // splits, ranks)
     precision, why_precision = choose_precision(config, device, image)
+    threads = learner_threads(config.model, spec, 1 if config.serial else cores // here)
     plan = Plan(
         num_workers=ranks,
         num_splits=splits,
@@ -66,7 +68,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         synchronous=True,
         device=device,
         precision=precision,
-        learner_threads=config.learner_threads or (max(1, cores // here) if image else 1),
+        learner_threads=config.learner_threads or threads,
         pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
         slot_bytes=here * shape.nbytes(slots),
         reasons=(why_precision,),

@@ -15,7 +15,7 @@ from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import MarwilConfig
 from sampleforge.topologies.datasets import open_datasets
-from sampleforge.topologies.sampler_plan import choose_precision, has_image
+from sampleforge.topologies.sampler_plan import choose_precision, has_image, learner_threads
 
 BATCH, BATCH_OF_IMAGES = 256, 512
 """Recorded env steps of a gradient step."""
@@ -107,13 +107,13 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
         )
     image = has_image(spec)
     precision, why = choose_precision(config, device, image)
-    cores = len(available_cores()) if image and not config.serial else 1
+    cores = 1 if config.serial else len(available_cores())
     return MarwilPlan(
         device=device,
         precision=precision,
         rows=asked // length,
         length=length,
-        learner_threads=config.learner_threads or cores,
+        learner_threads=config.learner_threads or learner_threads(config.model, spec, cores),
         num_steps=steps,
         num_episodes=episodes,
         nbytes=nbytes,
