@@ -159,7 +159,7 @@ class OneHot(nn.Module):
             return (codes[:, self.element] == self.value).float()
         codes = codes.long()
         known = torch.minimum(codes, self.last).clamp_min_(0)
-        zeros = torch.zeros(len(codes), self.out_features, device=x.device)
+        zeros = torch.zeros(codes.shape[0], self.out_features, device=x.device)
         return zeros.scatter_(1, known + self.first, (known == codes).float())
 
 

@@ -42,6 +42,7 @@ CATEGORIES = spaces.Dict(
     floats=FLOATS,
     cell=spaces.Discrete(4, start=2),
     codes=spaces.MultiDiscrete([2, 3], dtype=np.int32, start=[5, -1]),
+    many=spaces.MultiDiscrete(np.full((4, 5), 4), dtype=np.uint8),
     bytes=spaces.Box(0, 255, (3,), np.uint8),
     action_mask=spaces.MultiBinary(3 + 2 + 3 + 8),
 )
