@@ -237,6 +237,7 @@ def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None
         ("image", {"async_rl": False, "num_learners": 2}, {1: 1, 2: 1, 16: 8}),
         ("image", {}, {2: 1, 16: 1}),
         ("planes", {}, {1: 1, 2: 2, 16: 4}),
+        ("planes", {"num_policies": 8}, {2: 1, 16: 2}),
         ("planes", {"async_rl": True}, {16: 1}),
         ("planes", {"serial": True}, {16: 1}),
         ("planes", {"learner_threads": 3}, {16: 3}),

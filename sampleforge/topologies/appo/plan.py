@@ -47,7 +47,8 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     slots = _slots(config, slots_per_batch, sampler.num_workers, streams, synchronous)
     free = len(available_cores()) if synchronous and not config.serial else 1
-    threads = learner_threads(config.model, spec, free // config.num_learners)
+    learners = config.num_learners * config.num_policies
+    threads = learner_threads(config.model, spec, free // learners)
     # Every slot may wait for the learner, and so may the batch that is gathered ahead.
     ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
     batches = 0.0 if synchronous else slots / slots_per_batch + ahead
