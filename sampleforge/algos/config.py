@@ -54,7 +54,7 @@ class LearnerConfig(Checked):
     """With --async-rl: batches that may wait for the learner before sampling stops."""
     learner_threads: int | None = None
     """Threads of the learner on a CPU (default: 1; with convolutions and --no-async-rl one per
-    core)."""
+    core, at most 4 for planes that are no pixels)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,7 +253,8 @@ class ImitationConfig(Checked):
     reward_clip: float | None = None
     """Clip scaled rewards to +- this value for learning (default: no clipping)."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1; with convolutions one per core)."""
+    """Threads of the learner on a CPU (default: 1; with convolutions one per core, at
+    most 4 for planes that are no pixels)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

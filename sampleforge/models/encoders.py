@@ -123,8 +123,9 @@ class Dense(nn.Module):
 
 
 FEW_CATEGORIES = 64
-"""Categories of a leaf up to which each is compared with its element. With more, ones are written
-into zeros: 256 rows of MiniGrid's 1,029 categories take 142 us instead of 1,227 (one core)."""
+"""Categories of a leaf up to which each is compared with its element: 8 rows of 16 take 6 us
+instead of 12. With more, ones are written into zeros: 256 rows of MiniGrid's 1,029 take 142 us
+instead of 1,227 (one core)."""
 
 
 class OneHot(nn.Module):
@@ -153,7 +154,7 @@ class OneHot(nn.Module):
         self.register_buffer("value", value, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A number that is no category gives zeros."""
+        """Return the encoding, float32. An element whose number is no category has only zeros."""
         codes = x.reshape(-1, len(self.first))
         if self.is_narrow:
             return (codes[:, self.element] == self.value).float()

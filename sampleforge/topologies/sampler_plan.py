@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import has_image as goes_through_convolutions
+from sampleforge.models.encoders import has_image as is_convolutional
 from sampleforge.ops.distributions import action_layout
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.config import RunConfig
@@ -21,8 +21,8 @@ from sampleforge.topologies.policy_lag import PolicyLag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 MOST_THREADS_OF_PLANES = 4
-"""Threads of a learner whose convolutions are as small as MinAtar's: 20 ms of one core for a
-minibatch."""
+"""Most threads of a learner with convolutions of small planes, such as MinAtar's, where a minibatch
+of 256 takes one core 20 ms. Two threads are the most that has been measured."""
 INDEPENDENT = "Env rows step independently, each split in a thread (--variable-experience)"
 
 
@@ -207,13 +207,14 @@ def has_image(spec: EnvSpec) -> bool:
 
 
 def learner_threads(model: ModelConfig, spec: EnvSpec, cores: int) -> int:
-    """Return the number of threads with which a learner on ``cores``, where nothing else runs
-    meanwhile, is fastest: all for pixels and some for other convolutions (MinAtar with two threads:
-    1.6 times as fast), while the layers of an MLP lose what they gain to the threads' meeting."""
+    """Return the default number of threads of a learner that has ``cores`` to itself: one per core
+    for pixels, up to `MOST_THREADS_OF_PLANES` for other convolutions (MinAtar with two threads: 1.6
+    times as fast), and one for an MLP, whose layers are too small to be divided."""
     if has_image(spec):
         return max(1, cores)
-    convolves = goes_through_convolutions(spec.observations) and model.encoder != "mlp"
-    return max(1, min(cores, MOST_THREADS_OF_PLANES)) if convolves else 1
+    if is_convolutional(spec.observations) and model.encoder != "mlp":
+        return max(1, min(cores, MOST_THREADS_OF_PLANES))
+    return 1
 
 
 def _inference(config: SamplingConfig, device: str) -> tuple[Literal["inline", "worker"], str]:

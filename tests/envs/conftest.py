@@ -10,9 +10,9 @@ import pytest
 
 @pytest.fixture
 def only_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No other test with this fixture runs meanwhile, in no worker of pytest-xdist: for 0.2 s
-    a starting engine of ViZDoom has names in /dev/shm that nobody has mapped, and a test that
-    looks for litter would find those of another."""
+    """Hold a lock, so that tests with this fixture run one at a time, also in different workers of
+    pytest-xdist. For 0.2 s, a ViZDoom engine that starts has names in /dev/shm that no process has
+    mapped, and another test that looks for litter would count them."""
     with (tmp_path_factory.getbasetemp().parent / "engines.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

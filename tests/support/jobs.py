@@ -38,7 +38,7 @@ class WaitForEnd:
         with EndingInOrder(end):
             part = self.path.with_suffix(".part")
             part.write_text(str(os.getpid()))
-            part.rename(self.path.with_suffix(".pid"))  # who finds it finds all of it
+            part.rename(self.path.with_suffix(".pid"))  # the file is complete when it appears
             while not ended:
                 time.sleep(0.02)
         self.path.write_text("in order")

@@ -41,8 +41,8 @@ def wait_for_updates(run: subprocess.Popen[str], tmp_path: Path, more: int) -> N
 
 
 def wait_for_restarts(run: subprocess.Popen[str], tmp_path: Path, count: int) -> None:
-    """Until a report shows that ranks have been restarted so often. The updates that a later one
-    has more are those of the new ranks: there are none without them."""
+    """Wait for a report with ``count`` restarts of ranks. Updates counted by later reports are made
+    with the new ranks, as no update is made without all ranks."""
     until(lambda: last_report(tmp_path / "run").get("restarts", 0) >= count, run)
 
 

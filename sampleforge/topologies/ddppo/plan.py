@@ -41,7 +41,6 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
             "policy; use appo or apex"
         )
     cores = len(available_cores())
-    image = has_image(spec)
     ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
     here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
@@ -53,7 +52,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     # The slots that are filled, and one more that each split may be writing; see `VariableActor`.
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
     shape = slot_shape(config, spec, envs // splits, ranks)
-    precision, why_precision = choose_precision(config, device, image)
+    precision, why_precision = choose_precision(config, device, has_image(spec))
     threads = learner_threads(config.model, spec, 1 if config.serial else cores // here)
     plan = Plan(
         num_workers=ranks,

@@ -105,8 +105,7 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
             f"--batch-size {asked}: a batch needs a row of each of the {len(datasets)} datasets; "
             f"use at least {len(datasets) * length}"
         )
-    image = has_image(spec)
-    precision, why = choose_precision(config, device, image)
+    precision, why = choose_precision(config, device, has_image(spec))
     cores = 1 if config.serial else len(available_cores())
     return MarwilPlan(
         device=device,
