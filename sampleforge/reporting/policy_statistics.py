@@ -50,6 +50,7 @@ class PolicyStatistics:
             earlier.get("policy_lag_batches", (0.0, 0.0))
         )
         self._updates = int(earlier.get("updates", 0))
+        self._skipped = int(earlier.get("skipped_updates", 0))
         self._custom: dict[str, deque[float]] = {}
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
 
@@ -97,6 +98,21 @@ class PolicyStatistics:
         return max(self._updates, int(self._counters.column("updates")[self._learners].sum()))
 
     @property
+    def skipped_updates(self) -> int:
+        """Those of the ``updates`` that were not applied, because the gradient was not finite."""
+        return self._skipped + self._skipped_now
+
+    @property
+    def _skipped_now(self) -> int:
+        return int(self._counters.column("skipped_updates")[self._learners].sum())
+
+    @property
+    def updates_since_start(self) -> tuple[int, int]:
+        """Number of updates since the run was started or resumed, and how many were applied."""
+        made = self.updates - self._updates
+        return made, made - self._skipped_now
+
+    @property
     def trained_steps(self) -> float:
         """Env steps that the group's learners have learned from since the run began."""
         return float(self._counters.column("trained_steps")[self._learners].sum())
@@ -124,6 +140,7 @@ class PolicyStatistics:
             "policy_lag": list(self._lag),
             "policy_lag_batches": list(self._lag_batches),
             "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
             "evaluation": self.evaluations.last,
         }
 
@@ -136,6 +153,7 @@ class PolicyStatistics:
         return {
             "episodes": float(self.episodes),
             "updates": float(self.updates),
+            "skipped_updates": float(self.skipped_updates),
             **self._fills(),
             "stale_fraction": learner.get("stale_steps", 0.0) / seen if seen else 0.0,
             **({} if self._exploring is None else self._exploring.scalars()),
@@ -156,6 +174,7 @@ class PolicyStatistics:
         """Return the policy's part of summary.json."""
         return {
             "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
             "episodes": self.episodes,
             **return_summary([self]),
             "policy_lag": {

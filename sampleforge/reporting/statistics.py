@@ -133,6 +133,7 @@ class RunStatistics:
             "nonfinite_steps": float(self._nonfinite_so_far()),
             "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
+            "skipped_updates": float(self._skipped_so_far()),
             **{name: float(count) for name, count in self._checks().items()},
             **self._from_datasets(),
             **self._stages(),
@@ -156,6 +157,7 @@ class RunStatistics:
             "env_steps_per_s": self._total("env_steps") / elapsed,
             "trained_per_s": self._total("trained_steps") / elapsed,
             "updates": self._updates_so_far(),
+            "skipped_updates": self._skipped_so_far(),
             **self._checks(),
             "episodes": self.episodes,
             "restarts": self._restarts_so_far(),
@@ -202,6 +204,9 @@ class RunStatistics:
 
     def _updates_so_far(self) -> int:
         return sum(policy.updates for policy in self.policies)
+
+    def _skipped_so_far(self) -> int:
+        return sum(policy.skipped_updates for policy in self.policies)
 
     def _checks(self) -> dict[str, int]:
         """Return how often the ranks have compared their states (only DD-PPO with --debug)."""

@@ -242,6 +242,7 @@ class Session:
         from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
+        from sampleforge.session.learned import Learned
         from sampleforge.session.recording import RecordingReports
         from sampleforge.session.reporting import (
             MemoryGrowth,
@@ -265,7 +266,7 @@ class Session:
         ending = StopConditions(self, self._callbacks)
         system = SystemMetrics(self)
         self._callbacks += [system, MemoryGrowth(system), ending, Starting()]
-        self._callbacks += [StaleExperience(self.graph), self.checkpoints]
+        self._callbacks += [StaleExperience(self.graph), self.checkpoints, Learned()]
         if self.graph.recording is not None:
             self._callbacks.append(RecordingReports(self.graph.recording))
         if (mapping := getattr(self.resolved, "policy_mapping", None)) is not None:
@@ -313,7 +314,7 @@ class Session:
 
         reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
         polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
-        while not self.graph.progress.done and not self._stopping.is_set():
+        while not self.is_ending:
             self.work()
             if reports.is_due or self._report_now:
                 self._report_now = False
@@ -489,6 +490,11 @@ class Session:
         self._interrupted.set()
         self._stopping.set()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether training has reached its end, or was asked to."""
+        return self.graph.progress.done or self._stopping.is_set()
+
     def is_interrupted(self) -> bool:
         """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
         return self._interrupted.is_set()
@@ -616,8 +622,9 @@ def describe(error: BaseException) -> str:
     from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.reporting.env_restarts import EnvironmentFails
     from sampleforge.runners.base import WorkerDied
+    from sampleforge.workers.metrics import DivergedError
 
     of_folder = (CannotWrite, CheckpointNotWritten, RunFolderGone)
-    if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, *of_folder)):
+    if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -345,6 +345,7 @@ COUNTERS = (
     "learn_s",  # ... in gradient steps
     "publish_s",  # ... publishing weights
     "updates",
+    "skipped_updates",  # those of them that were not applied: the gradient was not finite
     "checksums_compared",  # times that all ranks held the same state after an update (--debug)
     "trained_steps",
     "forwards",

@@ -95,8 +95,8 @@ class LearnerWorker(EventDriven):
         self._learner = self._make_learner()
         self._tell_of_update = update_hooks(self._callbacks)
         self._metrics = ReportMetrics()
-        self._divergence = Divergence()
         self._count = self._progress.counters.row(self._counter_row)
+        self._divergence = Divergence(self._count, counts=self._counts_updates)
         self._batch_source = self.batches.source(self._wakeup, self._count, self._learner.version)
         self._wakeup = self._batch_source.wakeup
 
@@ -118,14 +118,13 @@ class LearnerWorker(EventDriven):
         metrics = self._learner.update(batch, self._progress.fraction)
         learned = perf_counter()
         steps = self._learner.version - before
-        all_skipped = 0 < steps <= metrics.get("skipped_steps", 0)
-        self._divergence.check(metrics, all_skipped=all_skipped)
+        if self._counts_updates:
+            self._count["updates"][0] = self._learner.version
+        self._divergence.check(metrics, steps, batch)
         if self._weights is not None:
             self._weights.publish(self._learner.model.state_dict(), self._learner.version)
         self._count["learn_s"] += learned - started
         self._count["publish_s"] += perf_counter() - learned
-        if self._counts_updates:
-            self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += metrics.pop("own_trained_steps")
         if self._tell_of_update is not None:
             self._tell_of_update(self._learner, metrics)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+
+from sampleforge.shared.events import send
 
 PER_UPDATE = frozenset(
     {"valid_steps", "stale_steps", "skipped_steps", "empty_minibatches", "learning_rate"}
@@ -60,6 +65,8 @@ def _weight(name: str, metrics: dict[str, float]) -> float:
 
 MAX_SKIPPED_UPDATES = 10
 """Number of successive updates with all gradient steps skipped that ends the run."""
+FAR_TOO_LARGE = 1e9
+"""Rewards and observations beyond this are named as the cause of gradients that are not finite."""
 
 
 class DivergedError(RuntimeError):
@@ -67,22 +74,77 @@ class DivergedError(RuntimeError):
 
 
 class Divergence:
-    """Counts successive updates in which every gradient step was skipped because its gradient was
-    not finite. Observations and rewards are finite at this point (`sampleforge.env.not_finite`)."""
+    """Counts the gradient steps that were skipped because their gradient was not finite, in
+    ``skipped_updates`` of the worker's counters, and warns of the first. Observations and rewards
+    are finite at this point (`sampleforge.env.not_finite`).
 
-    def __init__(self) -> None:
+    ``counts``: whether this worker counts for all learners of its policy and warns."""
+
+    def __init__(self, count: Mapping[str, npt.NDArray[np.float64]], *, counts: bool) -> None:
+        self._count = count
+        self._counts = counts
         self._in_a_row = 0
+        self._warned = False
 
-    def check(self, metrics: Mapping[str, float], *, all_skipped: bool) -> None:
-        """Count an update; ``all_skipped``: every gradient step was skipped. Raises DivergedError
-        after too many such updates in succession."""
-        self._in_a_row = self._in_a_row + 1 if all_skipped else 0
+    def check(self, metrics: Mapping[str, float], steps: int, batch: Any) -> None:
+        """Take an update of so many gradient ``steps`` from ``batch``, of which ``skipped_steps``
+        in ``metrics`` were skipped. Raises DivergedError after too many updates in succession of
+        which all were."""
+        skipped = int(metrics.get("skipped_steps", 0))
+        self._in_a_row = self._in_a_row + 1 if 0 < steps <= skipped else 0
+        if not skipped:
+            return
+        if self._counts:
+            self._count["skipped_updates"] += skipped
+        seen = (
+            f"(loss {metrics['loss']:g}, gradient norm {metrics['grad_norm']:g}); "
+            f"{_cause(largest(batch), metrics['learning_rate'])}"
+        )
+        if self._counts and not self._warned:
+            self._warned = True
+            text = (
+                f"{skipped} of {steps} gradient steps of an update were skipped, because the "
+                f"gradient was not finite {seen}. Such steps are counted as skipped_updates"
+            )
+            send("log", ("warning", text))
         if self._in_a_row == MAX_SKIPPED_UPDATES:
             raise DivergedError(
                 f"no gradient was finite in {MAX_SKIPPED_UPDATES} updates in a row, although "
-                f"observations and rewards were (loss {metrics['loss']:g}, gradient norm "
-                f"{metrics['grad_norm']:g}); the training has diverged, or rewards or observations "
-                f"are far too large: lower --learning-rate (now {metrics['learning_rate']:g}) or "
-                "--max-grad-norm, scale rewards with --reward-scale or --reward-clip, or use "
-                "--model.normalise-observations"
+                f"observations and rewards were {seen}"
             )
+
+
+def largest(batch: Any) -> dict[str, float]:
+    """Return the largest absolute values of a batch of any learner, by kind: "rewards" (or
+    discounted sums of them) and "observations"."""
+    rewards = next(
+        (
+            column
+            for name in ("reward", "return_to_go", "returns")
+            if (column := getattr(batch, name, None)) is not None
+        ),
+        torch.zeros(()),
+    )
+    observations = [leaf for leaf in batch.obs.values() if leaf.is_floating_point()]
+    return {
+        "rewards": float(rewards.abs().max()),
+        "observations": max((float(leaf.abs().max()) for leaf in observations), default=0.0),
+    }
+
+
+def _cause(sizes: Mapping[str, float], learning_rate: float) -> str:
+    """Return why gradients are probably not finite, and the remedy."""
+    remedies = {
+        "rewards": "scale them with --reward-scale or --reward-clip",
+        "observations": "scale them, or use --model.normalise-observations",
+    }
+    for kind, remedy in remedies.items():
+        if sizes[kind] > FAR_TOO_LARGE:
+            return (
+                f"the environment's {kind} are far too large (up to {sizes[kind]:.3g}): correct "
+                f"it, or {remedy}"
+            )
+    return (
+        f"the training has diverged: lower --learning-rate (now {learning_rate:g}) or "
+        "--max-grad-norm"
+    )

@@ -85,7 +85,7 @@ class ReplayLearnerWorker(EventDriven):
         self._count = self._progress.counters.row(self._counter_row)
         self._source.start(life=int(self._count["restarts"][0]))
         self._replay_metrics.start()
-        self._divergence = Divergence()
+        self._divergence = Divergence(self._count, counts=True)
         self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
         self._next: NextUpdate | None = None
@@ -113,13 +113,13 @@ class ReplayLearnerWorker(EventDriven):
             return
         learned = perf_counter()
         self._replay_metrics.add_late(updated.late)
-        self._divergence.check(updated.metrics, all_skipped=updated.errors is None)
+        self._count["updates"][0] = self._learner.version
+        self._divergence.check(updated.metrics, 1, updated.batch)
         self._source.done(sample, updated.errors)
         self._publish()
         self._count["batch_s"] += updated.read_s
         self._count["learn_s"] += learned - started - updated.read_s
         self._count["publish_s"] += perf_counter() - learned
-        self._count["updates"][0] = self._learner.version
         self._count["trained_steps"] += updated.trained
         if self._tell_of_update is not None:
             self._tell_of_update(self._learner, updated.metrics)

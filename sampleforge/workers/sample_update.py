@@ -16,13 +16,15 @@ from sampleforge.ops.schedules import between
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.replay.exchange import SampleRequests
 from sampleforge.replay.observation_stats import unpack
-from sampleforge.replay.sequences import SequenceReader
-from sampleforge.replay.transitions import TransitionReader
+from sampleforge.replay.sequences import SequenceReader, Sequences
+from sampleforge.replay.transitions import TransitionReader, Transitions
 
 
 class Updated(NamedTuple):
     """The result of an update."""
 
+    batch: Transitions | Sequences
+    """What this learner has learned from."""
     metrics: dict[str, float]
     errors: npt.NDArray[np.float32] | None
     """float32 [B], from which the new priorities are made, 0 for items that were evicted before
@@ -77,12 +79,12 @@ class SampleUpdate:
         metrics, errors = self._learner.update(batch, self._beta(progress), progress)
         trained = gathered.trained
         if errors is None:
-            return Updated(metrics, None, late, trained, read_s)
+            return Updated(batch, metrics, None, late, trained, read_s)
         if not still_valid.all():
             own = np.zeros(len(still_valid), np.float32)
             own[still_valid] = errors[: np.count_nonzero(still_valid)]
             errors = own
-        return Updated(metrics, self._gather(errors), late, trained, read_s)
+        return Updated(batch, metrics, self._gather(errors), late, trained, read_s)
 
     def _gather(self, own: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         """Return the entries of the whole sample, float32 [B], given those of this learner's

@@ -340,8 +340,8 @@ def test_a_policy_whose_outputs_are_never_finite_raises_an_error() -> None:
 def test_a_diverged_training_ends_with_the_remedies(tmp_path: Path) -> None:
     """Rewards are finite, their squares are not."""
     kwargs = {"where": "reward", "value": 1e30, "after": 1, "every": 1}
-    more = {"env_kwargs": kwargs, "normalise_returns": False, "learning_rate": 0.123}
-    message = r"no gradient was finite in 10 updates in a row.*--learning-rate \(now 0.123\)"
+    more = {"env_kwargs": kwargs, "normalise_returns": False}
+    message = r"no gradient was finite in 10 updates in a row.*rewards are far too large.*1e\+30"
     with pytest.raises(DivergedError, match=message):
         train(config("appo", tmp_path, **more, serial=True, train_for_env_steps=10**6))
 
