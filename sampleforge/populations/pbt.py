@@ -30,9 +30,6 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import seed_of_policy
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 
-ANSWER_TIMEOUT = 300.0
-"""Seconds that a donor may need to put its newest state into shared memory, which it does between
-two updates."""
 _STREAM = 7_000_000
 """Distinguishes the seeds of decisions and of segments from other seeds of the run."""
 
@@ -192,7 +189,7 @@ class Pbt(Callback):
         states: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
         for name in sorted(donors):
             group = self._by_id[name].group
-            session.runner.ask(group.learner, "publish", None, ANSWER_TIMEOUT)
+            session.ask_learner(group, "publish")
             assert group.snapshot is not None
             states[name] = group.snapshot.read()
         return states

@@ -8,11 +8,11 @@ from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from sampleforge.reporting.bottleneck import BottleneckWatch
 from sampleforge.reporting.verdict import BenchmarkContext
 from sampleforge.reporting.worker_states import RunState, State, WorkerState
+from sampleforge.runtime.processes import is_stopped
 from sampleforge.topologies.graph import COUNTERS, Graph, Node, Role
 
 STALLED_S = 10.0
@@ -130,9 +130,4 @@ def _should_beat(beat: float, pid: int | None) -> bool:
     heartbeat; it is stalled only if its process was stopped."""
     if beat > 0.0 and isfinite(beat):
         return True
-    if pid is None:
-        return False
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:  # it has just ended, which the runner notices
-        return False
+    return pid is not None and is_stopped(pid)

@@ -20,8 +20,9 @@ import numpy as np
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.runners.events import EventReader
+from sampleforge.runners.silence import StoppedWorkers, Unanswered
 from sampleforge.runtime.open_files import check_workers
-from sampleforge.runtime.processes import process_context, wake_fork_server
+from sampleforge.runtime.processes import continue_process, process_context, wake_fork_server
 from sampleforge.runtime.watch import seconds_since
 from sampleforge.shared.events import Event, EventSender
 from sampleforge.topologies.graph import Graph, Node
@@ -153,8 +154,7 @@ class WorkerProcess:
 
     def wake(self) -> None:
         """Continue the process, if it was stopped."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGCONT)
+        continue_process(self.pid)
 
     def join(self, timeout: float) -> None:
         self._process.join(timeout)
@@ -264,6 +264,8 @@ class ProcessRunner:
         self._watch = LivesWatch()
         self._events = EventReader(age)
         self._abandoned_told = 0
+        self._stopped = StoppedWorkers(alert, age, lambda: graph.progress.limit_reached)
+        self._unanswered = Unanswered(alert)
         self._rules = list({id(node.restart): node.restart for node in self._nodes}.values())
         self._rows = [node.counter_row for node in self._nodes]
 
@@ -288,6 +290,7 @@ class ProcessRunner:
         """Wait up to ``timeout`` s. Raises WorkerDied as soon as a worker has ended or hangs."""
         self._watch.look(timeout)
         self._check_lives(self._nodes)
+        self._stopped.look(self.pids())
         self._check_heartbeats()
         self._check_silent()
         for rule in self._rules:
@@ -316,7 +319,7 @@ class ProcessRunner:
         """As `Runner.ask`. A worker that does not answer in time is restarted, if its rule allows
         it, and its successor is asked. When the run is interrupted, metrics are not waited for, and
         empty."""
-        deadline = monotonic() + timeout
+        asked = monotonic()
         nodes = [node] if alone else self._nodes
         self._check_lives(nodes, restart=not alone)
         life = self._lives[node.name]
@@ -326,21 +329,24 @@ class ProcessRunner:
                 return {}
             waiting()
             self._check_lives(nodes, restart=not alone)
+            waited = self._age(asked)
             if not alone:
+                self._stopped.look(self.pids())
+                if not self._stopped:  # which is told, and is the reason
+                    self._unanswered.look(node.name, waited, timeout)
                 self._check_heartbeats()
                 self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
-            if monotonic() > deadline:
+            if waited > timeout:
                 silent = f"{node.name} did not answer {kind!r} within {timeout:.0f} s"
                 if alone:
                     raise TimeoutError(silent)
                 if not self._restart_silent(node, silent):
                     raise TimeoutError(f"{silent}; its stacks are above")
-                deadline = monotonic() + timeout
             if self._lives[node.name] is not life:  # its successor is asked again
                 life = self._lives[node.name]
-                number = life.request(kind, payload)
+                number, asked = life.request(kind, payload), monotonic()
         return answer[0]
 
     def wake(self, node: Node) -> None:
@@ -392,9 +398,12 @@ class ProcessRunner:
             node, age = self._nodes[at], self._age(float(beats[at]))
             if age > self._step_timeout:
                 self._lives[node.name].dump_stacks()
+                limit = f"(--env-timeout {self._step_timeout:g})"
                 hung = (
-                    f"{node.name} has been in one step for {age:.0f} s (--env-timeout "
-                    f"{self._step_timeout:g}); its stacks are above. Does the environment hang?"
+                    f"{node.name} was stopped, for {age:.0f} s {limit}; its stacks are above"
+                    if node.name in self._stopped
+                    else f"{node.name} has been in one step for {age:.0f} s {limit}; its stacks "
+                    "are above. Does the environment hang?"
                 )
                 if not self._restart(node, hung):
                     raise WorkerDied(hung)

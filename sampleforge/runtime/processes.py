@@ -133,6 +133,22 @@ def wake_fork_server() -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped, by SIGSTOP or a debugger."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:  # it has ended
+        return False
+
+
+def continue_process(pid: int) -> None:
+    """Continue a process that was stopped, if there is one."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
 def become_worker(name: str, *, cores: Iterable[int] | None = None, niceness: int = 0) -> None:
     """Set up the calling child process: title, signals, threads, heap, cores, and its end with the
     parent. It leads a process group, which the processes that its environments start belong to, so

@@ -11,6 +11,7 @@ from sampleforge.folder.resume import SaveCheckpoint
 from sampleforge.folder.saving import Ask, CheckpointTimer, Saving
 from sampleforge.runners.base import WorkerDied
 from sampleforge.session.callback import Callback
+from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import StoredPolicy
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from sampleforge.shared.state_snapshot import StateSnapshot
     from sampleforge.topologies.graph import PolicyGroup
 
-ANSWER_TIMEOUT = 300.0
 URGENT_TIMEOUT = 2.0
 """Seconds for the last checkpoint of a session that ends early, if the learner's state is in shared
 memory as well."""
@@ -103,10 +103,10 @@ class PolicyCheckpoints:
         if self._is_last:
             return session.graph.progress.env_steps
         about = partial(self._state, session)
-        wait = partial(_let_work, session)
+        wait, timeout = partial(_let_work, session), answer_timeout(session.resolved)
         try:
             return self._saving.save(
-                self._learner_writes(session), wait, about, ANSWER_TIMEOUT, session.message
+                self._learner_writes(session), wait, about, timeout, session.message
             )
         except (TimeoutError, WorkerDied):
             snapshot = self._group.snapshot

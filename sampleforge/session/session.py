@@ -26,6 +26,7 @@ from sampleforge.session.callback import (
 )
 from sampleforge.session.deployment import Deployment, OneMachine
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.workers.config import answer_timeout
 
 if TYPE_CHECKING:
     from sampleforge.folder.opening import OpenRun
@@ -37,13 +38,11 @@ if TYPE_CHECKING:
     from sampleforge.shared.training_clock import ClockTicker
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.agent_groups import AgentGroup
-    from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.graph import Graph, PolicyGroup
     from sampleforge.topologies.registry import AnyPlan, Topology
     from sampleforge.workers.change_follower import ScheduledChange
     from sampleforge.workers.worker import WorkerContext
 
-ANSWER_TIMEOUT = 300.0
-"""Seconds that the learner may need to answer: it answers between two updates."""
 _POLICY_ID = re.compile(r"\w+", re.ASCII)
 POLL = 0.1
 """Seconds between two looks at the workers."""
@@ -396,10 +395,7 @@ class Session:
 
         self.ticker.look()
         self.take_results()
-        metrics = {
-            group.id: self.runner.ask(group.learner, "metrics", None, ANSWER_TIMEOUT)
-            for group in self.graph.groups
-        }
+        metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
         scalars = self.statistics.scalars(metrics)
         self._tell("extend_report", scalars)
         finished = list(evaluations(scalars).values())
@@ -408,6 +404,12 @@ class Session:
             for evaluation in finished:
                 tell(callback, "on_evaluation", self, evaluation)
         return scalars
+
+    def ask_learner(self, group: PolicyGroup, kind: str, payload: Any = None) -> Any:
+        """Return the answer of a policy's learner to a request, while all workers work. Raises
+        TimeoutError or WorkerDied, see `Runner.ask`."""
+        timeout = answer_timeout(self.resolved)
+        return self.runner.ask(group.learner, kind, payload, timeout)
 
     def histograms(self) -> Mapping[str, Histogram]:
         """Return the newest histograms of the replays, by name, where there are any."""

@@ -151,8 +151,14 @@ class Progress:
         self.clock.end()
 
     @property
-    def done(self) -> bool:
+    def limit_reached(self) -> bool:
+        """Whether a limit of the training has been reached, or the driver has ended it."""
         return self.clock.ended or self.fraction >= 1.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the training is over."""
+        return self.limit_reached
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from sampleforge.config import Checked, ConfigError, check_range, typed
 EVALUATION_ROWS = 16
 """Env rows of an evaluation, which evaluators divide among them."""
 
+ANSWER_TIMEOUT = 300.0
+"""Seconds that a learner may need to answer the driver by default, which it does between two
+updates."""
+
 
 @dataclass(frozen=True)
 class RanksConfig(Checked):
@@ -51,9 +55,10 @@ class LearnersConfig(Checked):
     learner_devices: tuple[str, ...] = ()
     """Device of each learner, such as cuda:0 cuda:1 (default: --device; with several GPUs and
     learners these take turns)."""
-    learner_timeout: float = 300.0
-    """Seconds after which a learner that the other learners wait for counts as lost. A learner that
-    has died is noticed at once."""
+    learner_timeout: float = ANSWER_TIMEOUT
+    """Seconds after which a learner that the other learners, or the driver's request, wait for
+    counts as lost, and is replaced; it answers between two updates. A learner that has died is
+    noticed at once."""
     cuda_graphs: bool = False
     """Launch the gradient steps of an update as one CUDA graph instead of operation by operation:
     for one learner on a GPU whose batches all have one size, without a recurrent core."""
@@ -77,6 +82,17 @@ class LearnersConfig(Checked):
         for device in devices:
             if not re.fullmatch(r"cpu|cuda:\d+", device):
                 raise ConfigError(f"{given}: {device} must be cpu or cuda:N (N from 0)")
+
+
+def answer_timeout(config: object) -> float:
+    """Return the seconds within which the learner or rank that answers the driver must do so.
+
+    One of several may have to wait for others, which count as lost earlier."""
+    if not isinstance(config, LearnersConfig):
+        return ANSWER_TIMEOUT
+    if config.num_learners == 1:
+        return config.learner_timeout
+    return max(ANSWER_TIMEOUT, 2 * config.learner_timeout)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def test_a_stopped_actor_is_noticed_shown_and_replaced(start_cli: StartCli, tmp_
     worker(process, "sampleforge: actor 0").send_signal(signal.SIGSTOP)
     _, stderr = process.communicate(timeout=2 * WITHIN_S)
     assert process.returncode == 1
-    assert "actor 0 has been in one step" in last_line(stderr)
+    assert "actor 0 was stopped, for " in last_line(stderr)
     assert "actor.py" in stderr, "it was woken up to show its stacks"
 
 

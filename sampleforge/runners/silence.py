@@ -1,0 +1,82 @@
+"""What the driver says of workers that stand still: processes that were stopped, and workers that
+do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from sampleforge.runtime.processes import continue_process, is_stopped
+
+TELL_AFTER_S = 10.0
+"""Seconds after which the user is told that a worker stands still."""
+LOOK_S = 0.5
+"""Seconds between two looks for stopped processes."""
+
+
+class StoppedWorkers:
+    """Finds workers whose process was stopped (by SIGSTOP, or a debugger), for which others may
+    wait, and tells ``alert`` of each after `TELL_AFTER_S` s. Once ``is_over()`` is true, no limit
+    of the run is to be missed because of them: they are continued.
+
+    ``age`` returns the seconds since a time of ``monotonic``, see `ProcessRunner`."""
+
+    def __init__(
+        self,
+        alert: Callable[[str], None],
+        age: Callable[[float], float],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._alert = alert
+        self._age = age
+        self._is_over = is_over
+        self._next_look = 0.0
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def look(self, pids: Mapping[str, int]) -> None:
+        """Look at the workers with these process ids, at most every `LOOK_S` seconds."""
+        now = monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
+        stopped = {name: pid for name, pid in pids.items() if is_stopped(pid)}
+        self._since = {name: self._since.get(name, now) for name in stopped}
+        self._told &= set(stopped)
+        for name, pid in stopped.items():
+            if self._is_over():
+                continue_process(pid)
+                self._alert(f"{name} was stopped; it is continued, because the training is over")
+            elif name not in self._told and self._age(self._since[name]) >= TELL_AFTER_S:
+                self._told.add(name)
+                self._alert(
+                    f"{name} has been stopped for {TELL_AFTER_S:g} s (by SIGSTOP or a debugger), "
+                    f"and what needs it waits: `kill -CONT {pid}` continues it. It is replaced "
+                    "when its time limit has passed, and continued when the training is over"
+                )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._since
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+
+class Unanswered:
+    """Tells ``alert`` of a worker that has not answered for `TELL_AFTER_S` s, and again whenever it
+    takes twice as long as what was told last: long updates are told of a few times in a run."""
+
+    def __init__(self, alert: Callable[[str], None]) -> None:
+        self._alert = alert
+        self._told: dict[str, float] = {}
+
+    def look(self, name: str, waited: float, timeout: float) -> None:
+        """Look at a request to worker ``name`` that has waited for so many seconds, of
+        ``timeout``."""
+        limit = self._told.get(name, TELL_AFTER_S)
+        if waited >= limit:
+            self._told[name] = 2 * limit
+            self._alert(
+                f"{name} has not answered for {waited:.0f} s: it is busy with one update, or hangs "
+                f"(it is replaced after {timeout:g} s)"
+            )
