@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from sampleforge import __version__
 from sampleforge.config import ConfigError, nearest
-from sampleforge.runtime.streams import write_any_letter
+from sampleforge.runtime.imports import is_importing
+from sampleforge.runtime.streams import open_closed_streams, write_any_letter
 
 VERBS = {
     "train": "train an agent, or resume a run",
@@ -55,6 +56,10 @@ def command(argv: list[str] | None = None) -> NoReturn:
         os._exit(code)
 
     signal.signal(signal.SIGINT, end_now)
+    if is_importing():  # interrupted in its first seconds
+        sys.stdout.flush()
+        sys.stderr.flush()
+        end_now()
     sys.exit(code)
 
 
@@ -62,8 +67,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line ``argv`` (None: that of this process). Return the exit code: 0 done,
     1 failed, 2 bad command line or config, 130 interrupted."""
     args = sys.argv[1:] if argv is None else argv
+    open_closed_streams()
     write_any_letter()
     try:
+        _check_working_directory()
         return _run(args)
     except ConfigError as error:
         print(f"sampleforge: error: {error}", file=sys.stderr)
@@ -79,6 +86,16 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `sampleforge envs | head`
         sys.stderr.close()
         return 1
+
+
+def _check_working_directory() -> None:
+    """Raise ConfigError if the working directory was removed: nothing can be found or written."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "The working directory has been removed; change to one that exists, and try again"
+        ) from error
 
 
 def _run(args: list[str]) -> int:

@@ -15,7 +15,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.jobs import FILE_WIDTH
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
-from sampleforge.cli.plot import check_out
+from sampleforge.cli.plot import check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
 from sampleforge.folder.atomic_file import to_json, write_atomically
 
@@ -77,7 +77,7 @@ def run(args: Sequence[str]) -> int:
     from sampleforge.comparison.scores import Rule
     from sampleforge.reporting.curves import read_curves
 
-    runs = [curves for path in paths for curves in read_curves(path)]
+    runs = [curves for path in paths for curves in read_curves(path, warn)]
     by = tuple(name.removeprefix("--").replace("-", "_") for name in flags.by)
     comparison = compare(
         runs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ CURVES_ONLY = ("group", "smooth", "log_x", "log_y")
 def _curves(folders: Sequence[Path], out: Path, flags: PlotFlags) -> None:
     from sampleforge.reporting.plots import Look, draw
 
-    draw(folders, out, Look(flags.smooth, flags.log_x, flags.log_y, flags.group))
+    draw(folders, out, Look(flags.smooth, flags.log_x, flags.log_y, flags.group), warn)
 
 
 def _lineage(folders: Sequence[Path], out: Path) -> None:
@@ -161,6 +162,11 @@ def _check(folders: Sequence[Path], name: str, flags: PlotFlags) -> None:
                 f"{typed(flag, value)} is for learning curves, not for --figure {name}; leave it "
                 "out, or add --figure curves"
             )
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    print(f"Warning: {text}", file=sys.stderr)
 
 
 def check_out(name: str) -> Path:

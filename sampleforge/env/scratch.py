@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -35,7 +35,8 @@ def scratch_directory(parent: Path | None = None, *, cwd_importable: bool = True
         try:
             yield Path(folder)
         finally:
-            os.chdir(home)
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                os.chdir(home)
 
 
 def make_cwd_importable() -> None:

@@ -14,7 +14,6 @@ that have ended, and goes on with those that had begun from their checkpoints.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +44,7 @@ from sampleforge.populations.training_job import (
     is_asked_to_stop,
     read_outcome,
 )
+from sampleforge.reporting.metrics_file import parse_report
 from sampleforge.reporting.sweep_plot import SweepCurve, SweepPicture
 from sampleforge.topologies.builders import seed_of_policy
 
@@ -339,7 +339,9 @@ class ReportTail:
             data = file.read()
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        yield from map(json.loads, data[:whole].splitlines())
+        for line in data[:whole].splitlines():
+            if (report := parse_report(line)) is not None:  # a damaged line is no report
+                yield report
 
 
 def _plain(spec: SweepSpec) -> dict[str, Any]:

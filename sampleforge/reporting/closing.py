@@ -68,6 +68,10 @@ def train_command(config: AnyConfig) -> str:
 
 
 def shown(folder: Path) -> str:
-    """Return a folder as it is typed here: relative to the working directory if it is below it."""
-    relative = os.path.relpath(folder)
+    """Return a folder as it is typed here: relative to the working directory if it is below it. The
+    working directory may have been removed during the run."""
+    try:
+        relative = os.path.relpath(folder)
+    except FileNotFoundError:
+        return str(folder)
     return str(folder) if relative.startswith("..") else relative

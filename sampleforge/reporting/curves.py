@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ MOST_NAMED = 3
 """Fields of the config that a label names; of more it says how many there are."""
 MOST_POINTS = 400
 """Points of the curve of a setting."""
+LARGEST = sys.float_info.max / 1e6
+"""Largest value that is drawn."""
 RESAMPLES = 1000
 """Bootstrap resamples of the seeds."""
 
@@ -78,12 +82,13 @@ class Setting:
     runs: Sequence[Curves]
 
 
-def read_curves(path: Path) -> list[Curves]:
-    """Return the curves of a run folder, those of each policy if it has several. Raises ConfigError
-    if ``path`` is not a run folder or has no report yet."""
+def read_curves(path: Path, log: Callable[[str], None] = warnings.warn) -> list[Curves]:
+    """Return the curves of a run folder, those of each policy if it has several. ``log`` is told of
+    damaged reports, which are left out. Raises ConfigError if ``path`` is not a run folder or has
+    no report yet."""
     folder = RunFolder.existing(path)
     stored = read_yaml(folder.config_file)
-    reports = read_metrics(folder.metrics_file) if folder.metrics_file.is_file() else []
+    reports = read_metrics(folder.metrics_file, log) if folder.metrics_file.is_file() else []
     if not reports:
         raise ConfigError(f"{path}: the run has not reported yet, so there is nothing to draw")
     left_open = stored.get("left_open") or {}
@@ -220,9 +225,9 @@ def mean_and_interval(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def finite_line(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return the points of a line whose x and y are finite. If several have the same x, the last
-    one counts."""
-    known = np.isfinite(x) & np.isfinite(y)
+    """Return the points of a line whose x and y are finite, and far enough from the largest floats
+    that an axis can be scaled. If several have the same x, the last one counts."""
+    known = (np.abs(x) <= LARGEST) & (np.abs(y) <= LARGEST)
     x, y = x[known], y[known]
     last = np.append(np.diff(x) > 0, True) if len(x) else np.zeros(0, np.bool_)
     return x[last], y[last]

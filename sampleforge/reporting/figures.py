@@ -51,7 +51,19 @@ def save_figure(draw: Callable[[Any], Any], out: Path) -> None:
             'plots need matplotlib, which is not installed: pip install "sampleforge[plot]"'
         ) from error
     with mpl.rc_context(STYLE):
-        draw(Figure).savefig(out, dpi=DPI)
+        figure = draw(Figure)
+        _keep_dollars(figure)
+        figure.savefig(out, dpi=DPI)
+
+
+def _keep_dollars(figure: Any) -> None:
+    """Have matplotlib draw a ``$`` in a name as it is, instead of reading a formula. The numbers of
+    logarithmic axes are formulas of its own."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if "$" in text.get_text() and r"\mathdefault" not in text.get_text():
+            text.set_parse_math(False)
 
 
 def plain_axes(axis: Any) -> None:

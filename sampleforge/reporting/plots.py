@@ -4,7 +4,8 @@ several seeds."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,14 +92,20 @@ class Look(NamedTuple):
 PLAIN = Look()
 
 
-def draw(paths: Sequence[Path], out: Path, look: Look = PLAIN) -> None:
+def draw(
+    paths: Sequence[Path],
+    out: Path,
+    look: Look = PLAIN,
+    log: Callable[[str], None] = warnings.warn,
+) -> None:
     """Draw the runs into the file ``out``; its suffix is the format.
 
     Runs that differ only in their seeds are drawn as their mean, with a band, the 95% bootstrap
     interval of the mean over the seeds, as far as all of them have come, and a thin line for each.
-    Raises ConfigError if a run has no report yet, or if matplotlib is missing.
+    ``log`` is told of damaged reports, which are left out. Raises ConfigError if a run has no
+    report yet, or if matplotlib is missing.
     """
-    runs = [_with_td_loss(curves) for path in paths for curves in read_curves(path)]
+    runs = [_with_td_loss(curves) for path in paths for curves in read_curves(path, log)]
     if not any(panel.has_values(runs) for panel in PANELS):
         raise ConfigError(f"{paths[0]}: the run has reported no metric that could be drawn yet")
     settings = settings_of(runs, group=look.group)

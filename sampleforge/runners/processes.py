@@ -137,7 +137,7 @@ class WorkerProcess:
         if self._traceback is not None:
             return f"{name} failed; its traceback:\n\n{self._traceback.rstrip()}"
         if not self._hung_up:
-            return f"the fork server has died, and nobody watches over {name} any more"
+            return f"the fork server has died, so that the end of {name} would not be noticed"
         wake_fork_server()  # which alone knows how the process has ended
         self._process.join(STOP_GRACE)
         code = self._process.exitcode

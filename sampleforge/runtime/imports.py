@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import threading
+from collections.abc import Callable
+
+_THREAD = "sampleforge: imports"
 
 
 def import_heavy(*names: str) -> None:
@@ -26,3 +30,31 @@ def import_heavy(*names: str) -> None:
         gc.freeze()
     finally:
         gc.enable()
+
+
+def import_beside(*names: str) -> Callable[[], None]:
+    """Begin `import_heavy` in a thread; return a function that waits for its end and raises what it
+    raised. A process that is interrupted meanwhile need not wait: see `is_importing`."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            import_heavy(*names)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=_THREAD, daemon=True)
+    thread.start()
+
+    def wait() -> None:
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    return wait
+
+
+def is_importing() -> bool:
+    """Return whether a thread of `import_beside` runs. An interpreter that ends while it loads
+    torch's libraries may crash or wait for it: such a process must end by ``os._exit``."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())

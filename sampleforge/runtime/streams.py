@@ -1,5 +1,5 @@
-"""Output streams that a run outlives: `| head`, a terminal that has gone, a full disk, and one that
-has no letters for what is written."""
+"""Output streams that a run outlives: `| head`, a terminal that has gone, a full disk, one that was
+closed before the start, and one that has no letters for what is written."""
 
 from __future__ import annotations
 
@@ -57,6 +57,35 @@ def lasting_streams() -> Iterator[tuple[LastingStream, LastingStream]]:
         yield make_lasting()
     finally:
         sys.stdout, sys.stderr = before
+
+
+def open_closed_streams() -> None:
+    """Have each of stdin, stdout and stderr that is closed (``>&-``) read and write /dev/null.
+
+    Python has None in its place then, and its number would go to the next file that is opened: what
+    a worker or a library prints would be written into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        if nowhere != number and not _is_open(number):
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+            nowhere = number
+        os.set_inheritable(nowhere, True)
+        mode = "r" if number == 0 else "w"
+        stream = open(nowhere, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def write_any_letter() -> None:

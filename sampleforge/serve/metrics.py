@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.reporting.metrics_file import parse_report
 from sampleforge.serve.tree import read_at
 
 Floats = npt.NDArray[np.float64]
@@ -102,7 +103,7 @@ class MetricsFile:
         lines = data.split(b"\n")[:-1]
         if begin:  # the first one is not whole
             lines = lines[1:]
-        reports = [report for line in lines[-LAST:] if (report := _report(line)) is not None]
+        reports = [report for line in lines[-LAST:] if (report := parse_report(line)) is not None]
         if reports:
             self.last = reports[-1]
             self._line_bytes = max(256, *map(len, lines[-LAST:]))
@@ -191,7 +192,7 @@ class MetricsFile:
         if at < 0 or any("eval_return_mean" in name for name in self.names):
             return
         line = data[data.rfind(b"\n", 0, at) + 1 : data.find(b"\n", at)]
-        if (report := _report(line)) is not None:
+        if (report := parse_report(line)) is not None:
             self._know(report)
 
     def _lines(self, handle: int) -> Iterable[bytes]:
@@ -206,15 +207,6 @@ class MetricsFile:
                 begin, end = data.rfind(b"\n", 0, len(data) - 1) + 1, len(data) - 1
             if end > begin:
                 yield data[begin:end]
-
-
-def _report(line: bytes) -> dict[str, Any] | None:
-    """Return the report in a line; None if it is damaged."""
-    try:
-        report = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return report if isinstance(report, dict) else None
 
 
 def _values(data: bytes, end: int, names: Sequence[str]) -> list[list[float]]:
@@ -236,7 +228,7 @@ def _values(data: bytes, end: int, names: Sequence[str]) -> list[list[float]]:
 def _row(line: bytes, names: Sequence[str]) -> list[float]:
     if line.startswith(BEGIN):
         return [_column(line, [(0, len(line))], name)[0] for name in names]
-    report = _report(line) or {}
+    report = parse_report(line) or {}
     return [_number(report.get(name)) for name in names]
 
 

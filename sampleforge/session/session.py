@@ -7,13 +7,12 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime.imports import import_heavy
+from sampleforge.runtime.imports import import_beside
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.session.callback import (
@@ -148,10 +147,9 @@ class Session:
 
         make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
         self._callbacks += named_callbacks(self.asked.callbacks)
-        with ThreadPoolExecutor(1) as pool:  # our imports run beside the probe's process
-            imported = pool.submit(import_heavy, "sampleforge.topologies.registry")
-            self.spec: EnvSpec = probe(self.asked)
-            imported.result()
+        wait_for_imports = import_beside("sampleforge.topologies.registry")
+        self.spec: EnvSpec = probe(self.asked)  # in a process of its own
+        wait_for_imports()
         from sampleforge.folder.opening import open_folder
         from sampleforge.models.registry import with_import_string
         from sampleforge.session.reporting import RunFiles, WorkerStates

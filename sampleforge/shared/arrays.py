@@ -59,6 +59,15 @@ def _reserved(size: int) -> torch.UntypedStorage:
 def _not_reserved(size: int, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return too_many_open_files()
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        import resource  # of Unix, as this errno is
+
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return (
+            f"{human_bytes(size)} of shared memory cannot be had: the limit on the size of a file, "
+            f"which holds for it too, is {human_bytes(limit)} (`ulimit -f`); raise it with "
+            "`ulimit -f unlimited`"
+        )
     return (
         f"{human_bytes(size)} of shared memory cannot be had ({error}); give the machine or the "
         "container more memory, or use --serial --num-envs-per-worker 2"

@@ -109,6 +109,15 @@ def test_a_run_finishes_with_64_mb_of_dev_shm_one_cpu_256_open_files_and_no_home
     assert yaml.safe_load((folder / "config.yaml").read_text("utf-8"))["num_workers"] == 1
 
 
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    """Shared memory is a file without a name, and counts."""
+    before = ("bash", "-c", 'ulimit -f 100; exec "$@"', "bash")
+    done = run(before, train("CartPole-v1"), tmp_path)
+    assert done.returncode == 2, done
+    assert "limit on the size of a file" in done.stderr and "ulimit -f unlimited" in done.stderr
+    assert "more memory" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [("ro", "Read-only file system"), ("size=8k", "No space left on device")],

@@ -91,6 +91,41 @@ def test_a_folder_that_is_removed_ends_the_run_and_is_not_made_again(
     assert not run.exists()
 
 
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_run_outlives_its_working_directory(
+    tmp_path: Path, shell: list[subprocess.Popen[str]], serial: bool
+) -> None:
+    here, run = tmp_path / "here", tmp_path / "run"
+    here.mkdir()
+    more = ["--serial"] if serial else []
+    words = train("CartPole-v1", "--train-for-env-steps", "60000", *more, run_dir=str(run))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sampleforge.cli", *words],
+        cwd=here,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    shell.append(process)
+    until_trained(process, run)
+    here.rmdir()
+    stdout, stderr = process.communicate(timeout=3 * WITHIN_S)
+    assert process.returncode == 0, stderr
+    assert "Finished after" in stdout and f"in {run}" in stdout
+    assert summary(run)["status"] == "finished"
+
+
+def test_a_working_directory_that_was_removed_is_named(tmp_path: Path) -> None:
+    leave = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    command = ["bash", "-c", leave, "bash", sys.executable, "-m", "sampleforge.cli", "envs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "The working directory has been removed" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_a_full_disk_is_named_last(start_cli: StartCli, tmp_path: Path) -> None:
     """Everything that is written after it fails too, and hides it not."""
     run = tmp_path / "run"

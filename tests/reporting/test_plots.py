@@ -1,6 +1,7 @@
 """`sampleforge plot`: runs, and settings with several seeds, in one file."""
 
 import math
+import re
 import sys
 
 import numpy as np
@@ -146,6 +147,52 @@ def test_reporting_and_places_make_no_other_setting(tmp_path):
     ]
     runs = [curves for path in paths for curves in read_curves(tmp_path / path)]
     assert [len(setting.runs) for setting in settings_of(runs)] == [2]
+
+
+def test_a_dollar_in_the_name_of_a_run_is_a_letter(tmp_path):
+    """matplotlib reads formulas between dollars, and fails at one that is none."""
+    pytest.importorskip("matplotlib")
+    names = [r"cost $\frac{", "a$b$c"]
+    runs = [make_run(tmp_path / name, reports(3)) for name in names]
+    out = tmp_path / "x.svg"
+    assert main(["plot", *runs, "--out", str(out), "--no-group", "--log-x"]) == 0
+    text = re.sub("<!--.*?-->", "", out.read_text(), flags=re.DOTALL)
+    assert all(name in text for name in names)
+    assert "mathdefault" not in text  # the numbers of the axes are formulas, and are drawn so
+
+
+DAMAGED = {
+    "a list": "[1, 2]",
+    "null": "null",
+    "no axes": '{"return_mean": 1.0}',
+    "a text for a number": '{"env_steps": 5, "wall_s": 1.0, "return_mean": "x"}',
+    "a text for the steps": '{"env_steps": "x", "wall_s": 1.0}',
+    "null for the time": '{"env_steps": 5, "wall_s": null}',
+    "an object": '{"env_steps": 5, "wall_s": 1.0, "return_mean": {}}',
+    "deep": "[" * 100_000,
+    "5,000 digits": '{"env_steps": 5, "wall_s": ' + "9" * 5000 + "}",
+    "400 digits": '{"env_steps": 5, "wall_s": ' + "9" * 400 + "}",
+    "zeros": "\0" * 50,
+    "another encoding": "\udcff\udcfe",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_report_is_left_out_and_told(tmp_path, capsys, drawn, line):
+    run = make_run(tmp_path / "run", reports(3))
+    file = tmp_path / "run" / "metrics.jsonl"
+    first, *rest = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([first, line.encode(errors="surrogateescape"), b"\n", *rest]))
+    (curve,) = panels(drawn(run))["return"].lines[:1]
+    assert list(curve.get_ydata()) == [10.0, 20.0]
+    told = capsys.readouterr().err
+    assert "Warning: " in told and "metrics.jsonl: line 2 of 4 left out" in told
+
+
+def test_a_return_near_the_largest_float_is_not_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path / "run", [*reports(3), *reports(1, env_steps=500, return_mean=1e308)])
+    assert main(["plot", run, "--out", str(tmp_path / "x.png")]) == 0
 
 
 def test_a_run_without_reports_is_refused(tmp_path, capsys):
