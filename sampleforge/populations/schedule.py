@@ -221,4 +221,4 @@ class FollowSchedule(Callback):
         (group,) = session.graph.groups
         assert group.member is not None
         if self._end is not None and group.member.board.learned >= self._end:
-            session.stop()
+            session.graph.progress.end()

@@ -39,6 +39,7 @@ class RunStatistics:
         self._window = window
         self._graph = graph
         self._started = monotonic()
+        self._ended: float | None = None
         self._history: deque[tuple[float, float, float, float]] = deque()
         self._remember()
         self.policies = [
@@ -116,6 +117,8 @@ class RunStatistics:
         since the last report, by the group's id."""
         progress = self._graph.progress
         self._remember()
+        if progress.done and self._ended is None:
+            self._ended = monotonic()
         frames_10s, steps_10s, trained_10s = self._rates(10.0)
         frames_60s = self._rates(60.0)[0]
         scalars = {
@@ -148,7 +151,7 @@ class RunStatistics:
     def summary(self) -> dict[str, Any]:
         """Return the measured part of summary.json, with an entry ``policies`` if there are
         several."""
-        elapsed = max(1e-9, monotonic() - self._started)
+        elapsed = max(1e-9, (self._ended or monotonic()) - self._started)
         measured = {
             "env_steps": self._graph.progress.env_steps,
             "env_frames": self._frames + int(self._total("env_frames")),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import setproctitle
@@ -97,6 +97,7 @@ class InProcessRunner:
             print(f"interrupted, and {error}", file=sys.stderr)
         if self._worker.ended:
             self._rendezvous.shutdown_barrier()
+            sleep(max(0.0, deadline - monotonic()))
 
     def _listen(self, kind: Kind, payload: Any) -> None:
         self._events.append(Event(self._worker.name, kind, payload))

@@ -306,7 +306,9 @@ class Session:
 
     def reports(self) -> Iterator[dict[str, float]]:
         """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
-        one per report interval, and one per evaluation."""
+        one per report interval, and one per evaluation. After a stop condition the last weights are
+        evaluated."""
+        from sampleforge.session.last_evaluation import last_evaluation
         from sampleforge.session.reporting import Reports
 
         reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
@@ -322,6 +324,9 @@ class Session:
             yield self.report()
             while self.statistics.evaluation_waits:
                 yield self.report()
+        if self.graph.progress.done and not self.is_interrupted():
+            self.graph.progress.end()
+            yield from last_evaluation(self)
 
     def report_soon(self) -> None:
         """Have `reports` yield its next report now, before the interval has passed."""

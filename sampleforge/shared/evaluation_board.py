@@ -47,9 +47,9 @@ class EvaluationBoard:
         self._arrays["env_steps"][0] = env_steps
         self._arrays["number"][0] += 1  # last: the evaluators begin now
 
-    def finish(self, evaluator: int) -> None:
-        """Record that ``evaluator`` has played its part of the current evaluation."""
-        self._arrays["finished"][evaluator, 0] = self.number
+    def finish(self, evaluator: int, number: int) -> None:
+        """Record that ``evaluator`` has played its part of evaluation ``number``."""
+        self._arrays["finished"][evaluator, 0] = number
 
     def has_finished(self, evaluator: int) -> bool:
         """Return whether ``evaluator`` has no part of the current evaluation left to play."""

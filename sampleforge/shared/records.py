@@ -264,14 +264,14 @@ class DividedEvaluations:
 
     def __init__(self, parts: Sequence[Evaluations]) -> None:
         self._parts = parts
-        self._waiting: list[dict[int, Evaluation]] = [{} for _ in parts]
+        self._waiting: list[dict[tuple[int, int], Evaluation]] = [{} for _ in parts]
 
     def take(self) -> list[Evaluation]:
         """Remove and return the evaluations of which all parts have come, in order. An evaluator
         that was killed may send its part twice; the first one counts."""
         for waiting, part in zip(self._waiting, self._parts, strict=True):
             for evaluation in part.take():
-                waiting.setdefault(evaluation.env_steps, evaluation)
+                waiting.setdefault((evaluation.env_steps, evaluation.policy_version), evaluation)
         complete = sorted(set.intersection(*(set(waiting) for waiting in self._waiting)))
         done = [combined([waiting[at] for waiting in self._waiting]) for at in complete]
         for waiting in self._waiting:

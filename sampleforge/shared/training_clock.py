@@ -18,10 +18,12 @@ PAUSE_S = 1.0
 class TrainingClock:
     """Seconds of training in shared memory, float64: 0 until the driver's `ClockTicker` counts
     them. Time in which the run was paused is left out. ``ended``: the driver has ended the training
-    before a limit was reached (`end`)."""
+    before a limit was reached (`end`). ``settled``: the learners have published their last weights
+    (`settle`)."""
 
     def __init__(self) -> None:
-        self._arrays = SharedArrays({"seconds": ((1,), "float64"), "ended": ((1,), "bool")})
+        flags = {name: ((1,), "bool") for name in ("ended", "settled")}
+        self._arrays = SharedArrays({"seconds": ((1,), "float64"), **flags})
 
     @property
     def seconds(self) -> float:
@@ -35,14 +37,23 @@ class TrainingClock:
         """Tell all workers that the training ends."""
         self._arrays["ended"][0] = True
 
+    @property
+    def settled(self) -> bool:
+        return bool(self._arrays["settled"][0])
+
+    def settle(self) -> None:
+        """Tell all workers that the published weights are the last ones: no more env steps are
+        taken."""
+        self._arrays["settled"][0] = True
+
     def advance(self, seconds: float) -> None:
         """Count ``seconds`` more. One process at a time does so."""
         self._arrays["seconds"][0] += seconds
 
 
 class ClockTicker:
-    """Counts the seconds of a `TrainingClock` from the moment when ``has_begun()`` is true, and
-    finds the pauses of this process: Ctrl-Z, SIGSTOP, a virtual machine that is held.
+    """Counts the seconds of a `TrainingClock` from the moment when ``has_begun()`` is true until it
+    is ended, and finds the pauses of this process: Ctrl-Z, SIGSTOP, a virtual machine that is held.
 
     A thread of its own looks every `TICK` seconds, so that a busy process is not taken for a paused
     one. Time in which the computer sleeps is no time for ``monotonic`` at all.
@@ -88,5 +99,5 @@ class ClockTicker:
                 self._pauses.append((now, passed - TICK))
                 passed = TICK
             self._begun = self._begun or self._has_begun()
-            if self._begun and not self._closed.is_set():
+            if self._begun and not self._closed.is_set() and not self._clock.ended:
                 self._clock.advance(passed)

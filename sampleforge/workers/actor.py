@@ -125,6 +125,8 @@ class ActorWorker(EventDriven):
         """Advance every split as far as is possible without waiting."""
         started = perf_counter()
         self._beat()
+        if self._progress.clock.settled:
+            return False  # nothing is learned any more
         self._ending = self._ends_early is not never and self._is_ending()
         moved = any([self._advance(split) for split in self._splits])
         self._count["step_s"][0] += perf_counter() - started

@@ -184,8 +184,8 @@ class PoliciesConfig(Checked):
 class EvaluatorConfig(Checked):
     evaluate_interval: int | None = None
     """Env steps between the starts of two evaluations: a separate process plays episodes with a
-    copy of the newest weights while training goes on (default: no evaluations). An evaluation that
-    is under way at the end of the run is cancelled."""
+    copy of the newest weights while training goes on (default: no evaluations). When the training
+    is over, the last weights are evaluated, and the run ends after that."""
     evaluate_episodes: int = 10
     """Number of episodes of each evaluation."""
     evaluate_stochastic: bool = False

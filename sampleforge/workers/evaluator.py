@@ -75,7 +75,9 @@ class EvaluatorChannels:
 
 class EvaluatorWorker(EventDriven):
     """Begins an evaluation at every multiple of ``interval`` env steps of training, or, if an
-    evaluation takes longer than that, as soon as it is over.
+    evaluation takes longer than that, as soon as it is over. Once the training is over and the
+    learners have published their last weights (`TrainingClock.settle`), it evaluates these, unless
+    it has begun to: an evaluation of older ones is dropped.
 
     It copies the newest weights at the beginning of an evaluation, so that one policy takes all
     steps. All evaluations use the same seed and make new env rows of ``env``. Their env steps are
@@ -107,6 +109,9 @@ class EvaluatorWorker(EventDriven):
         self._warned = False
         self._rebuilt = 0
         self._version = self._frozen_at = 0  # policy version and env steps of the weights
+        self._begun: int | None = None
+        """The policy version of the last evaluation that this evaluator has begun by itself."""
+        self._number = 0  # of the evaluation on the board
 
     def start(self) -> None:
         self._count = self._progress.counters.row(self._counter_row)
@@ -122,6 +127,8 @@ class EvaluatorWorker(EventDriven):
     def step(self) -> bool:
         """Begin an evaluation if it is due, or take one step of the current one."""
         self._beat()
+        if self._player is not None and self._is_outdated:
+            self.close()
         if self._player is None:
             return self._begin()
         self._step(self._player)
@@ -158,8 +165,24 @@ class EvaluatorWorker(EventDriven):
     def _multiple_after(self, env_steps: int) -> int:
         return (env_steps // self._settings.interval + 1) * self._settings.interval
 
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether the evaluation under way is not of the last weights, which are known."""
+        if not self._settled:
+            return False
+        board = self._channels.board
+        if board is not None and self._settings.part.evaluator:
+            return board.number != self._number
+        return self._version != self._channels.weights.version
+
+    @property
+    def _settled(self) -> bool:
+        return self._progress.clock.settled
+
     def _begin(self) -> bool:
-        if self._progress.done or not self._channels.results.has_room():
+        if self._progress.done and not self._settled:
+            return False
+        if not self._channels.results.has_room():
             return False
         if not self._take_weights():
             return False
@@ -194,14 +217,16 @@ class EvaluatorWorker(EventDriven):
         board, index = self._channels.board, self._settings.part.evaluator
         if board is None:
             return self._take_newest()
-        if board.has_finished(index):
-            if index != 0 or not board.all_finished or not self._take_newest():
-                return False
+        if index == 0 and (board.all_finished or self._settled) and self._take_newest():
             states = [self._tensors, *(m.state_dict() for m in self._other_models.values())]
             for weights, state in zip(board.weights, states, strict=True):
                 weights.publish(state, self._version)
             board.begin(self._frozen_at)
+            self._number = board.number
             return True
+        if board.has_finished(index):
+            return False
+        self._number = board.number  # before the weights: a newer number makes these outdated
         _, self._version = board.weights[0].read(self._tensors)
         for weights, model in zip(board.weights[1:], self._other_models.values(), strict=True):
             weights.read(model.state_dict())
@@ -211,13 +236,17 @@ class EvaluatorWorker(EventDriven):
     def _take_newest(self) -> bool:
         """Copy the newest weights, if an evaluation is due; return whether it is."""
         env_steps = self._progress.env_steps
-        if env_steps < self._due:
+        if self._settled:
+            if self._begun == self._channels.weights.version:
+                return False
+        elif env_steps < self._due:
             return False
         self._due = self._multiple_after(env_steps)
         self._frozen_at = env_steps
         _, self._version = self._channels.weights.read(self._tensors)
         for of, (_, weights) in self._channels.others.items():
             weights.read(self._other_models[of].state_dict())
+        self._begun = self._version
         return True
 
     def _finish(self, player: EpisodePlayer) -> None:
@@ -240,7 +269,7 @@ class EvaluatorWorker(EventDriven):
     def _report(self, evaluation: Evaluation) -> None:
         self._channels.results.put(evaluation)
         if self._channels.board is not None:
-            self._channels.board.finish(self._settings.part.evaluator)
+            self._channels.board.finish(self._settings.part.evaluator, self._number)
 
     def _evaluate_by_function(self) -> None:
         """Have the user's function evaluate, in one step."""
@@ -278,7 +307,8 @@ class EvaluatorWorker(EventDriven):
         return player.played
 
     def _go_on(self) -> None:
-        """Beat, and end the user's function if the training has ended."""
+        """Beat, and end the user's function if it does not evaluate the last weights of a training
+        that has ended."""
         self._beat()
-        if self._progress.done:
+        if self._is_outdated:
             raise EvaluationCancelled

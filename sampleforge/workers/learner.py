@@ -86,6 +86,7 @@ class LearnerWorker(EventDriven):
         self._after_update = after_update
         self._callbacks = callbacks
         self._batch: Any = None
+        self._finished = False
 
     def start(self) -> None:
         limit_threads(self._threads)
@@ -103,7 +104,7 @@ class LearnerWorker(EventDriven):
     def step(self) -> bool:
         assert self._batch_source is not None
         moved = False
-        if self._batch is None:
+        if self._batch is None and not self._finished:
             moved = self._batch_source.gather()
             self._batch = self._batch_source.take()
         if self._batch is None or not self._may_update():
@@ -154,9 +155,14 @@ class LearnerWorker(EventDriven):
 
         "metrics" returns the `ReportMetrics` of the batches since the last request. "save" writes a
         checkpoint with the driver's plain state (``payload``) and returns None, or the text of the
-        error. "load" (see `StateLoad`) is for a learner that takes its steps alone."""
+        error. "finish" takes no batch any more; returns the version of the last weights, which have
+        been published, or None while a batch is being learned from. "load" (see `StateLoad`) is for
+        a learner that takes its steps alone."""
         if kind == "metrics":
             return self._metrics.take()
+        if kind == "finish":
+            self._finished = True
+            return None if self._batch is not None else self._learner.version
         if kind == REQUEST:
             payload.read().put_into(self._learner)
             if self._weights is not None:

@@ -111,6 +111,8 @@ class RankWorker:
         `GroupMember.load`."""
         if kind == REQUEST:
             return self._member.load(payload)
+        if kind == "finish" and not self._member.ended:
+            return None  # another update may follow, after which all ranks agree to end
         if kind == "save":
             self._member.publish_state()  # so that the snapshot is never older than a checkpoint
         answer = self._worker.handle(kind, payload)

@@ -89,11 +89,12 @@ class ReplayLearnerWorker(EventDriven):
         self._metrics = ReportMetrics()
         self._published_at = 0  # env steps
         self._next: NextUpdate | None = None
+        self._finished = False
         self.begin_again()
 
     def step(self) -> bool:
         moved = self._source.gather()
-        if self._next is None and (sample := self._source.take()) is not None:
+        if self._next is None and not self._finished and (sample := self._source.take()):
             self._next = NextUpdate(sample, self._progress.fraction)
             if self._relay is not None:
                 self._relay.send(sample.request, self._next.progress)
@@ -157,6 +158,12 @@ class ReplayLearnerWorker(EventDriven):
         `sampleforge.workers.learner.LearnerWorker.handle`."""
         if kind == "metrics":
             return self._metrics.take() | self._replay_metrics.take()
+        if kind == "finish":
+            self._finished = True
+            if self._next is not None:
+                return None
+            self._weights.publish(self._learner.model.state_dict(), self._learner.version)
+            return self._learner.version
         if kind == REQUEST:
             payload.read().put_into(self._learner)
             self._weights.publish(self._learner.model.state_dict(), self._learner.version)

@@ -50,12 +50,12 @@ class Bench:
         self.weights = SharedWeights(self.model.state_dict())
         self.results = Evaluations()
         self.counters = Counters(COUNTERS, 2)  # of what trains, and of the evaluator
-        progress = Progress(self.counters, TrainingClock(), base_env_steps=earlier_steps)
+        self.progress = Progress(self.counters, TrainingClock(), base_env_steps=earlier_steps)
         self.worker = EvaluatorWorker(
             CODE,
             lambda: self.model,  # type: ignore[arg-type, return-value]
             EvaluatorChannels(self.weights, self.results, Wakeup()),
-            progress,
+            self.progress,
             EvaluationSettings(interval, episodes, stochastic=False, seed=3),
             counter_row=1,
         )
@@ -117,6 +117,39 @@ def test_evaluations_begin_at_multiples_of_the_interval(bench: Bench) -> None:
     assert bench.begins(), "late: at once"
     bench.play()
     assert not bench.begins(), "what was missed is not made up for"
+
+
+def test_the_last_weights_are_evaluated_once_they_are_known(bench: Bench) -> None:
+    bench.train(1200)
+    bench.publish(5)
+    assert bench.begins()
+    bench.progress.end()
+    bench.publish(6)
+    bench.train(100)
+    bench.progress.clock.settle()
+    found = bench.play()
+    assert (found.policy_version, found.env_steps) == (6, 1300), "that of version 5 is dropped"
+    assert not bench.begins()
+
+
+def test_an_evaluation_of_the_last_weights_goes_on_when_they_become_the_last(bench: Bench) -> None:
+    bench.train(1200)
+    bench.publish(5)
+    assert bench.begins()
+    bench.progress.end()
+    bench.progress.clock.settle()
+    found = bench.play()
+    assert (found.policy_version, found.env_steps) == (5, 1200)
+    assert not bench.begins()
+
+
+def test_no_evaluation_begins_between_the_end_and_the_last_weights(bench: Bench) -> None:
+    bench.train(1200)
+    bench.publish(5)
+    bench.progress.end()
+    assert not bench.begins()
+    bench.progress.clock.settle()
+    assert bench.begins()
 
 
 def test_a_resumed_run_evaluates_at_the_next_multiple() -> None:
@@ -210,6 +243,69 @@ def test_a_serial_run_learns_the_same_with_and_without(tmp_path: Path, algo: str
     steps = [r["eval_env_steps"] for r in found]
     assert len(steps) >= 3 and len({step // 500 for step in steps}) == len(steps)
     assert not any("eval_return_mean" in r for r in reports[0])
+
+
+@pytest.mark.parametrize("algo", list(CONFIGS))
+def test_the_last_evaluation_is_of_the_weights_of_the_last_checkpoint(
+    tmp_path: Path, algo: str
+) -> None:
+    """Also where the run is shorter than the interval between evaluations."""
+    more: dict[str, Any] = {"train_for_env_steps": 1300, "evaluate_interval": 10_000}
+    if algo == "ddppo":
+        more["num_ranks"] = 1
+    if algo == "apex":
+        more["samples_per_insert"] = None  # its learner could go on learning for ever
+    _, reports = run_serially(tmp_path, 4, make=CONFIGS[algo], **more)
+    last = summary(tmp_path)
+    assert last["eval_policy_version"] == last["updates"] > 0
+    assert last["eval_env_steps"] == last["env_steps"]
+    assert [r["eval_env_steps"] for r in reports if "eval_return_mean" in r] == [last["env_steps"]]
+    again = evaluate(tmp_path, episodes=3, trust=Trust(everything=True))
+    assert again["env_steps"] == last["env_steps"]
+    assert again["return_mean"] == last["eval_return_mean"]
+
+
+@pytest.mark.multiprocess(timeout=120)
+@pytest.mark.parametrize("algo", list(CONFIGS))
+@pytest.mark.parametrize("evaluators", [1, 2])
+def test_processes_evaluate_the_last_weights_too(
+    tmp_path: Path, algo: str, evaluators: int
+) -> None:
+    more = {"train_for_env_steps": 3000, "run_dir": str(tmp_path), "num_evaluators": evaluators}
+    config: AnyConfig = CONFIGS[algo](**more)
+    with Trainer(config) as trainer:
+        reports = list(trainer)
+    last = summary(tmp_path)
+    assert reports[-1]["eval_policy_version"] == last["eval_policy_version"] == last["updates"]
+    found = evaluate(tmp_path, episodes=3, trust=Trust(everything=True))
+    if evaluators == 1:  # each of several draws from a seed of its own
+        assert found["return_mean"] == last["eval_return_mean"]
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_ctrl_c_does_not_wait_for_the_last_evaluation(tmp_path: Path, start_cli: Any) -> None:
+    """Its episodes have no end in sight."""
+    flags = (
+        "train appo --env tests.support.envs:CodeEnv --env-kwargs length=1000000 sleep=0.0005 "
+        "--device cpu --num-workers 1 --num-envs-per-worker 4 --batch-size 256 --run-dir run "
+        "--train-for-env-steps 600 --evaluate-interval 5000 --evaluate-episodes 3"
+    )
+    run = start_cli(*flags.split())
+    said = next((line for line in run.stdout if "Evaluating the last weights" in line), "")
+    assert "with 3 episodes" in said
+    run.send_signal(signal.SIGINT)
+    began = monotonic()
+    _, shown = run.communicate()
+    assert (run.returncode, monotonic() - began < 20) == (130, True), shown
+    assert list((tmp_path / "run").glob("checkpoints/*.safetensors"))
+
+
+def test_a_resumed_run_at_its_limit_does_not_evaluate_again(tmp_path: Path) -> None:
+    more = {"train_for_env_steps": 1300, "evaluate_interval": 10_000}
+    run_serially(tmp_path, 4, make=CONFIGS["appo"], **more)
+    _, reports = run_serially(tmp_path, 4, make=CONFIGS["appo"], **more)
+    assert sum("eval_return_mean" in report for report in reports) == 1, "of both runs"
+    assert summary(tmp_path)["eval_policy_version"] == summary(tmp_path)["updates"]
 
 
 def test_eval_plays_the_same_episodes_and_a_resumed_run_goes_on_evaluating(tmp_path: Path) -> None:

@@ -164,6 +164,22 @@ def test_the_successor_of_a_killed_evaluator_plays_its_part_again(killed: int, a
     several.close()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_several_evaluators_drop_an_evaluation_for_that_of_the_last_weights(steps: int) -> None:
+    several = Several(3, 20)
+    several.train(1200, version=4)
+    for _ in range(steps):
+        for worker in several.workers:
+            worker.step()
+    several.train(0, version=5)
+    several.progress.end()
+    several.progress.clock.settle()
+    (found,) = several.play()
+    assert found[:-1] == pytest.approx(expected(20)[:-1], rel=1e-12)
+    assert several.play(steps=60) == []
+    several.close()
+
+
 def test_a_part_that_comes_twice_counts_once() -> None:
     """An evaluator that is killed after its result and before its mark plays again."""
     parts = [Evaluations(), Evaluations()]
