@@ -37,7 +37,8 @@ StackPadding = Literal["zero", "reset"]
 @dataclass(frozen=True)
 class ArraySpec:
     """One observation leaf of one row: ``shape`` and numpy ``dtype`` name; ``categories`` is the
-    number of values of each element if they are categorical (to be one-hot encoded).
+    number of values of each element if they are categorical. ``low`` and ``high``: the smallest and
+    the largest bound of all elements. `sampleforge.encoding` says how a leaf is encoded.
 
     ``stack``: the leaf is a stack of the newest frames of the episode along the first axis, the
     newest last; each step adds one frame. The first stack of an episode is padded with zeros
@@ -48,17 +49,12 @@ class ArraySpec:
     dtype: str
     categories: tuple[int, ...] | None = None
     stack: StackPadding | None = None
+    low: float = -math.inf
+    high: float = math.inf
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    @property
-    def is_image(self) -> bool:
-        """Whether the leaf is an image: uint8 of rank 3, not categorical, at least 8 pixels high
-        and wide, [C, H, W] or [H, W, C]."""
-        pixels = self.dtype == "uint8" and self.categories is None
-        return pixels and len(self.shape) == 3 and sorted(self.shape)[1] >= 8
 
 
 @dataclass(frozen=True)
@@ -210,14 +206,17 @@ def observation_specs(space: gym.Space[Any]) -> dict[str, ArraySpec]:
 
 def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
     if isinstance(space, spaces.Box):
-        return ArraySpec(space.shape, np.dtype(space.dtype).name)
+        spec = ArraySpec(space.shape, np.dtype(space.dtype).name)
+        if not space.low.size:
+            return spec
+        return replace(spec, low=float(space.low.min()), high=float(space.high.max()))
     if isinstance(space, spaces.Discrete):
         return ArraySpec((), "int64", (int(space.n),))
     if isinstance(space, spaces.MultiDiscrete):
         categories = tuple(int(n) for n in space.nvec.ravel())
         return ArraySpec(space.shape, np.dtype(space.dtype).name, categories)
     if isinstance(space, spaces.MultiBinary):
-        return ArraySpec(space.shape, "int8")
+        return ArraySpec(space.shape, "int8", low=0.0, high=1.0)
     raise ValueError(
         f"observation leaf {name!r} is a {type(space).__name__}, which has no fixed-size array; "
         "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those; "

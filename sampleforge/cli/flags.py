@@ -258,11 +258,16 @@ def _group(part: type[Any], defaults: Any, prefix: str = "") -> type[Any]:
             # `with_values` gives both flags their value; the help shows an alias first.
             on, off = (f"--{prefix}{name.replace('_', '-')}",), f"no-{name}"
             marks = [tyro.conf.arg(name=off, aliases=on, metavar="", **shown)]
-        if typing.get_origin(hints[name]) is dict:
+        if _takes_pairs(hints[name]):
             marks.append(KEY_VALUES)
         hint = Annotated[(hints[name], *marks)]  # type: ignore[valid-type]
         fields.append((name, hint, _field(getattr(defaults, name))))
     return dataclasses.make_dataclass(part.__name__, fields, frozen=True)
+
+
+def _takes_pairs(hint: Any) -> bool:
+    """Return whether a flag takes KEY=VALUE pairs."""
+    return any(typing.get_origin(option) is dict for option in (hint, *typing.get_args(hint)))
 
 
 def _shown(text: str, default: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from sampleforge.encoding import encodings, lines
 from sampleforge.runtime.growth import Growth
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import ACTION_MASK, EnvSpec
@@ -32,8 +33,6 @@ BUSY = 0.8
 """Fraction of the time with a processor below which other programs have slowed a process down."""
 LARGE = 1e4
 """Size of an observation's or reward's value from which on it is remarked."""
-PIXELS = 8
-"""Least height and width of an image, as `sampleforge.spec.ArraySpec.is_image` has it."""
 
 
 @dataclass(frozen=True)
@@ -171,22 +170,41 @@ def observations(spec: EnvSpec, played: Played) -> Iterator[Finding]:
         )
     for name, leaf in seen.items():
         array = arrays[name]
-        if array.dtype.startswith("float") and len(array.shape) == 3:
-            if sorted(array.shape)[1] >= PIXELS:
-                yield Finding(
-                    "note",
-                    "observations",
-                    f"{name} is an image of {array.dtype}: it takes four times the memory of "
-                    "uint8, and the defaults for images are not chosen",
-                    "if it is made of bytes, return them, in Box(0, 255, shape, np.uint8)",
-                )
-        elif array.dtype.startswith("float") and max(abs(leaf.low), abs(leaf.high)) >= LARGE:
+        if array.dtype.startswith("float") and max(abs(leaf.low), abs(leaf.high)) >= LARGE:
             yield Finding(
                 "note",
                 "observations",
                 f"{name} has values up to {max(abs(leaf.low), abs(leaf.high)):g}",
                 "keep --model.normalise-observations on (Ape-X: turn it on), or scale them in the "
                 "environment",
+            )
+
+
+def encoded(spec: EnvSpec, played: Played) -> Iterator[Finding]:
+    """Tell how each observation leaf is encoded, and judge whether the values seen fit that."""
+    for line in lines(spec, encodings):
+        yield Finding("ok", "encoding", line)
+    groups = reversed(spec.agent_groups)
+    arrays = {name: array for group in groups for name, array in group.observations.items()}
+    for name, encoding in encodings(arrays).items():
+        seen = played.leaves.get(name)
+        if seen is None or encoding.kind != "pixels":
+            continue
+        if encoding.high > 1.0 and 0.0 <= seen.low < seen.high <= 1.0:
+            yield Finding(
+                "note",
+                "encoding",
+                f"{name} has values from {seen.low:g} to {seen.high:g} only, but is divided by its "
+                f"bound {encoding.high:g}",
+                f"give it the bounds 0 and 1, or train with --model.encode {name}=planes",
+            )
+        elif arrays[name].dtype.startswith("float"):
+            yield Finding(
+                "note",
+                "encoding",
+                f"{name} is an image of {arrays[name].dtype}: it takes four times the memory of "
+                "uint8",
+                "if it is made of bytes, return them, in Box(0, 255, shape, np.uint8)",
             )
 
 

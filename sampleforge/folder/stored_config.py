@@ -64,6 +64,8 @@ _VALUES_BEFORE_INTRODUCTION: dict[str, Any] = {
     "rescale_actions": False,
     "noise_correlation": 0.0,
     "advantage_floor": 0.0,
+    "model.encode": None,  # the rule of those versions, see `sampleforge.encoding`
+    "model.embed_above": None,
 }
 """Values of newer fields in the config of a run that began before the fields existed. Only fields
 whose default would change what such a run learns are listed."""
@@ -214,12 +216,25 @@ def _left_open(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _migrated(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
     """Return the fields of a run's config.yaml with explicit values for those that its version did
     not have, or whose empty value had another meaning."""
-    known = flat_fields(ALGOS[algo]())
-    added = {name: v for name, v in _VALUES_BEFORE_INTRODUCTION.items() if name in known}
-    migrated = {**added, **fields}
+    known, present = flat_fields(ALGOS[algo]()), _dotted(fields)
+    migrated = dict(fields)
+    for name, value in _VALUES_BEFORE_INTRODUCTION.items():
+        if name not in known or name in present:
+            continue
+        part, _, field = name.rpartition(".")
+        if part:
+            migrated[part] = {**migrated.get(part, {}), field: value}
+        else:
+            migrated[name] = value
     if _takes_whole_batches(fields):
         migrated["minibatch_size"] = fields.get("batch_size")
     return migrated
+
+
+def _dotted(fields: Mapping[str, Any]) -> set[str]:
+    """Return the names of stored fields; those of a part, such as the model, are dotted."""
+    parts = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
+    return {*fields, *(f"{part}.{name}" for part, values in parts.items() for name in values)}
 
 
 def _has_fixed_defaults(fields: Mapping[str, Any]) -> bool:
@@ -245,7 +260,8 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     config = from_plain(cls, config_values(path, algo), str(path))
     content = read_yaml(path)
     defaults = {name: _plain(value) for name, value in flat_fields(cls()).items()}
-    may_be_unset = {n for n in _VALUES_BEFORE_INTRODUCTION if n in defaults and n not in content}
+    present = _dotted(content)
+    may_be_unset = {n for n in _VALUES_BEFORE_INTRODUCTION if n in defaults and n not in present}
     if _has_fixed_defaults(content):
         stored, old_defaults = flat_fields(config), _FIXED_DEFAULTS[algo]
         may_be_unset |= {name for name, value in old_defaults.items() if stored[name] == value}

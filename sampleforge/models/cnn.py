@@ -1,9 +1,9 @@
 """Image encoders: DQN's CNN, Nature CNN, Doom CNN and IMPALA's ResNet, with an MLP for the leaves
 that are not images.
 
-Images arrive as they were stored, [N, C, H, W] or [N, H, W, C] (`encoders.is_channel_last`), and
-keep their dtype until the first convolution, unless a normaliser has made floats of them. For uint8
-its weights are divided by 255 instead of the images: these are 8 thousand numbers instead of 28
+Images, pixels and planes of `sampleforge.encoding`, arrive as they were stored, and keep their
+dtype until the first convolution, unless a normaliser has made floats of them. For bytes its
+weights are divided by 255 instead of the images: these are 8 thousand numbers instead of 28
 thousand per image, and it is exact in bfloat16, which holds every integer up to 256.
 
 channels_last, made while the images are still bytes, measured on one core of an EPYC with AVX-512
@@ -21,14 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sampleforge.config import ConfigError
+from sampleforge.encoding import Encoding, describe, image_size
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.encoders import (
     Activation,
     Dense,
     Vector,
     activation,
-    is_channel_last,
-    is_image,
     orthogonal_,
     out_of_place,
 )
@@ -45,20 +44,23 @@ class DictEncoder(nn.Module):
 
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         super().__init__()
-        self.images = {name: spec for name, spec in observations.items() if is_image(spec)}
+        found = config.encodings(observations)
+        self.images = {n: spec for n, spec in observations.items() if found[n].is_convolved}
         if not self.images:
-            shapes = {name: (spec.shape, spec.dtype) for name, spec in observations.items()}
+            lines = [describe(name, spec, found[name]) for name, spec in observations.items()]
             raise ConfigError(
-                f"--model.encoder {config.encoder}: no observation leaf is an image "
-                f"(rank 3, at least 8x8 pixels): {shapes}; use mlp, or auto"
+                f"--model.encoder {config.encoder}: no observation leaf is encoded as pixels or "
+                f"planes ({'; '.join(lines)}); use mlp or auto, or --model.encode LEAF=pixels"
             )
         self.layer_norm = config.layer_norm
         act = activation(config.activation, "relu")
-        towers = (ImageTower(spec, self, config, act) for spec in self.images.values())
+        towers = (
+            ImageTower(spec, found[name], self, config, act) for name, spec in self.images.items()
+        )
         self.towers = nn.ModuleList(towers)
         self.out_features = config.cnn_features * len(self.images)
         rest = {name: spec for name, spec in observations.items() if name not in self.images}
-        self.vector = Vector(rest) if rest else None
+        self.vector = Vector(rest, config) if rest else None
         if self.vector is not None:
             rest_act = activation(config.activation, "tanh")
             self.dense = Dense(
@@ -84,14 +86,21 @@ class ImageTower(nn.Module):
     """Encodes one image leaf, [N, ...] -> [N, cnn_features]."""
 
     def __init__(
-        self, spec: ArraySpec, family: DictEncoder, config: ModelConfig, act: Activation
+        self,
+        spec: ArraySpec,
+        encoding: Encoding,
+        family: DictEncoder,
+        config: ModelConfig,
+        act: Activation,
     ) -> None:
         super().__init__()
-        self.is_channel_last = is_channel_last(spec.shape)
+        self.is_channel_last = encoding.channel_last
+        self.scale = 1.0 if encoding.has_statistics else encoding.factor
+        """The factor of what arrives: what is normalised has its scale already."""
         self.in_pieces = True
         """Whether a batch goes through the convolutions in pieces on a CPU. An export sets it to
         False, because the number of pieces depends on the size of the batch."""
-        c, h, w = (spec.shape[i] for i in ((2, 0, 1) if self.is_channel_last else (0, 1, 2)))
+        c, h, w = image_size(spec.shape, self.is_channel_last)
         stem, *rest = family.convolutions(c, min(h, w), act)
         assert isinstance(stem, nn.Conv2d)
         self.stem, self.rest = stem, nn.Sequential(*rest)
@@ -100,18 +109,26 @@ class ImageTower(nn.Module):
         self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=config.layer_norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_channel_last:
-            x = x.permute(0, 3, 1, 2)
+        x = self._with_channels(x)
         # On a CPU, pieces stay in the cache from one layer to the next and back. Measured for 2048
         # images of 84x84x4, forward and backward: 320 instead of 402 us each in bf16, 570 instead
         # of 679 in fp32; no difference for 256 images.
         splits = self.in_pieces and x.device.type == "cpu"
         pieces = torch.split(x, CPU_PIECE) if splits else (x,)
-        scale = 1.0 / 255.0 if x.dtype == torch.uint8 else 1.0  # floats are normalised, or scaled
-        convolved = [self._convolve(self._as_input(piece), scale).flatten(1) for piece in pieces]
+        convolved = [
+            self._convolve(self._as_input(piece), self.scale).flatten(1) for piece in pieces
+        ]
         whole = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
         features: Tensor = self.dense(whole)
         return features
+
+    def _with_channels(self, x: Tensor) -> Tensor:
+        """Return images of any layout as [N, C, H, W]; the channels of a stack are joined."""
+        if x.ndim == 3:
+            return x.unsqueeze(1)
+        if self.is_channel_last:
+            x = x.movedim(-1, -3)
+        return x.flatten(1, 2) if x.ndim == 5 else x
 
     def _as_input(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last).to(self._dtype(x.device))

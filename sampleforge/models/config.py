@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
+from sampleforge.encoding import EMBED_ABOVE, EMBEDDING_SIZE, Encoding, check_kinds, encodings
+
+if TYPE_CHECKING:
+    from sampleforge.spec import ArraySpec
 
 
 @dataclass(frozen=True)
@@ -14,8 +19,15 @@ class ModelConfig(Checked):
     """What stands before the names of these flags."""
 
     encoder: str = "auto"
-    """auto (mlp for vectors, nature_cnn for images), mlp, dqn_cnn, nature_cnn, doom_cnn,
+    """auto (mlp for vectors, nature_cnn for pixels and planes), mlp, dqn_cnn, nature_cnn, doom_cnn,
     impala_resnet, a registered name, or package.module:EncoderClass."""
+    encode: dict[str, str] | None = field(default_factory=dict)
+    """How observation leaves are encoded, LEAF=pixels|planes|vector|codes, in place of the rule,
+    which the opening lines and check-env explain."""
+    embed_above: int | None = EMBED_ABOVE
+    """Codes with more values than this are embedded instead of one-hot encoded."""
+    embedding_size: int = EMBEDDING_SIZE
+    """Numbers that stand for an embedded code."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Widths of the MLP encoder's layers."""
     cnn_features: int = 512
@@ -30,13 +42,13 @@ class ModelConfig(Checked):
     core_size: int = 256
     """Width of the recurrent core's state."""
     separate_critic: bool | None = None
-    """The value function has its own encoder and core (default: yes without images and without a
-    core)."""
+    """The value function has its own encoder and core (default: yes without pixels or planes and
+    without a core)."""
     normalise_observations: bool = True
-    """Normalise observations of floats or bytes by their running mean and standard deviation
-    (images are divided by 255, categories one-hot encoded)."""
+    """Normalise vectors by their running mean and standard deviation (pixels are divided by their
+    largest bound, planes stay as they are, codes are one-hot encoded or embedded)."""
     normalise_images: bool = False
-    """Normalise images too, each pixel by its own running mean and standard deviation."""
+    """Normalise pixels too, each by its own running mean and standard deviation."""
     action_std: Literal["learned", "state"] = "learned"
     """Box actions: one learned standard deviation per dimension, or a function of the state."""
     squash_actions: bool = False
@@ -46,13 +58,35 @@ class ModelConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "cnn_features core_size", low=1)
+        check_range(self, "cnn_features core_size embed_above embedding_size", low=1)
+        check_kinds(self.encode)
         check_range(self, "initial_log_std")
         if any(width < 1 for width in self.hidden_sizes):
             raise ConfigError(
                 f"{typed('model.hidden_sizes', self.hidden_sizes)}: a layer has at least 1 unit; "
                 "for no hidden layers leave the list empty"
             )
+
+    def encodings(self, observations: Mapping[str, ArraySpec]) -> dict[str, Encoding]:
+        """Return how each observation leaf is encoded. Raises ConfigError for a kind that a leaf
+        cannot have."""
+        return encodings(
+            observations,
+            self.encode,
+            normalise_vectors=self.normalise_observations,
+            normalise_pixels=self.normalise_images,
+            embed_above=self.embed_above,
+            embedding_size=self.embedding_size,
+        )
+
+    def has_pixels(self, observations: Mapping[str, ArraySpec]) -> bool:
+        """Return whether an observation leaf is encoded as pixels."""
+        return any(leaf.kind == "pixels" for leaf in self.encodings(observations).values())
+
+    def has_convolved(self, observations: Mapping[str, ArraySpec]) -> bool:
+        """Return whether an observation leaf is encoded as pixels or planes, which the default
+        encoder convolves."""
+        return any(leaf.is_convolved for leaf in self.encodings(observations).values())
 
     @property
     def state_size(self) -> int:

@@ -16,7 +16,6 @@ from torch import nn
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import has_image
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
 _BUILT_IN = {
@@ -46,12 +45,12 @@ def resolve_encoder(config: ModelConfig, observations: Mapping[str, ArraySpec]) 
     """Return ``config`` with an encoder that any process can create: a built-in name or an import
     string.
 
-    ``auto`` becomes nature_cnn if a leaf is an image, else mlp. Raises ConfigError for an unknown
-    name.
+    ``auto`` becomes nature_cnn if a leaf is encoded as pixels or planes, else mlp. Raises
+    ConfigError for an unknown name.
     """
     name = config.encoder
     if name == "auto":
-        name = "nature_cnn" if has_image(encoded_leaves(observations)) else "mlp"
+        name = "nature_cnn" if config.has_convolved(observations) else "mlp"
     name = _registered.get(name, name)
     if name not in _BUILT_IN and ":" not in name:
         known = ["auto", *_BUILT_IN, *_registered]

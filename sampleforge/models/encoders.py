@@ -55,24 +55,6 @@ def derivative(act: Activation) -> Callable[[Tensor, Tensor], Tensor] | None:
     return known.get(act)
 
 
-def is_image(spec: ArraySpec) -> bool:
-    """Return whether a leaf is an image for an encoder: rank 3 and not categorical, [C, H, W] or
-    [H, W, C], H and W at least 8 pixels. Unlike ``ArraySpec.is_image`` it may have any dtype:
-    MinAtar's planes are bool."""
-    return spec.categories is None and len(spec.shape) == 3 and sorted(spec.shape)[1] >= 8
-
-
-def is_channel_last(shape: tuple[int, ...]) -> bool:
-    """Return whether an image's shape is [H, W, C] rather than [C, H, W]: the channel axis is the
-    smaller of the first and the last, or the last if they are equal (MinAtar's 10x10x10)."""
-    return shape[2] <= shape[0]
-
-
-def has_image(observations: Mapping[str, ArraySpec]) -> bool:
-    """Return whether a leaf is an image; see `is_image`."""
-    return any(is_image(spec) for spec in observations.values())
-
-
 def orthogonal_(layer: Layer, gain: float = math.sqrt(2.0)) -> Layer:
     """Initialise a layer with orthogonal weights and zero bias; return the layer."""
     assert layer.bias is not None
@@ -164,27 +146,57 @@ class OneHot(nn.Module):
         return zeros.scatter_(1, known + self.first, (known == codes).float())
 
 
+class Embedding(nn.Module):
+    """Embedding of a categorical leaf with many values, [N, *shape] -> [N, elements * size], with
+    vectors of its own for each element."""
+
+    first: Tensor
+    """The place of each element's first category, int64 [elements]."""
+    last: Tensor
+    """The last category of each element, int64 [elements]."""
+
+    def __init__(self, categories: tuple[int, ...], size: int) -> None:
+        super().__init__()
+        self.out_features = len(categories) * size
+        sizes = torch.tensor(categories)
+        self.register_buffer("first", sizes.cumsum(0) - sizes, persistent=False)
+        self.register_buffer("last", sizes - 1, persistent=False)
+        self.weight = nn.Parameter(torch.randn(sum(categories), size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the vectors, float32. That of a number that is no category is 0."""
+        codes = x.reshape(-1, len(self.first)).long()
+        known = torch.minimum(codes, self.last).clamp_min(0)
+        vectors = F.embedding(known + self.first, self.weight)
+        return (vectors * (known == codes).unsqueeze(-1)).flatten(1)
+
+
 class Vector(nn.Module):
-    """Leaves [N, ...] -> [N, out_features] float32, flattened and concatenated in their order.
+    """Leaves [N, ...] -> [N, out_features] float32, flattened and concatenated in their order, each
+    by its encoding. Leaves that a normaliser has converted to floats before stay as they are."""
 
-    Categorical elements are one-hot encoded, bytes are divided by 255 (unless a normaliser has
-    converted them to floats before), other numbers stay the same.
-    """
-
-    def __init__(self, observations: Mapping[str, ArraySpec]) -> None:
+    def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         super().__init__()
         self._specs = dict(observations)
         self._names = list(observations)
-        self.one_hot = nn.ModuleDict()
+        self._encodings = config.encodings(observations)
+        self.codes = nn.ModuleDict()
         self.out_features = 0
-        for i, spec in enumerate(observations.values()):
-            if spec.categories is not None:
-                self.one_hot[str(i)] = OneHot(spec.categories)
-            self.out_features += sum(spec.categories or ()) or math.prod(spec.shape)
-        first = next(iter(observations.values()))
-        is_plain = len(observations) == 1 and first.dtype == "float32" and len(first.shape) == 1
-        self.plain_leaf = self._names[0] if is_plain else None
-        """The name of the only leaf, if it is a float32 vector, which needs no conversion."""
+        for i, (name, spec) in enumerate(observations.items()):
+            encoding = self._encodings[name]
+            if encoding.kind != "codes":
+                self.out_features += math.prod(spec.shape)
+                continue
+            sizes, size = encoding.categories, encoding.embedding
+            codes = Embedding(sizes, size) if size else OneHot(sizes)
+            self.codes[str(i)] = codes
+            self.out_features += codes.out_features
+        name, spec = next(iter(observations.items()))
+        is_float = spec.dtype == "float32" or self._encodings[name].has_statistics
+        is_plain = self._encodings[name].kind == "vector" and is_float and len(spec.shape) == 1
+        self.plain_leaf = name if is_plain and len(observations) == 1 else None
+        """The name of the only leaf, if it is a vector of floats, or of numbers of which the
+        normaliser makes floats, so that it needs no conversion."""
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         parts: list[Tensor] = [
@@ -193,12 +205,13 @@ class Vector(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _vector(self, i: int, name: str, x: Tensor) -> Tensor:
-        spec = self._specs[name]
-        if spec.categories is not None:
-            block: Tensor = self.one_hot[str(i)](x)
+        encoding = self._encodings[name]
+        if encoding.kind == "codes":
+            block: Tensor = self.codes[str(i)](x - encoding.first if encoding.first else x)
             return block
-        flat = x.reshape(-1, math.prod(spec.shape))
-        return flat / 255.0 if flat.dtype == torch.uint8 else flat.float()
+        flat = x.reshape(-1, math.prod(self._specs[name].shape)).float()
+        scaled = encoding.has_statistics or encoding.factor == 1.0
+        return flat if scaled else flat / (1.0 / encoding.factor)
 
 
 class MLP(Dense):
@@ -208,7 +221,7 @@ class MLP(Dense):
     def __init__(self, observations: Mapping[str, ArraySpec], config: ModelConfig) -> None:
         if not observations:
             raise ConfigError("the environment's observation has no leaf that a model could see")
-        vector = Vector(observations)
+        vector = Vector(observations, config)
         act = activation(config.activation, "tanh")
         norm = config.layer_norm
         super().__init__(vector.out_features, config.hidden_sizes, act, layer_norm=norm)

@@ -115,7 +115,7 @@ class MlpPass:
         if self._scale is None or self._shift is None:
             inputs[...] = x.T
         else:
-            np.multiply(x.T, self._scale, out=inputs)
+            np.multiply(x.T, self._scale, out=inputs, dtype=np.float32, casting="unsafe")
             np.add(inputs, self._shift, out=inputs)
             np.maximum(inputs, _LOW, out=inputs)
             np.minimum(inputs, _HIGH, out=inputs)
@@ -158,8 +158,8 @@ class _Workspace(NamedTuple):
 
 
 def has_pass(model: ActorCritic) -> bool:
-    """Return whether `MlpPass` can compute the outputs of ``model``: an MLP of one float32 vector,
-    with tanh or relu, without LayerNorm and a core, in float32 on the CPU."""
+    """Return whether `MlpPass` can compute the outputs of ``model``: an MLP of one vector of
+    numbers, with tanh or relu, without LayerNorm and a core, in float32 on the CPU."""
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]
     return type(model) is ActorCritic and all(map(_is_plain, trunks))
 

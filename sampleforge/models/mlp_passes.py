@@ -151,9 +151,9 @@ def passes_of(model: nn.Module) -> ActorCriticPasses | None:
     """Return the passes of ``model`` by hand, or None if there are none for it.
 
     There are for an actor-critic with MLP encoders of tanh, relu or elu layers, without LayerNorm
-    and with at most `MOST_INPUTS` inputs, without a recurrent core, in float32, all of whose
-    parameters are trained and flat (`sampleforge.algos.flat_parameters`), and whose passes are not
-    compiled."""
+    and embeddings and with at most `MOST_INPUTS` inputs, without a recurrent core, in float32, all
+    of whose parameters are trained and flat (`sampleforge.algos.flat_parameters`), and whose passes
+    are not compiled."""
     if type(model) is not ActorCritic or "forward" in vars(model):
         return None
     trunks = [trunk for trunk in (model.actor, model.critic) if trunk is not None]
@@ -232,8 +232,8 @@ def _is_known(trunk: Trunk) -> bool:
     encoder = trunk.encoder
     if type(encoder) is not MLP or trunk.core is not None or derivative(encoder.act) is None:
         return False
-    if encoder.norms is not None:
-        return False
+    if encoder.norms is not None or any(True for _ in encoder.vector.parameters()):
+        return False  # embeddings are trained as well
     return encoder.vector.out_features <= MOST_INPUTS
 
 

@@ -3,6 +3,7 @@ forward pass."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,35 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from sampleforge.config import ConfigError
+from sampleforge.encoding import Encoding, describe
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import is_channel_last, is_image
 from sampleforge.ops.running_stats import Gather, Moments, alone, merge, moments, over_ranks
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
 CLIP = 10.0
 """Normalised observations are clipped to +- this."""
-IMAGE_INTERVAL = 61
-"""Of so many images in a row, one is counted: a batch has thousands, and 28 thousand numbers each.
-A prime, so that the images of a batch are of different rows."""
+MANY_NUMBERS = 4096
+"""Numbers of a leaf above which it counts as large, as images are: 28 thousand each."""
+LARGE_INTERVAL = 61
+"""Of so many large leaves in a row, one is counted: a batch has thousands. A prime, so that those
+of a batch are of different rows."""
 
 
 def normalised_leaves(
     observations: Mapping[str, ArraySpec], config: ModelConfig
 ) -> dict[str, ArraySpec]:
-    """Return the leaves that are normalised: of floats or bytes, images by
-    ``config.normalise_images``, others by ``config.normalise_observations``. Categories and masks
-    have their scale already.
+    """Return the leaves that are normalised by statistics: pixels by ``config.normalise_images``,
+    vectors by ``config.normalise_observations``; see `sampleforge.encoding`.
 
     Bytes that are not an image may be codes of a grid, from 0 to 10. Divided by 255 they would all
     look alike (MiniGrid-Empty-5x5 as bytes, 38k env steps: return .73; normalised .95).
     """
+    found = config.encodings(observations)
     return {
         name: spec
         for name, spec in observations.items()
-        if spec.dtype.startswith(("float", "uint8"))
-        and spec.categories is None
-        and (config.normalise_images if is_image(spec) else config.normalise_observations)
-        and name != ACTION_MASK
+        if found[name].has_statistics and name != ACTION_MASK
     }
 
 
@@ -46,40 +46,40 @@ def make_normaliser(
     observations: Mapping[str, ArraySpec], config: ModelConfig
 ) -> ObservationNormaliser | None:
     """Return the normaliser of `normalised_leaves`, None if there are none. Raises ConfigError if
-    images are to be normalised and no leaf is one of bytes or floats."""
-    leaves = normalised_leaves(observations, config)
-    if config.normalise_images and not any(map(is_image, leaves.values())):
-        shapes = {name: (spec.shape, spec.dtype) for name, spec in observations.items()}
+    images are to be normalised and no leaf is encoded as pixels."""
+    leaves, found = normalised_leaves(observations, config), config.encodings(observations)
+    if config.normalise_images and not any(found[name].is_convolved for name in leaves):
+        lines = [describe(name, spec, found[name]) for name, spec in observations.items()]
         raise ConfigError(
-            "--model.normalise-images: no observation leaf is an image of bytes or floats (rank 3, "
-            f"at least 8x8 pixels): {shapes}; leave the flag out"
+            "--model.normalise-images: no observation leaf is encoded as pixels "
+            f"({'; '.join(lines)}); leave the flag out, or use --model.encode LEAF=pixels"
         )
-    return ObservationNormaliser(leaves) if leaves else None
+    return ObservationNormaliser(leaves, found) if leaves else None
 
 
 def counted(x: Tensor, spec: ArraySpec) -> Tensor:
-    """Return the rows of ``x`` [N, ...] that the statistics of a leaf count: of images one in
-    `IMAGE_INTERVAL`, else all."""
-    return x[::IMAGE_INTERVAL] if is_image(spec) else x
+    """Return the rows of ``x`` [N, ...] that the statistics of a leaf count: of one that
+    `MANY_NUMBERS` calls large one in `LARGE_INTERVAL`, else all."""
+    return x[::LARGE_INTERVAL] if math.prod(spec.shape) > MANY_NUMBERS else x
 
 
 class ObservationNormaliser(nn.Module):
     """Computes (x - mean) / std, clipped to +- 10, for some leaves of the observations.
 
     The statistics are buffers: they are published with the weights and saved in checkpoints. Only
-    `update` and `merge` change them, which the learner calls. Before that the normaliser clips and
-    divides bytes by 255. The standard deviation of bytes counts as at least 1, the step between
-    two values, because many elements of a grid hardly ever change.
+    `update` and `merge` change them, which the learner calls. Before that the normaliser clips, and
+    divides bytes by their largest bound. The standard deviation of integers counts as at least 1,
+    the step between two values, because many elements of a grid hardly ever change.
     """
 
-    def __init__(self, leaves: Mapping[str, ArraySpec]) -> None:
+    def __init__(self, leaves: Mapping[str, ArraySpec], encodings: Mapping[str, Encoding]) -> None:
         super().__init__()
         self.leaves = nn.ModuleDict()
         self._specs = dict(leaves)
         self._by_name: list[tuple[str, LeafNormaliser]] = []
         for name, spec in leaves.items():
-            kind = ImageNormaliser if is_image(spec) else LeafNormaliser
-            leaf = kind(spec.shape, of_bytes=spec.dtype == "uint8")
+            kind = ImageNormaliser if encodings[name].is_convolved else LeafNormaliser
+            leaf = kind(spec, encodings[name])
             self.leaves[name.replace(".", "/")] = leaf  # a module's name may not hold a dot
             self._by_name.append((name, leaf))
 
@@ -98,13 +98,13 @@ class ObservationNormaliser(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *more: Any, **named: Any
     ) -> None:
-        for name, leaf in self._by_name:
+        for name in self._specs:
             stored = f"{prefix}leaves.{name.replace('.', '/')}.count"
-            if leaf.of_bytes and stored not in state_dict:
+            if stored not in state_dict:
                 raise ConfigError(
-                    "the checkpoint was written by a version that divided the bytes of "
-                    f"observation leaf {name!r} by 255, and this one normalises them by mean and "
-                    "deviation, so its weights do not fit; train anew in another --run-dir"
+                    "the checkpoint was written by a version that did not normalise observation "
+                    f"leaf {name!r}, and this one does, by mean and deviation, so its weights do "
+                    "not fit; train anew in another --run-dir"
                 )
         super()._load_from_state_dict(state_dict, prefix, *more, **named)
 
@@ -137,13 +137,16 @@ class LeafNormaliser(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, shape: tuple[int, ...], of_bytes: bool = False) -> None:
+    def __init__(self, spec: ArraySpec, encoding: Encoding) -> None:
         super().__init__()
-        self.of_bytes = of_bytes
+        shape = spec.shape
+        self.channel_last = encoding.channel_last
+        self.of_bytes = spec.dtype == "uint8"
+        self.of_integers = not spec.dtype.startswith("float")
         self.register_buffer("total_mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("total_var", torch.ones(shape, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("scale", torch.full(shape, 1 / 255 if of_bytes else 1.0))
+        self.register_buffer("scale", torch.full(shape, encoding.factor))
         self.register_buffer("shift", torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,7 +156,7 @@ class LeafNormaliser(nn.Module):
 
     def merge(self, more: Moments) -> None:
         total = merge(Moments(self.total_mean, self.total_var, self.count), more)
-        scale = (total.var.clamp(min=1.0) if self.of_bytes else total.var + 1e-8).rsqrt()
+        scale = (total.var.clamp(min=1.0) if self.of_integers else total.var + 1e-8).rsqrt()
         some = total.count > 0  # else nothing changes; decided on the device, without waiting
         for buffer, value in (
             (self.total_mean, total.mean),
@@ -166,7 +169,7 @@ class LeafNormaliser(nn.Module):
 
 
 class ImageNormaliser(LeafNormaliser):
-    """Normalises images [..., C, H, W] or [..., H, W, C], each pixel by its own mean and deviation.
+    """Normalises images of any layout, each pixel by its own mean and deviation.
 
     What never changes, most of a game's screen, becomes 0, and what is seldom there, as Pong's
     ball, stands out. Used for Atari by rl_games (https://github.com/Denys88/rl_games).
@@ -178,8 +181,8 @@ class ImageNormaliser(LeafNormaliser):
         dtype = torch.get_autocast_dtype(device) if has_autocast else torch.float32
         inner = dtype if self.of_bytes else torch.float32
         # The channels last in memory, as encoders want them; bytes have the least to move.
-        is_last = is_channel_last(tuple(self.shift.shape))
-        layout = torch.contiguous_format if is_last else torch.channels_last
+        plain = self.channel_last or self.shift.ndim != 3
+        layout = torch.contiguous_format if plain else torch.channels_last
         # (x - level) * scale + rest, where level is the mean, rounded. bfloat16 holds bytes and
         # their differences exactly, so its errors are relative to the result. Those of
         # x * scale + shift are up to half a deviation for pixels that hardly ever change, and jump
@@ -189,7 +192,7 @@ class ImageNormaliser(LeafNormaliser):
             one.unsqueeze(0).to(inner).contiguous(memory_format=layout)
             for one in (level, self.scale, torch.addcmul(self.shift, level, self.scale))
         )
-        y = x.flatten(0, -4).contiguous(memory_format=layout).to(inner, copy=True)
+        y = x.flatten(0, -1 - self.shift.ndim).contiguous(memory_format=layout).to(inner, copy=True)
         # In place: for 256 images of 84x84x4, 42 us each in bfloat16.
         torch.addcmul(rest, y.sub_(level), scale, out=y).clamp_(-CLIP, CLIP)
         return y.to(dtype).view(x.shape)

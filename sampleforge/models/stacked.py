@@ -71,7 +71,7 @@ class StackedActors:
         x = obs[name]
         if self._is_normalised:
             scale, shift = next(own), next(own)
-            x = torch.addcmul(shift, x, scale).clamp_(-CLIP, CLIP)
+            x = torch.addcmul(shift, x.float(), scale).clamp_(-CLIP, CLIP)
         x = x.unsqueeze(1)
         for _ in self._encoder.layers:
             x = self._encoder.act(torch.baddbmm(next(own), x, next(own)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sampleforge import __version__
+from sampleforge.encoding import lines
 from sampleforge.folder.line_file import LineFile
 from sampleforge.reporting.progress import number
 
@@ -76,9 +77,9 @@ def opening(
     spec: EnvSpec,
     resumed: int | None,
 ) -> list[tuple[str, Level]]:
-    """Return the messages before training starts, each with its level: the plan, its reason, a
-    warning of bf16 that is emulated, and the wiring, which is shown on the screen only with --debug
-    (log.txt always has it).
+    """Return the messages before training starts, each with its level: the plan, its reason, how
+    each observation leaf is encoded, a warning of bf16 that is emulated, and the wiring, which is
+    shown on the screen only with --debug (log.txt always has it).
     ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
     from sampleforge.runtime.machine import has_bf16
 
@@ -86,6 +87,8 @@ def opening(
         (plan_line(config, plan), "info"),
         (reason_line(config, plan, spec), "info"),
     ]
+    encoded = lines(spec, config.model.encodings, config.model.encoder)
+    messages += [(f"Observation {line}", "info") for line in encoded]
     if plan.precision == "bf16" and not has_bf16(plan.device):
         messages.append((EMULATED_BF16, "warning"))
     if spec.frame_skip != 1:

@@ -13,7 +13,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.sampler_plan import Plan, has_image
+from sampleforge.topologies.sampler_plan import Plan
 
 WAITS = 0.15
 """Fraction of its time from which on a process counts as waiting for another process."""
@@ -91,7 +91,7 @@ class BenchmarkContext:
             learner_threads=plan.learner_threads,
             synchronous=any(group.synchronous for group in groups),
             sampler_only=config.sampler_only,
-            bf16_may_pay=has_image(spec) and has_bf16(plan.device),
+            bf16_may_pay=config.model.has_pixels(spec.observations) and has_bf16(plan.device),
             cores=len(available_cores()),
             minibatch_size=has.get("minibatch_size"),
             ranks=bool(graph.having("rank")),

@@ -17,12 +17,12 @@ import dataclasses
 import math
 from typing import Any
 
-from sampleforge.models.encoders import has_image as is_convolutional
+from sampleforge.encoding import check_leaves
 from sampleforge.runtime.processes import available_cores
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
-from sampleforge.topologies.sampler_plan import MIN_BATCH, has_image
+from sampleforge.topologies.sampler_plan import MIN_BATCH
 
 BATCH = 2048
 """Env steps of an on-policy batch, over all env rows of the run."""
@@ -86,6 +86,7 @@ ROLLOUT_OF_IMAGES = 128
 def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     """Return ``config`` with its unset fields resolved as far as their defaults depend on the
     environment; see the head of this file."""
+    check_leaves(config.model.encode, spec)
     settings = _settings(config, spec)
     values = _values(settings, spec)
     chosen = {name: value for name, value in values.items() if getattr(config, name) is None}
@@ -99,7 +100,7 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
             config, minibatch_size=_minibatch(config, settings, spec.num_agents)
         )
     if config.model.separate_critic is None:
-        separate = not is_convolutional(spec.observations) and config.model.core == "none"
+        separate = not config.model.has_convolved(spec.observations) and config.model.core == "none"
         model = dataclasses.replace(config.model, separate_critic=separate)
         config = dataclasses.replace(config, model=model)
     return config
@@ -108,7 +109,8 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
 def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     """Return a line with the chosen settings and the reason; ``config`` is resolved."""
     settings = _settings(config, spec)
-    kind = "images" if has_image(spec) else "no images"
+    planes = "planes" if config.model.has_convolved(spec.observations) else "no images"
+    kind = "images" if config.model.has_pixels(spec.observations) else planes
     if settings is ASYNCHRONOUS:
         why = f"{kind}, variable experience" if config.variable_experience else kind
         mode = f"Sampling continues while the learner trains ({why})"
@@ -124,15 +126,17 @@ def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
 
 
 def _settings(config: PpoConfig, spec: EnvSpec) -> dict[str, Any]:
-    on_policy = ON_POLICY_GRIDS if is_convolutional(spec.observations) else ON_POLICY
+    model, leaves = config.model, spec.observations
+    pixels = model.has_pixels(leaves)
+    on_policy = ON_POLICY_GRIDS if model.has_convolved(leaves) else ON_POLICY
     if isinstance(config, DdppoConfig):
-        return RANKS_WITH_IMAGES if has_image(spec) else on_policy
+        return RANKS_WITH_IMAGES if pixels else on_policy
     asynchronous = config.async_rl
     if asynchronous is None:
-        asynchronous = has_image(spec) or config.sampler_only or config.variable_experience
+        asynchronous = pixels or config.sampler_only or config.variable_experience
     if asynchronous:
         return ASYNCHRONOUS
-    return ON_POLICY_IMAGES if has_image(spec) else on_policy
+    return ON_POLICY_IMAGES if pixels else on_policy
 
 
 def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:

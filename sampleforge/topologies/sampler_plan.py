@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
-from sampleforge.models.encoders import has_image as is_convolutional
 from sampleforge.ops.distributions import action_layout
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.config import RunConfig
@@ -138,7 +137,7 @@ def plan_sampler(
             "together; leave it out"
         )
     cores = len(available_cores())
-    image = has_image(spec)
+    image = config.model.has_pixels(spec.observations)
     workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
     inference, why = _inference(config, device)
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
@@ -201,18 +200,13 @@ def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
     return spec.asynchronous and cores >= 2 * workers
 
 
-def has_image(spec: EnvSpec) -> bool:
-    """Return whether an observation leaf is an image of pixels."""
-    return any(leaf.is_image for leaf in spec.observations.values())
-
-
 def learner_threads(model: ModelConfig, spec: EnvSpec, cores: int) -> int:
     """Return the default number of threads of a learner that has ``cores`` to itself: one per core
     for pixels, up to `MOST_THREADS_OF_PLANES` for other convolutions (MinAtar with two threads: 1.6
     times as fast), and one for an MLP, whose layers are too small to be divided."""
-    if has_image(spec):
+    if model.has_pixels(spec.observations):
         return max(1, cores)
-    if is_convolutional(spec.observations) and model.encoder != "mlp":
+    if model.has_convolved(spec.observations) and model.encoder != "mlp":
         return max(1, min(cores, MOST_THREADS_OF_PLANES))
     return 1
 

@@ -15,7 +15,7 @@ from tests.support import REPO
 from tests.support.imports import Import, imports_of
 
 FLOORS = {
-    0: "ops runtime config spec",
+    0: "ops runtime config encoding spec",
     1: "shared",
     2: "models env rollouts replay distributed offline",
     3: "algos",

@@ -54,7 +54,7 @@ def test_codes_are_one_hot_and_no_image(view: int) -> None:
     """Nine cells are as wide as an image may be, and are none: no CNN, no division by 255."""
     found = spec("MiniGrid-Empty-8x8-v0", agent_view_size=view)
     image = found.observations["image"]
-    assert (image.shape, image.dtype, image.is_image) == ((view, view, 3), "uint8", False)
+    assert (image.shape, image.dtype) == ((view, view, 3), "uint8")
     config = resolve_encoder(ModelConfig(), found.observations)
     assert config.encoder == "mlp"
     encoder: Any = make_model(config, found.observations, found.actions).actor.encoder

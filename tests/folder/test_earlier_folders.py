@@ -58,8 +58,8 @@ def learning(fields: dict[str, Any]) -> dict[str, Any]:
 
 def of_later_features(cls: type[AnyConfig]) -> dict[str, Any]:
     """The defaults of the fields about several policies, callbacks, variable experience, the
-    schedule of the bonus, LayerNorm and normalised images, which these folders do not have (of
-    those of ranks, not the first)."""
+    schedule of the bonus, LayerNorm, normalised images and embeddings, which these folders do not
+    have (of those of ranks, not the first)."""
     parts = [part for part in (PoliciesConfig, PbtConfig) if issubclass(cls, part)]
     names = {
         "callbacks",
@@ -67,6 +67,7 @@ def of_later_features(cls: type[AnyConfig]) -> dict[str, Any]:
         "exploration_schedule",
         "model.layer_norm",
         "model.normalise_images",
+        "model.embedding_size",
         *(f.name for part in parts for f in dataclasses.fields(part)),
     }
     return learning({n: value for n, value in flat_fields(cls()).items() if n in names})
@@ -83,6 +84,8 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
             **of_later_features(type(config)),
             "noise_correlation": 0.0,
             "advantage_floor": 0.0,
+            "model.encode": None,
+            "model.embed_above": None,
             "rescale_actions": False,
             **whole,
         }
@@ -135,7 +138,8 @@ def test_an_earlier_config_file_means_what_it_meant(folder: RunFolder, algo: str
     config = parse_config(algo, ["--config", str(folder.config_file)])
     found = learning(flat_fields(resolve_defaults(config, spec_of(config))))
     whole = None if stored["async_rl"] else stored["batch_size"]
-    since = {"noise_correlation": 0.0, "advantage_floor": 0.0, "rescale_actions": False}
+    since: dict[str, Any] = {"noise_correlation": 0.0, "advantage_floor": 0.0}
+    since |= {"rescale_actions": False, "model.encode": None, "model.embed_above": None}
     since |= of_later_features(ALGOS[algo])
     assert found == learning({**stored, **since, "minibatch_size": whole})
 

@@ -22,9 +22,8 @@ from sampleforge.models.mlp_pass import has_pass
 from sampleforge.models.mlp_passes import passes_of
 from sampleforge.models.normaliser import (
     CLIP,
-    IMAGE_INTERVAL,
-    ObservationNormaliser,
-    normalised_leaves,
+    LARGE_INTERVAL,
+    make_normaliser,
 )
 from sampleforge.models.registry import make_model, register_encoder, resolve_encoder
 from sampleforge.models.stacked import is_stackable
@@ -282,7 +281,7 @@ def test_vector_of_categories_bytes_and_numbers() -> None:
         "b": torch.tensor([[255], [51]], dtype=torch.uint8),
         "f": torch.tensor([[[0.5, -1.0]], [[2.0, 3.0]]], dtype=torch.float64),
     }
-    vector = Vector(specs)
+    vector = Vector(specs, ModelConfig(normalise_observations=False))
     found = vector(leaves)
     assert found.dtype == torch.float32 and vector.out_features == 10
     assert found.tolist() == pytest.approx(
@@ -291,8 +290,8 @@ def test_vector_of_categories_bytes_and_numbers() -> None:
 
 
 def test_normaliser_counts_what_it_saw_and_changes_in_update_only() -> None:
-    leaves = normalised_leaves(observation_specs(NESTED), ModelConfig())
-    normaliser = ObservationNormaliser(leaves)
+    normaliser = make_normaliser(observation_specs(NESTED), ModelConfig())
+    assert normaliser is not None
     normalised = {"arm.position", "bytes"}
     assert {name.replace("/", ".") for name in normaliser.leaves} == normalised
     total = 0
@@ -311,7 +310,8 @@ def test_normaliser_counts_what_it_saw_and_changes_in_update_only() -> None:
 
 
 def test_normaliser_normalises_and_clips() -> None:
-    normaliser = ObservationNormaliser({"obs": ArraySpec((2,), "float32")})
+    normaliser = make_normaliser({"obs": ArraySpec((2,), "float32")}, ModelConfig())
+    assert normaliser is not None
     x = torch.randn(1000, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([50.0, -2.0])
     normaliser.update({"obs": x})
     y = normaliser({"obs": x})["obs"]
@@ -337,7 +337,7 @@ def test_bytes_that_are_no_image_are_normalised() -> None:
 def test_weights_for_bytes_divided_by_255_are_refused() -> None:
     space = spaces.Box(0, 255, (6,), np.uint8)
     before = model_of(space, normalise_observations=False)  # what was built for bytes before
-    with pytest.raises(ConfigError, match="bytes of observation leaf 'obs' by 255"):
+    with pytest.raises(ConfigError, match="did not normalise observation leaf 'obs'"):
         model_of(space).load_state_dict(before.state_dict())
     before.load_state_dict(model_of(space, normalise_observations=False).state_dict())
 
@@ -351,10 +351,11 @@ def test_images_alone_need_no_normaliser() -> None:
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 @pytest.mark.parametrize("has_autocast", [False, True])
 def test_pixels_are_normalised_each_by_its_own_statistics(
-    shape: tuple[int, ...], kind: Any, has_autocast: bool
+    shape: tuple[int, ...], kind: Any, has_autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over every 61st image, whatever the axes before the image and the order of its own, and in
-    autocast's dtype, which the convolutions take."""
+    """Over every 61st large image, whatever the axes before the image and the order of its own, and
+    in autocast's dtype, which the convolutions take."""
+    monkeypatch.setattr("sampleforge.models.normaliser.MANY_NUMBERS", 100)
     scale = 1 if kind is np.uint8 else 0.01
     model = model_of(
         spaces.Box(0, 255, shape, kind), normalise_images=True, normalise_observations=False
@@ -366,11 +367,11 @@ def test_pixels_are_normalised_each_by_its_own_statistics(
     images[61, 0, 0, 0] = 200  # hardly ever there
     images = images.to(torch.uint8) if kind is np.uint8 else images * scale
     model.normaliser.update({"obs": images})
-    seen = images[::IMAGE_INTERVAL].double()
+    seen = images[::LARGE_INTERVAL].double()
     least = 1.0 if kind is np.uint8 else 0.0
     expected = (images - seen.mean(0)) / seen.std(0, correction=0).clamp(min=least)
     expected = expected.clamp(-CLIP, CLIP).float()
-    assert expected.abs().max() > 5 and expected[::IMAGE_INTERVAL].std(0).min() > 0.9
+    assert expected.abs().max() > 5 and expected[::LARGE_INTERVAL].std(0).min() > 0.9
     rollout = images[:2400].unflatten(0, (60, 40))
     before = rollout.clone()
     with torch.autocast("cpu", enabled=has_autocast, dtype=torch.bfloat16):
@@ -383,22 +384,29 @@ def test_pixels_are_normalised_each_by_its_own_statistics(
     assert torch.equal(rollout, before), "the images themselves stay"
 
 
-def test_pixels_that_hardly_ever_change_stay_at_zero_under_autocast() -> None:
+def test_pixels_that_hardly_ever_change_stay_at_zero_under_autocast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A background that is not at 0, and that moves with the statistics, drowns a small ball."""
-    normaliser = ObservationNormaliser({"obs": ArraySpec((4, 12, 12), "uint8")})
+    monkeypatch.setattr("sampleforge.models.normaliser.MANY_NUMBERS", 100)
+    spec = ArraySpec((4, 12, 12), "uint8")
+    normaliser = make_normaliser({"obs": spec}, ModelConfig(normalise_images=True))
+    assert normaliser is not None
     background = torch.randint(0, 255, (4, 12, 12), dtype=torch.uint8)
     images = background.repeat(4000, 1, 1, 1)
-    images[: 12 * IMAGE_INTERVAL] += 1
+    images[: 12 * LARGE_INTERVAL] += 1
     normaliser.update({"obs": images})
     with torch.autocast("cpu", dtype=torch.bfloat16):
         normal = normaliser({"obs": images[-1:]})["obs"].float()
-    mean = images[::IMAGE_INTERVAL].double().mean(0)
+    mean = images[::LARGE_INTERVAL].double().mean(0)
     assert (normal[0] - (background.double() - mean).float()).abs().max() < 1e-2
 
 
 def test_normalised_images_are_laid_out_once_for_the_convolutions() -> None:
     for shape, order in (((4, 12, 12), (0, 1, 2, 3)), ((12, 12, 4), (0, 3, 1, 2))):
-        normaliser = ObservationNormaliser({"obs": ArraySpec(shape, "uint8")})
+        config = ModelConfig(normalise_images=True)
+        normaliser = make_normaliser({"obs": ArraySpec(shape, "uint8")}, config)
+        assert normaliser is not None
         images = torch.zeros((5, 6, *shape), dtype=torch.uint8)
         flat = normaliser({"obs": images})["obs"].flatten(0, 1).permute(order)
         assert flat.shape[1] == 4 and flat.is_contiguous(memory_format=torch.channels_last)
@@ -406,7 +414,7 @@ def test_normalised_images_are_laid_out_once_for_the_convolutions() -> None:
 
 @pytest.mark.parametrize("space", [VECTOR, spaces.MultiBinary((10, 10, 4))])
 def test_normalising_images_needs_an_image_of_numbers(space: spaces.Space[Any]) -> None:
-    with pytest.raises(ConfigError, match="normalise-images: no observation leaf is an image"):
+    with pytest.raises(ConfigError, match="no observation leaf is encoded as pixels"):
         model_of(space, normalise_images=True)
 
 
@@ -479,7 +487,7 @@ def test_auto_is_resolved_by_the_observations() -> None:
             r"shape \[rows, out_features\], here \[2, 2\], .* returned \[2, 3\]",
         ),
         (f"{__name__}:Flat", "forward fails for observations .*shapes cannot be multiplied"),
-        ("nature_cnn", "no observation leaf is an image"),
+        ("nature_cnn", "no observation leaf is encoded as pixels"),
     ],
 )
 def test_encoders_that_do_not_exist_or_fit_are_refused(encoder: str, message: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.encoding import check_leaves
 from sampleforge.replay.compressed import CompressedFrames, lz4_block, ring_bytes
 from sampleforge.replay.device_frames import frame_places
 from sampleforge.replay.limiter import ItemSteps
@@ -19,7 +20,6 @@ from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.cuda_graphs import check_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
-    has_image,
     plan_sampler,
     recorded_parameters,
 )
@@ -150,8 +150,9 @@ def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
 def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
     """Return ``config`` with its unset fields resolved for the observations and the core, and with
     a rollout of whole strides of sequences."""
+    check_leaves(config.model.encode, spec)
     sequences = config.sequences
-    image, core = has_image(spec), sequences is not None
+    image, core = config.model.has_pixels(spec.observations), sequences is not None
     defaults = _PRIORITIES | (_FOR_IMAGES if image else _FOR_VECTORS)
     defaults |= _WITH_CORE if core else _WITHOUT_CORE
     if image and core:
@@ -182,7 +183,7 @@ def _atom_range(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
         return {}
     paper = {"v_min": -10.0, "v_max": 10.0}
     unset = {name: end for name, end in paper.items() if getattr(config, name) is None}
-    if unset and not has_image(spec):
+    if unset and not config.model.has_pixels(spec.observations):
         raise ConfigError(
             f"--value-distribution c51: {' and '.join(map(_flag, unset))} "
             f"{'is' if len(unset) == 1 else 'are'} missing, and the range of the returns of "

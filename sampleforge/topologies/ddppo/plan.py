@@ -16,7 +16,6 @@ from sampleforge.topologies.sampler_plan import (
     check_memory,
     check_minibatch,
     choose_precision,
-    has_image,
     learner_threads,
     overlaps_inline,
     recorded_parameters,
@@ -52,7 +51,9 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     # The slots that are filled, and one more that each split may be writing; see `VariableActor`.
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
     shape = slot_shape(config, spec, envs // splits, ranks)
-    precision, why_precision = choose_precision(config, device, has_image(spec))
+    precision, why_precision = choose_precision(
+        config, device, config.model.has_pixels(spec.observations)
+    )
     threads = learner_threads(config.model, spec, 1 if config.serial else cores // here)
     plan = Plan(
         num_workers=ranks,
@@ -88,7 +89,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
 def acts_on_device(config: DdppoConfig, plan: Plan, spec: EnvSpec) -> bool:
     """Return whether the ranks compute actions on their GPUs: for images, except with variable
     experience, whose rows ask for actions one by one."""
-    images = plan.device.startswith("cuda") and has_image(spec)
+    images = plan.device.startswith("cuda") and config.model.has_pixels(spec.observations)
     return images and not config.variable_experience
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from sampleforge.config import ConfigError, typed
+from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import human_bytes, memory_available
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import MarwilConfig
 from sampleforge.topologies.datasets import open_datasets
-from sampleforge.topologies.sampler_plan import choose_precision, has_image, learner_threads
+from sampleforge.topologies.sampler_plan import choose_precision, learner_threads
 
 BATCH, BATCH_OF_IMAGES = 256, 512
 """Recorded env steps of a gradient step."""
@@ -66,7 +67,8 @@ class MarwilPlan:
 
 def resolve_defaults(config: MarwilConfig, spec: EnvSpec) -> MarwilConfig:
     """Return ``config`` with its unset fields resolved for the environment."""
-    image, recurrent = has_image(spec), config.model.core != "none"
+    check_leaves(config.model.encode, spec)
+    image, recurrent = config.model.has_pixels(spec.observations), config.model.core != "none"
     defaults: dict[str, Any] = {
         "batch_size": BATCH_OF_IMAGES if image else BATCH,
         "learning_rate": 3e-4 if image else 1e-3,
@@ -105,7 +107,7 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
             f"--batch-size {asked}: a batch needs a row of each of the {len(datasets)} datasets; "
             f"use at least {len(datasets) * length}"
         )
-    precision, why = choose_precision(config, device, has_image(spec))
+    precision, why = choose_precision(config, device, config.model.has_pixels(spec.observations))
     cores = 1 if config.serial else len(available_cores())
     return MarwilPlan(
         device=device,
