@@ -18,7 +18,14 @@ from sampleforge.algos.captured import CapturedWork, Graphs
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
 from sampleforge.algos.dqn import DqnOutput, dqn_gradient, dqn_loss
-from sampleforge.algos.flat_parameters import Adam, FlatParameters, Optimiser, RmsProp, flatten
+from sampleforge.algos.flat_parameters import (
+    Adam,
+    FlatParameters,
+    Frozen,
+    Optimiser,
+    RmsProp,
+    flatten,
+)
 from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner_state import (
     Tensors,
@@ -99,6 +106,7 @@ class DqnLearner:
         self._precision = precision
         self.averaging = averaging or Local()
         self._flat = flatten(self.model)
+        self._frozen = Frozen(self.model)
         self.averaging.follow(self._flat)
         self._optimiser = _make_optimiser(self._flat, config)
         self._is_noisy = bool(noisy_layers(self.model))
@@ -114,6 +122,7 @@ class DqnLearner:
         ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
         the training that is done; it drives the linear schedule. A step whose gradient is not
         finite is skipped and counted."""
+        self._frozen.check()
         config = self._config
         batch = self._in_units(batch.to(self._device))
         if self._graphed is None:

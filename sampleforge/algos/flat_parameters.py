@@ -81,6 +81,31 @@ class FlatParameters:
         return norm
 
 
+class Frozen:
+    """Which parameters of a model are trained, as of now: it cannot be changed once they are
+    flat."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._trained = self._now()
+        self._names = [name for name, _ in model.named_parameters()]
+
+    def _now(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self._parameters]
+
+    def check(self) -> None:
+        """Raise RuntimeError if a parameter was frozen, or is trained again, since."""
+        now = self._now()
+        if now == self._trained:
+            return
+        changed = [n for n, a, b in zip(self._names, self._trained, now, strict=True) if a != b]
+        raise RuntimeError(
+            f"requires_grad of {', '.join(changed)} was changed after the learner was made, where "
+            "it has no effect: freeze parameters in the constructor of an encoder of your own, "
+            "such as a class derived from a built-in one (--model.encoder package.module:Class)"
+        )
+
+
 def flatten(model: nn.Module) -> FlatParameters:
     """Return the trainable parameters of a model, flat from now on.
 

@@ -21,7 +21,7 @@ from sampleforge.algos.experience import (
     minibatch_positions,
     minibatches,
 )
-from sampleforge.algos.flat_parameters import Adam, flatten
+from sampleforge.algos.flat_parameters import Adam, Frozen, flatten
 from sampleforge.algos.graphed_steps import GraphedSteps
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner_state import (
@@ -118,6 +118,7 @@ class Learner:
         self._share = share
         self._averaging = averaging or Local()
         self._flat = flatten(self.model)
+        self._frozen = Frozen(self.model)
         self._averaging.follow(self._flat)
         self._gather: Gather = alone if self._averaging.solo else self._averaging.all_gather
         self._optimiser = Adam(self._flat, config.adam_betas, config.adam_eps)
@@ -139,6 +140,7 @@ class Learner:
         Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
         the values at sampling; it is left out where the value targets do not vary.
         """
+        self._frozen.check()
         falls = self._config.lr_schedule == "linear"
         if falls or self._loss.is_scheduled:
             progress = float(self._averaging.all_gather(torch.tensor([progress])).max())

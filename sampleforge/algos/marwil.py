@@ -12,7 +12,7 @@ import torch
 from sampleforge.algos.appo import LossOutput
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import ImitationConfig
-from sampleforge.algos.flat_parameters import Adam, flatten
+from sampleforge.algos.flat_parameters import Adam, Frozen, flatten
 from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner import to_floats
 from sampleforge.algos.learner_state import (
@@ -126,6 +126,7 @@ class MarwilLearner:
         self._precision = precision
         self._averaging = averaging or Local()
         self._flat = flatten(self.model)
+        self._frozen = Frozen(self.model)
         self._averaging.follow(self._flat)
         self._optimiser = Adam(self._flat, (0.9, 0.999), config.adam_eps)
         self._square = torch.zeros((), dtype=torch.float64, device=device)
@@ -153,6 +154,7 @@ class MarwilLearner:
 
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
         schedule. A step whose gradient is not finite is skipped and counted."""
+        self._frozen.check()
         config = self._config
         batch = batch.to(self._device)
         self.model.train()

@@ -13,8 +13,26 @@ if TYPE_CHECKING:
 
 
 class Learned(Callback):
-    """Ends a run of which no update was applied, at its last report, with DivergedError; warns at
-    its end of a run without an update. Every session has one."""
+    """Warns of a run that ends before its first update, at its start if that is known then, and at
+    its end. Ends a run of which no update was applied, at its last report, with DivergedError.
+    Every session has one."""
+
+    def on_start(self, session: Session) -> None:
+        config, progress = session.resolved, session.graph.progress
+        limit, from_data = config.train_for_env_steps, getattr(config, "datasets", ())
+        resumes_replay = session.opened.earlier and getattr(config, "save_replay", False)
+        if limit is None or _learns_nothing(session) or from_data or resumes_replay:
+            return
+        if session.graph.having("rank"):
+            return  # ranks end after an update
+        left = limit - progress.env_steps
+        needed, why = min(_first_update(session, policy) for policy in session.roles.trained)
+        if 0 < left < needed:
+            session.message(
+                f"--train-for-env-steps {limit}: nothing will be learned from the {left:,} env "
+                f"steps that are left, because {why}; raise it",
+                "warning",
+            )
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
         if not session.is_ending or session.is_interrupted():
@@ -29,14 +47,15 @@ class Learned(Callback):
                 )
 
     def on_stop(self, session: Session) -> None:
-        config, steps = session.resolved, session.graph.total("env_steps")
-        if session.is_interrupted() or config.sampler_only or config.benchmark or not steps:
+        steps = session.graph.total("env_steps")
+        if session.is_interrupted() or _learns_nothing(session) or not steps:
             return
         for policy in session.statistics.policies:
             if not policy.updates_since_start[0]:
                 session.alert(
                     f"{_subject(session, policy.id)} has learned nothing: there was no update in "
-                    f"{steps:,.0f} env steps ({_needed(session, policy.id)}). Train for longer"
+                    f"{steps:,.0f} env steps ({_first_update(session, policy.id)[1]}). Train for "
+                    "longer"
                 )
 
 
@@ -44,10 +63,16 @@ def _subject(session: Session, policy: str) -> str:
     return "The run" if len(session.statistics.policies) == 1 else policy
 
 
-def _needed(session: Session, policy: str) -> str:
-    """Return what the first update needs, in words."""
+def _learns_nothing(session: Session) -> bool:
+    """Return whether the run is not to learn."""
+    return session.resolved.sampler_only or session.resolved.benchmark
+
+
+def _first_update(session: Session, policy: str) -> tuple[int, str]:
+    """Return the env steps that the first update needs at least, and the reason in words."""
     starts = getattr(session.resolved, "learning_starts", None)
     if starts is not None:
-        return f"learning begins with {starts:,} transitions in the replay, --learning-starts"
+        why = f"learning begins with {starts:,} transitions in the replay (--learning-starts)"
+        return starts, why
     size = session.agents_of(policy).plan.batch_size
-    return f"an update needs a batch of {size:,} env steps, --batch-size"
+    return size, f"an update needs a batch of {size:,} env steps (--batch-size)"

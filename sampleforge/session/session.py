@@ -24,6 +24,7 @@ from sampleforge.session.callback import (
     tell,
 )
 from sampleforge.session.deployment import Deployment, OneMachine
+from sampleforge.session.until_wired import UntilWired
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
 from sampleforge.workers.config import answer_timeout
 
@@ -80,6 +81,15 @@ class Session:
     checkpoints of its own, named by its id, and the names of its metrics begin with ``<id>/``.
     """
 
+    hyperparameters: UntilWired[Mapping[str, Mapping[str, Any]]] = UntilWired({})
+    """Hyperparameters in which a policy that begins differs from the config, by its id."""
+    env_steps_of: UntilWired[Mapping[str, int]] = UntilWired({})
+    """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
+    them."""
+    schedule: UntilWired[tuple[ScheduledChange, ...] | None] = UntilWired(None)
+    """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
+    learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
+
     def __init__(
         self,
         config: AnyConfig,
@@ -108,14 +118,6 @@ class Session:
         self._runner: Runner | None = None
         self._is_open = self._was_started = False
         self._warnings_told: set[str] = set()
-        self.hyperparameters: Mapping[str, Mapping[str, Any]] = {}
-        """Hyperparameters in which a policy that begins differs from the config, by its id."""
-        self.env_steps_of: Mapping[str, int] = {}
-        """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
-        them."""
-        self.schedule: tuple[ScheduledChange, ...] | None = None
-        """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
-        learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
         self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
         self._report_now = False
 
@@ -275,13 +277,16 @@ class Session:
     def _tell_opening(self, config: AnyConfig) -> None:
         """Tell the user how the run begins."""
         from sampleforge.reporting.opening import opening
+        from sampleforge.session.unused import Resolved, crowded, without_effect
         from sampleforge.shared.rings import check_store_order
 
         resumed = self.resume_point.env_steps if self.opened.earlier else None
         for told in opening(self.graph, config, self.plan, self.spec, resumed):
             self.message(*told)
-        if (order := check_store_order()) is not None:
-            self.message(order, "warning")
+        run = Resolved(config, self.plan, self.spec)
+        for warning in (*without_effect(self.asked, run), crowded(run), check_store_order()):
+            if warning is not None:
+                self.message(warning, "warning")
         for text in self._deployment.notices(self):
             self.message(text, "warning")
 

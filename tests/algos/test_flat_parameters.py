@@ -18,6 +18,7 @@ from sampleforge.algos.flat_parameters import (
     load_optimiser,
     optimiser_tensors,
 )
+from tests.support.learners import config, learner_of, model_of, one_batch
 
 TorchOptimiser = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 OPTIMISERS: dict[str, tuple[Callable[[FlatParameters], Optimiser], TorchOptimiser]] = {
@@ -142,3 +143,28 @@ def test_the_gradient_is_clipped_by_its_norm_over_all_parameters(limit: float) -
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         if theirs.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_parameters_that_are_frozen_too_late_are_named_and_not_trained_all_the_same() -> None:
+    made, batch = learner_of(config()), one_batch(config())
+    made.update(batch, 0.0)
+    made.model.actor.encoder.requires_grad_(False)
+    message = r"requires_grad of actor.encoder.weight_0, actor.encoder.bias_0 was changed"
+    with pytest.raises(RuntimeError, match=message):
+        made.update(batch, 0.0)
+    made.model.actor.encoder.requires_grad_(True)
+    made.update(batch, 0.0)
+
+
+def test_parameters_that_were_frozen_before_stay_as_they_are() -> None:
+    model = model_of(config())
+    model.actor.encoder.requires_grad_(False)
+    made = learner_of(config(), model=model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    made.update(one_batch(config()), 0.0)
+    moved = {name for name, tensor in model.state_dict().items() if not tensor.equal(before[name])}
+    assert moved
+    assert not {name for name in moved if name.startswith("actor.encoder")}
+    model.actor.encoder.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"actor\.encoder\.weight_0, actor\.encoder\.bias_0"):
+        made.update(one_batch(config()), 0.0)

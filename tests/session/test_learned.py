@@ -147,7 +147,17 @@ def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None
     assert any(warning.startswith(text) for warning in told.warnings)
 
 
+def test_a_limit_below_the_first_update_is_warned_of_at_the_start(tmp_path: Path) -> None:
+    told = trained(appo(tmp_path, train_for_env_steps=64))
+    assert told.warnings[0] == (
+        "--train-for-env-steps 64: nothing will be learned from the 64 env steps that are left, "
+        "because an update needs a batch of 128 env steps (--batch-size); raise it"
+    )
+
+
 def test_ape_x_that_ends_before_learning_starts_says_so(tmp_path: Path) -> None:
     more = {"learning_starts": 500, "train_for_env_steps": 400, "rollout": 8}
     told = trained(ApexConfig(**{**SERIAL, "run_dir": str(tmp_path), "model": SMALL, **more}))
-    assert any("learning begins with 500 transitions" in text for text in told.warnings)
+    assert told.warnings[0].startswith("--train-for-env-steps 400: nothing will be learned")
+    assert all("learning begins with 500 transitions" in text for text in told.warnings)
+    assert len(told.warnings) == 2, "at the start and at the end"

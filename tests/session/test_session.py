@@ -78,6 +78,25 @@ def test_callbacks_are_told_of_everything_in_order(tmp_path: Path) -> None:
     assert told.summary == result.summary
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hyperparameters", {"policy": {"gamma": 0.5}}), ("env_steps_of", {}), ("schedule", ())],
+)
+def test_what_the_wiring_reads_cannot_be_set_afterwards(
+    tmp_path: Path, name: str, value: Any
+) -> None:
+    class Late(Callback):
+        def on_wire(self, session: Session) -> None:
+            setattr(session, name, getattr(session, name))
+
+        def on_start(self, session: Session) -> None:
+            setattr(session, name, value)
+
+    message = f"session.{name} has no effect once the session is open: set it in Callback.on_wire"
+    with pytest.raises(RuntimeError, match=message), Session(config(tmp_path), [Late()]):
+        pass
+
+
 def test_a_session_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(config(tmp_path))
     assert capfd.readouterr() == ("", "")

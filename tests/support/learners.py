@@ -40,9 +40,11 @@ def model_of(config: AppoConfig) -> ActorCritic:
     return seeded_model(config.model, spec_of(config), seed=1)
 
 
-def learner_of(config: AppoConfig, device: torch.device = CPU) -> Learner:
+def learner_of(
+    config: AppoConfig, device: torch.device = CPU, model: ActorCritic | None = None
+) -> Learner:
     return Learner(
-        model_of(config),
+        model_of(config) if model is None else model,
         AppoLoss(config, config.gamma),
         config,
         device=device,
