@@ -18,6 +18,15 @@ from sampleforge.spec import ACTION_MASK, ArraySpec
 
 CLIP = 10.0
 """Normalised observations are clipped to +- this."""
+FAR = 100.0
+"""An observation of so many deviations from the mean is far; it counts in the statistics as one of
+`CLIP` deviations, which is how the network sees it."""
+WARM_UP = 1000
+"""Number of observations from which on the statistics tell which ones are far."""
+RARE, MANY, PART = 1 / CLIP**2, 1000.0, 0.1
+"""If more than `RARE` of the observations of an element are far, its scale has changed: when `MANY`
+more, plus `PART` of a batch, have come, `FAR` and `CLIP` are ten times as wide for its statistics,
+and so on. (Rarer ones can never be within `CLIP` deviations, however they are counted.)"""
 MANY_NUMBERS = 4096
 """Numbers of a leaf above which it counts as large, as images are: 28 thousand each."""
 LARGE_INTERVAL = 61
@@ -118,7 +127,7 @@ class ObservationNormaliser(nn.Module):
         for name, leaf in self._by_name:
             spec = self._specs[name]
             some = None if mask is None else counted(mask, spec)
-            leaf.merge(over_ranks(moments(counted(obs[name], spec), some), gather))
+            leaf.merge(over_ranks(leaf.moments(counted(obs[name], spec), some), gather))
 
     @torch.no_grad()
     def merge(self, seen: Mapping[str, Moments]) -> None:
@@ -136,6 +145,9 @@ class LeafNormaliser(nn.Module):
     count: Tensor
     scale: Tensor
     shift: Tensor
+    evidence: Tensor
+    """float64 [*shape]: evidence of a change of scale; far observations are those of more than
+    ``FAR * 10 ** evidence`` deviations. Not stored."""
 
     def __init__(self, spec: ArraySpec, encoding: Encoding) -> None:
         super().__init__()
@@ -148,11 +160,45 @@ class LeafNormaliser(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("scale", torch.full(shape, encoding.factor))
         self.register_buffer("shift", torch.zeros(shape))
+        zeros = torch.zeros(shape, dtype=torch.float64)
+        self.register_buffer("evidence", zeros, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         buffers = self._buffers  # attribute look-ups of a Module are slow
         y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
         return y.clamp_(-CLIP, CLIP)
+
+    @torch.no_grad()
+    def moments(self, x: Tensor, mask: Tensor | None = None) -> Moments:
+        """Return the moments of ``x`` [N, *shape] where ``mask`` is True, in which observations
+        that are far by the statistics so far count as near ones. Without far ones the moments are
+        those of `sampleforge.ops.running_stats.moments`. Does not wait for the device."""
+        own = moments(x, mask)
+        if self.of_bytes or (x.device.type == "cpu" and self._surely_near(own)):
+            return own
+        x = x.double()
+        seen = torch.ones(len(x), dtype=torch.bool, device=x.device) if mask is None else mask
+        seen = seen.view(-1, *[1] * (x.ndim - 1))
+        wide = 10.0**self.evidence / self.scale
+        offset = x - self.total_mean
+        known = self.count >= WARM_UP
+        far = (offset.abs() > FAR * wide) & seen & known
+        near = self.total_mean + offset.sign() * CLIP * wide
+        count, counted = far.sum(0), torch.where(known, own.count, 0.0)
+        more = (count - RARE * counted) / (MANY + PART * counted)
+        self.evidence.copy_((self.evidence + more).clamp(0.0, 40.0))
+        return moments(torch.where(far, near, x), mask)
+
+    def _surely_near(self, own: Moments) -> bool:
+        """Return whether the moments of a batch show that none of its observations is far, because
+        all of them together are not as far from the mean."""
+        if not self.evidence.numpy().any():
+            count = self.count.numpy()
+            offset = (own.mean - self.total_mean).numpy()
+            squares = own.count.numpy() * (own.var.numpy() + offset * offset)
+            nearest = (FAR / self.scale.double().numpy()) ** 2
+            return bool(count < WARM_UP or (squares <= nearest).all())
+        return False
 
     def merge(self, more: Moments) -> None:
         total = merge(Moments(self.total_mean, self.total_var, self.count), more)

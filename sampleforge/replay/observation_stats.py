@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.models.normaliser import counted
+from sampleforge.encoding import Encoding
+from sampleforge.models.normaliser import LeafNormaliser, counted
 from sampleforge.ops.running_stats import Moments, merge, moments
 from sampleforge.rollouts.slots import TrajectorySlots
 
@@ -53,6 +54,12 @@ class ObservationStats:
         self._steps = slots.shape.rollout - (0 if sequences is None else sequences.overlap)
         self._empty = {name: moments(torch.zeros(0, *shape)) for name, shape in shapes.items()}
         self._seen = self._empty
+        specs = slots.shape.spec.observations
+        # All observations so far, by which far ones are known: see `LeafNormaliser.moments`.
+        self._so_far = {
+            name: LeafNormaliser(specs[name], Encoding("vector", "for its statistics alone"))
+            for name in shapes
+        }
 
     def add(self, slot: int) -> None:
         """Count the observations of a rollout that is not inserted yet, each exactly once. Those of
@@ -77,7 +84,10 @@ class ObservationStats:
     def _of(self, slot: int, name: str, real: torch.Tensor) -> Moments:
         leaf = self._leaf(slot, name)
         seen = leaf if real.all() else leaf[real]
-        return moments(counted(seen, self._slots.shape.spec.observations[name]))
+        so_far = self._so_far[name]
+        found = so_far.moments(counted(seen, self._slots.shape.spec.observations[name]))
+        so_far.merge(found)
+        return found
 
     def _real(self, slot: int) -> npt.NDArray[np.bool_]:
         """Return which observations are as the environment gave them, bool [steps * rows].

@@ -79,6 +79,7 @@ class ActorWorker(EventDriven):
         self._callbacks = callbacks
         self._splits: list[Split] = []
         self._told_of_bounds = False
+        self._told_of_far: set[str] = set()
 
     def recover(self) -> None:
         """Take over the slots of the previous life, in the exchange of every policy group: hand
@@ -295,7 +296,20 @@ class ActorWorker(EventDriven):
             if looks_at_bounds(stream.rollouts):
                 self._look_at_bounds(split, stream)
             stream.hand_over()
+            self._tell_of_far_values(split, stream)
         self._count["rollouts"] += 1
+
+    def _tell_of_far_values(self, split: Split, stream: Stream) -> None:
+        """Warn once of an observation, and once of a reward, that is far beyond all others."""
+        far = {"observation": stream.env.not_finite.first_far, "reward": stream.far_reward}
+        for kind, what in far.items():
+            if what and kind not in self._told_of_far:
+                self._told_of_far.add(kind)
+                text = (
+                    f"{self.name}, split {split.index}, {what}; correct the environment, or, if it "
+                    f"is meant, scale its {kind}s, so that they differ by less than 10,000 times"
+                )
+                send("log", ("warning", text))
 
     def _look_at_bounds(self, split: Split, stream: Stream) -> None:
         """Warn once of an observation that is outside of its bounds; training goes on with it."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.vector import EnvVector, Episode, StepOut
 from sampleforge.offline.rollout_queue import Rollout, RolloutSender
+from sampleforge.ops.far_values import TypicalSize, bound_rewards
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
 from sampleforge.rollouts.slots import TrajectorySlots, end_rollout, length
@@ -60,6 +61,7 @@ class Stream:
     [rows], if the rollout is recorded and there are any.
     ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
     ``dropped_steps``: the number of dropped env steps that the counters already include.
+    ``far_reward``: the first reward that was far beyond all others, in words, or empty.
 
     ``env``: the env vector of the seat. ``index`` is the stream's index in the arrays of each
     port's `Inference`."""
@@ -87,6 +89,8 @@ class Stream:
         self.carry_first = np.ones(env.num_rows, np.bool_)
         self.overlap: Overlap | None = None
         self.shortened: Array | None = None
+        self.far_reward = ""
+        self._typical_reward = TypicalSize(few=0)
         self._bounds: Bounds | None = None
 
     def _change_policy(self, port: PolicyPort) -> None:
@@ -253,12 +257,26 @@ class Stream:
     def hand_over(self) -> None:
         """Hand the complete rollout over to the policy group."""
         assert self.slot is not None and self.port is not None
-        if self.overlap is not None:
-            self.overlap.keep(self.slot)
         if self.port.recorder is not None:
             self.port.recorder.send(self.slots, self.slot, self._rollout(), self.shortened)
+        self._bound_rewards(self.slots.reward[self.slot, self.begun_at :])
+        if self.overlap is not None:
+            self.overlap.keep(self.slot)
         self.port.exchange.hand_over(self.id.actor, self.slot)
         self.slot = None
+
+    def _bound_rewards(self, reward: Array) -> None:
+        """Replace rewards [T, rows] that are far beyond all others by what they count as for
+        learning (`sampleforge.ops.far_values`). Returns and recordings have them as they were."""
+        size = self._typical_reward.size
+        found = bound_rewards(self._typical_reward, reward)
+        if found is not None and not self.far_reward:
+            (t, row), given = found
+            so_far = f", whose typical size is {size:.3g}" if size else ""
+            self.far_reward = (
+                f"{self.env.spec.env_id}, row {row}: the reward is {given:g}, far beyond all others"
+                f"{so_far}; for learning it counts as {reward[t, row]:.3g}"
+            )
 
     def _rollout(self) -> Rollout:
         """Return where the complete rollout is from."""

@@ -294,7 +294,7 @@ LARGE = pytest.mark.filterwarnings("ignore:overflow encountered in vdot")
 
 
 class SquaringEncoder(torch.nn.Module):
-    """Overflows on observations above 1e19; the gated core makes NaN of that."""
+    """Overflows on observations of 10,000; the gated core makes NaN of that."""
 
     def __init__(self, observations: Any, config: ModelConfig) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class SquaringEncoder(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 3)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        x = obs["obs"]
+        x = (obs["obs"] / 1000).pow(21)
         out: torch.Tensor = self.layer(x * x) - self.layer(x.abs() * x)
         return out
 
@@ -313,8 +313,8 @@ OVERFLOWS = ModelConfig(
 
 
 def overflowing(**kwargs: Any) -> AppoConfig:
-    """Observations of 3e38 now and then, on which a network overflows."""
-    given = {"where": "obs", "value": 3e38, "length": 8, **kwargs}
+    """Observations of 10,000 now and then, on which a network overflows."""
+    given = {"where": "obs", "value": 1e4, "length": 8, **kwargs}
     return AppoConfig(**SMALL, num_workers=1, model=OVERFLOWS, env_kwargs=given)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.normaliser import LeafNormaliser
 from sampleforge.ops.running_stats import Moments, merge
-from sampleforge.replay import observation_stats
 from sampleforge.replay.observation_stats import ObservationStats, packed_size, unpack
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
@@ -159,13 +159,13 @@ def test_zeroed_observations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     """Rows that cannot be reset alone go on with zeros in the place of what is not finite, here the
     number of the step."""
     counted: list[Any] = []
-    taken = observation_stats.moments  # type: ignore[attr-defined]
+    taken = LeafNormaliser.moments
 
-    def watch(x: torch.Tensor) -> Moments:
+    def watch(leaf: LeafNormaliser, x: torch.Tensor) -> Moments:
         counted.extend(x.numpy().astype(int))
-        return taken(x)
+        return taken(leaf, x)
 
-    monkeypatch.setattr(observation_stats, "moments", watch)
+    monkeypatch.setattr(LeafNormaliser, "moments", watch)
     given = {"after": 5, "every": 9, "longest": 20}
     chosen = apex_config(
         env="tests.support.not_finite_envs:NotFiniteVectorEnv",

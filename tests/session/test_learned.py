@@ -86,7 +86,7 @@ def test_a_run_whose_updates_were_not_applied_ends_with_the_cause(
 FAR: dict[str, Any] = {
     **SERIAL,
     "env": "tests.support.not_finite_envs:NotFiniteEnv",
-    "env_kwargs": {"where": "obs", "value": 1e30, "after": 1, "every": 1, "length": 8},
+    "env_kwargs": {"where": "all", "value": 1e30, "length": 8},
     "model": ModelConfig(hidden_sizes=(8,), activation="relu", normalise_observations=False),
 }
 """Observations whose gradients have no finite norm, with every algorithm."""

@@ -9,8 +9,8 @@ from tests.support.envs import CodeEnv, CountingVectorEnv, Info, Step
 
 class NotFiniteEnv(CodeEnv):
     """A CodeEnv whose values are not finite now and then. ``where``: "obs", "reward" (of any step),
-    "final" (the final observation), "final_reward", or "first" (the first observation); ``value``:
-    what is there instead.
+    "final" (the final observation), "final_reward", "first" (the first observation), or "all"
+    (every element of every observation); ``value``: what is there instead.
 
     It happens at the ``after``-th step (or end, or reset) of the instance, and then at each
     ``every``-th (0: never again); ``alone``: only where the env id is a multiple of 3.
@@ -40,13 +40,15 @@ class NotFiniteEnv(CodeEnv):
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         obs, info = super().reset(seed=seed, options=options)
-        if self.is_bad(self.where == "first"):
+        if self.where == "all" or self.is_bad(self.where == "first"):
             obs.fill(self.value)
         return obs, info
 
     def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, info = super().step(action)
         ended = terminated or truncated
+        if self.where == "all":
+            obs.fill(self.value)
         final = ended and self.where.startswith("final")
         if self.is_bad(final or (not ended and self.where == "obs") or self.where == "reward"):
             if "reward" in self.where:

@@ -1,0 +1,55 @@
+"""Fake environments that give one absurd finite number each."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class SpikeEnv(gym.Env[Any, Any]):
+    """Each observation shows one of three targets and a clock of its own scale; the action that
+    names the target earns 1, in episodes of ``length`` steps. Random: a third of ``length``.
+
+    The ``at``-th step of an env gives ``value``: as its reward, or as element 0 of its observation;
+    ``where`` is empty for never. ``bounded``: the space says that no observation is above 3.
+    """
+
+    def __init__(
+        self,
+        where: Literal["", "obs", "reward"] = "",
+        value: float = 1e8,
+        at: int = 100,
+        length: int = 20,
+        bounded: bool = False,
+    ) -> None:
+        limit = 3.0 if bounded else np.inf
+        self.observation_space = spaces.Box(-limit, limit, (4,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self.where, self.value, self.at, self.length = where, value, at, length
+        self.taken = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._show(), {}
+
+    def _show(self) -> Any:
+        self.target = int(self.np_random.integers(3))
+        shown = np.full(4, 0.01 * self.steps, np.float32)
+        shown[:3] = np.eye(3)[self.target] + self.np_random.normal(0, 0.1, 3)
+        return shown.clip(-3, 3)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(int(action) == self.target)
+        self.steps += 1
+        self.taken += 1
+        shown = self._show()
+        if self.taken == self.at:
+            if self.where == "reward":
+                reward = self.value
+            elif self.where == "obs":
+                shown[0] = self.value
+        return shown, reward, self.steps == self.length, False, {}

@@ -1,0 +1,82 @@
+"""One absurd number of an environment is bounded where it comes in, and named with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.api import train
+from sampleforge.session.callback import Callback, Message
+from sampleforge.session.session import Session
+from sampleforge.topologies.config import ApexConfig, AppoConfig
+from tests.support.apex_graphs import build_apex, serial_rounds
+from tests.support.graphs import rollouts
+
+SPIKES: dict[str, Any] = {
+    "env": "tests.support.spike_envs:SpikeEnv",
+    **{"num_workers": 1, "num_splits": 1, "num_envs_per_worker": 4, "rollout": 16},
+    **{"serial": True, "seed": 1, "device": "cpu"},
+}
+
+
+class Told(Callback):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if message.level == "warning":
+            self.warnings.append(message.text)
+
+
+@pytest.mark.parametrize("at", [1, 40])
+@pytest.mark.parametrize("value", [1e8, -1e8, 1e38])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_an_absurd_observation_reaches_no_learner(at: int, value: float, bounded: bool) -> None:
+    given: dict[str, Any] = {"where": "obs", "value": value, "at": at, "bounded": bounded}
+    chosen = AppoConfig(**SPIKES, env_kwargs=given)
+    found = [np.asarray(batch.obs["obs"]) for batch in rollouts(chosen, 6)]
+    largest = max(abs(each).max() for each in found)
+    assert 3 < largest < 20, "ten times the typical size, in every environment"
+
+
+@pytest.mark.parametrize("at", [1, 40])
+@pytest.mark.parametrize("value", [1e8, -1e8, 1e38])
+def test_an_absurd_reward_reaches_no_learner(at: int, value: float) -> None:
+    chosen = AppoConfig(**SPIKES, env_kwargs={"where": "reward", "value": value, "at": at})
+    found = np.concatenate([np.asarray(batch.reward) for batch in rollouts(chosen, 6)])
+    assert sorted(np.unique(found)) == pytest.approx(sorted([0.0, 1.0, np.sign(value) * 10]))
+    assert (abs(found) == 10).sum() == 4, "one in each environment"
+
+
+def test_an_absurd_reward_is_in_no_window_of_the_replay() -> None:
+    given: dict[str, Any] = {"where": "reward", "value": 1e8, "at": 40}
+    chosen = ApexConfig(**{**SPIKES, "env_kwargs": given, "learning_starts": 64})
+    graph, _ = build_apex(chosen)
+    for _ in serial_rounds(graph, 120):
+        pass
+    slots: Any = graph.groups[0].exchange.slots  # type: ignore[union-attr]
+    assert slots.reward.max() == 10.0
+    assert 10.0 <= slots.extras["returns"].max() < 13
+    assert slots.extras["td_error"].max() < 100, "the first priorities"
+
+
+@pytest.mark.parametrize("where", ["obs", "reward", ""])
+def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path) -> None:
+    told = Told()
+    given: dict[str, Any] = {"where": where, "value": 1e8, "at": 40}
+    config = AppoConfig(
+        **SPIKES, env_kwargs=given, train_for_env_steps=1000, run_dir=str(tmp_path / "run")
+    )
+    train(config, callbacks=[told])
+    said = [text for text in told.warnings if "far beyond all" in text]
+    assert len(said) == bool(where), "once per actor"
+    if where:
+        assert said[0].startswith("actor 0, split 0, tests.support.spike_envs:SpikeEnv, row 0: ")
+        assert "1e+08" in said[0] and "correct the environment" in said[0]
+    if where == "obs":
+        assert "observation leaf 'obs' holds 1e+08 at [0]" in said[0]
+    if where == "reward":
+        assert "for learning it counts as 10" in said[0]
