@@ -156,6 +156,7 @@ def test_codes_are_one_hot_or_embedded_where_there_are_many() -> None:
         (box(0, 9, (4,), np.int8), "planes", "use vector or codes"),
         (box(0, 9, (4, 64, 3)), "planes", "at least 5 high and wide"),
         (box(0, 9, (4,)), "codes", r"obs=codes: .*float32 in \[0, 9\]; bound it"),
+        (box(0, 255, (84, 84, 4), np.uint8), "codes", "28,224 elements .* 7,225,344 inputs"),
         (box(-INF, INF, (4,), np.int64), "codes", "int64 without bounds"),
     ],
 )

@@ -43,6 +43,9 @@ CATEGORIES = spaces.Dict(
     cell=spaces.Discrete(4, start=2),
     codes=spaces.MultiDiscrete([2, 3], dtype=np.int32, start=[5, -1]),
     many=spaces.MultiDiscrete(np.full((4, 5), 4), dtype=np.uint8),
+    embedded=spaces.MultiDiscrete([600, 90_000, 2], start=[3, 0, 0]),
+    numbers=spaces.Box(-300, 500, (3,), np.int16),
+    map=spaces.Box(0, 255, (2, 12, 12, 3), np.uint8),
     bytes=spaces.Box(0, 255, (3,), np.uint8),
     action_mask=spaces.MultiBinary(3 + 2 + 3 + 8),
 )
