@@ -139,7 +139,7 @@ def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
         "import sampleforge.env.probe as probe\n"
         "import sampleforge.session.session as session\n"
         "from sampleforge.cli import main\n"
-        "session.import_heavy = lambda *names: None\n"
+        "session.import_beside = lambda *names: lambda: None\n"
         "def asked(config):\n"
         "    assert 'torch' not in sys.modules\n"
         "    raise SystemExit(0)\n"
