@@ -7,6 +7,7 @@ import sys
 from sampleforge.cli.screen import Screen
 from sampleforge.config import ConfigError
 from sampleforge.populations.callbacks import population_callbacks
+from sampleforge.presets.fit import PresetFit
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.session.deployment import Deployment
 from sampleforge.session.session import Session, describe
@@ -14,14 +15,19 @@ from sampleforge.topologies.config import AnyConfig
 from sampleforge.tracking.callbacks import tracking_callbacks
 
 
-def run(config: AnyConfig, deployment: Deployment | None = None) -> int:
+def run(
+    config: AnyConfig, deployment: Deployment | None = None, *, preset: str | None = None
+) -> int:
     """Train, or measure with --benchmark; return the exit code of the command. Raises ConfigError.
+    ``preset``: the one that the config was made from.
 
     The first Ctrl-C, SIGTERM or SIGHUP ends the session in order, with a checkpoint; a second one
     ends it at once. Ctrl-Z pauses it.
     """
     screen = Screen()
     callbacks = [*population_callbacks(config), *tracking_callbacks(config), screen]
+    if preset is not None:
+        callbacks.append(PresetFit(config.algo, preset))
     session = Session(config, callbacks, deployment=deployment)
     interrupts = Interrupts(session.kill, session.interrupt, session.signal_workers)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ def _run(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_usage())
         return 0 if args else 2
-    config = parse_config(args[0], args[1:])
+    config, preset = parse_command(args[0], args[1:])
     # Other launchers set RANK and WORLD_SIZE too, which only ddppo reads.
     reads_world = config.algo == "ddppo" or "TORCHELASTIC_RUN_ID" in os.environ
     world = World.of_environment() if reads_world else None
@@ -40,7 +41,7 @@ def _run(args: Sequence[str]) -> int:
         from sampleforge.cli.running import run as run_session
         from sampleforge.torchrun import run_rank
 
-        return run_rank(config, world, run_session)
+        return run_rank(config, world, partial(run_session, preset=preset))
     from sampleforge.cli.running import run as run_training
     from sampleforge.env.probe import EnvProbeError
     from sampleforge.folder.run_folder import with_folder_and_seed
@@ -51,7 +52,7 @@ def _run(args: Sequence[str]) -> int:
     if not config.quiet:
         print(banner(config), flush=True)
     try:
-        return run_training(config)
+        return run_training(config, preset=preset)
     except EnvProbeError as error:
         raise type(error)(environment_failed(str(error), config.run_dir)) from error
 
@@ -59,6 +60,12 @@ def _run(args: Sequence[str]) -> int:
 def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
     """Return the config of a command line of ``verb``. Raises ConfigError, and SystemExit like
     `flags.parse`."""
+    return parse_command(algo, args, verb)[0]
+
+
+def parse_command(algo: str, args: Sequence[str], verb: str = "train") -> tuple[Any, str | None]:
+    """Return the config of a command line, as `parse_config` does, and the name of its preset, if
+    there is one."""
     cls = config_class(algo)
     flags.check_known(cls, args, ALGOS, algo)
     args = flags.with_values(cls, args)
@@ -74,7 +81,7 @@ def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:
             f"{algo} --env CartPole-v1 --train-for-seconds 30 (`sampleforge envs` lists them), or "
             f"a --preset: {', '.join(preset_names(algo))}"
         )
-    return config
+    return config, parsed.preset
 
 
 def config_class(algo: str) -> type[Any]:
