@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from sampleforge.env.games import Game as FinishedGame
+from sampleforge.env.games import Games
 from sampleforge.env.vector import EnvVector, own_outputs
 from sampleforge.populations.ratings import score_of
 
@@ -71,9 +73,9 @@ class GamePlayer:
 
     ``envs``: the first seat of rows that have not been reset. All seats must have the same spaces,
     and the ``policies``, one per player, those spaces. Each row takes the next of ``games`` when
-    its episode is over, so that every game is played to its end, long or short. Actions are drawn
-    from the policies if ``stochastic``, or the most likely ones. A game is cut after the
-    environment's limit, or `LIMIT` steps if it has none.
+    its episode is over, so that every game is played to its end, long or short; one with a dropped
+    step is played again. Actions are drawn from the policies if ``stochastic``, or the most likely
+    ones. A game is cut after the environment's limit, or `LIMIT` steps if it has none.
     """
 
     def __init__(
@@ -99,8 +101,7 @@ class GamePlayer:
         self._game: list[Game | None] = [None] * rows
         self._player = np.zeros((seats, rows), np.int64)
         """The player at each seat of each row."""
-        self._alive = np.ones((seats, rows), np.bool_)
-        self._returns = np.zeros((seats, rows))
+        self._finished = Games(self._seats)
         self._open = 0
         self.played: list[Played] = []
         for row in range(rows):
@@ -117,7 +118,6 @@ class GamePlayer:
     def _next_game(self, row: int) -> None:
         """Give a row the next game. A row without one continues; its results are not counted."""
         game = self._game[row] = next(self._games, None)
-        self._returns[:, row] = 0.0
         if game is not None:
             self._open += 1
             self._player[0::2, row], self._player[1::2, row] = game.first, game.second
@@ -128,14 +128,9 @@ class GamePlayer:
             self._act(player)
         for seat, actions in zip(self._seats, self._actions, strict=True):
             seat.send(actions)
-        was_alive = self._alive.any(axis=0)
-        for index, (seat, out) in enumerate(zip(self._seats, self._out, strict=True)):
-            for episode in seat.recv(out):
-                self._returns[index, episode.row] = episode.ret
-            ended = out.terminated | out.truncated
-            self._alive[index] = (out.valid & ~ended) | out.first
-        for row in np.flatnonzero(was_alive & ~self._alive.any(axis=0)).tolist():
-            self._end(row)
+        ended = [seat.recv(out) for seat, out in zip(self._seats, self._out, strict=True)]
+        for game in self._finished.step(self._out, ended):
+            self._end(game)
 
     def _act(self, player: int) -> None:
         """Compute the actions of one player at all of its seats."""
@@ -161,11 +156,14 @@ class GamePlayer:
                     own[name] = np.zeros((self._player.shape[1], *leaf.shape[1:]), leaf.dtype)
                 own[name][r] = part
 
-    def _end(self, row: int) -> None:
-        """Take the result of the game that is over in a row, and give the row the next one."""
-        game = self._game[row]
+    def _end(self, finished: FinishedGame) -> None:
+        """Take the result of the game that has ended in a row, and give the row the next one."""
+        game = self._game[finished.row]
         if game is not None:
-            returns = self._returns[:, row].tolist()
+            returns = [
+                finished.parts[seat].ret if seat in finished.parts else 0.0
+                for seat in range(len(self._seats))
+            ]
             self.played.append(Played(game, score(returns[0::2], returns[1::2])))
             self._open -= 1
-        self._next_game(row)
+        self._next_game(finished.row)

@@ -123,7 +123,8 @@ def changed_checkpoint(
     learner = _changed_learner(own, base, after)
     statistics = dict(own.state["statistics"])
     if donor is not None:
-        statistics |= {"returns": [], "lengths": [], "exploring": {}, "evaluation": {}}
+        statistics |= {"returns": [], "lengths": [], "of_run": [], "of_type": {}}
+        statistics |= {"exploring": {}, "evaluation": {}}
     events = list(_events(member, own, donor, change, before, after))
     state = {
         **own.state,

@@ -78,8 +78,7 @@ class MemberInRun:
         """Forget episodes of the weights before the last copy."""
         if self.counting == "yes":
             return
-        self.statistics.returns.clear()
-        self.statistics.lengths.clear()
+        self.statistics.forget_returns()
         if self.counting == "soon":
             self.counting = "yes"
         elif self.board.has_restarted:

@@ -22,7 +22,9 @@ def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
     """Return the result of a run in one line. ``measured``: the values of summary.json; ``status``:
     finished or interrupted."""
     mean, best = measured["return_mean"], measured["return_best"]
-    reached = "no episode has ended" if mean is None else f"mean return {number(mean, ',.2f')}"
+    reached = "no episode has ended"
+    if mean is not None:
+        reached = f"mean return {number(mean, ',.2f')} {_rests_on(measured)}"
     evaluated = measured.get("eval_return_mean")
     if mean is None and evaluated is not None:
         reached = f"last evaluated return {number(evaluated, ',.2f')}"
@@ -31,6 +33,18 @@ def end_line(status: str, measured: Mapping[str, Any], folder: Path) -> str:
     return (
         f"{status.capitalize()} after {duration(measured['wall_s'])}: "
         f"{measured['env_steps']:,} env steps, {reached}, in {shown(folder)}"
+    )
+
+
+def _rests_on(measured: Mapping[str, Any]) -> str:
+    """Return in words the episodes that the mean return rests on."""
+    count = int(measured["return_episodes"])
+    episodes = f"{count:,} episodes" if count > 1 else "episode"
+    if not measured["return_is_early"]:
+        return f"of the last {episodes}"
+    return (
+        f"of the first {episodes} only (not every env row has ended one, and short episodes end "
+        "first; evaluate the policy)"
     )
 
 

@@ -18,6 +18,7 @@ from sampleforge.reporting.progress import (
     env_restarts,
     evaluation,
     has_replay,
+    mean_return,
     number,
     reads_data,
     restarts,
@@ -233,7 +234,7 @@ def _learning(values: Values, *, several: bool) -> list[Figure]:
     spread_text = "" if spread is None else f" ± {number(spread, ',.2f')}"
     length = number(get("length_mean"), ",.1f")
     returns = [
-        ("return", f"{number(get('return_mean'), ',.2f')}{spread_text}"),
+        ("return", f"{mean_return(values)}{spread_text}"),
         ("best return", number(get("return_best"), ",.2f")),
         ("episodes", f"{short(get('episodes'))} (mean length {length})"),
     ]

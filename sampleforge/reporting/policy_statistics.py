@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
+from sampleforge.env.games import OF_TYPE
 from sampleforge.reporting.evaluated import EvaluationReports
 from sampleforge.reporting.exploring import ReturnsByExploration
 from sampleforge.runtime.config import RunConfig
@@ -23,7 +25,11 @@ LAST_EPISODES = RunConfig.metrics_window
 class PolicyStatistics:
     """Collects the finished episodes, the evaluations and the learner's metrics of one policy
     group. ``earlier``: the `state` of the run that is resumed, empty for a new one; ``window``: the
-    number of last episodes whose means are reported."""
+    number of last episodes whose means are reported; ``types``: of the agent in each seat, if there
+    are several (see `sampleforge.env.games`).
+
+    An episode of several agents is a whole game, whose return is the mean over the agents that the
+    policy played."""
 
     def __init__(
         self,
@@ -31,8 +37,10 @@ class PolicyStatistics:
         counters: Counters,
         earlier: Mapping[str, Any],
         window: int = LAST_EPISODES,
+        types: Sequence[str] = (),
     ) -> None:
         self._window = window
+        self._types = types
         self.id = group.id
         self._exchange = group.exchange
         self._counters = counters
@@ -40,6 +48,16 @@ class PolicyStatistics:
         self.episodes = int(earlier.get("episodes", 0))
         self.returns: deque[float] = deque(earlier.get("returns", []), window)
         self.lengths: deque[int] = deque(earlier.get("lengths", []), window)
+        self._of_type = {
+            name: deque[float](earlier.get("of_type", {}).get(name, []), window)
+            for name in dict.fromkeys(types)
+        }
+        before = earlier.get("of_run", zip(self.returns, self.lengths, strict=False))
+        self.of_run: deque[tuple[float, int]] = deque(
+            ((ret, length) for ret, length in before), window
+        )
+        """Returns and lengths that count in the run's own means: the games of this policy, each
+        with the agents of all policies. Every game is in that of one policy."""
         self.return_best: float | None = earlier.get("return_best")
         self._exploring: ReturnsByExploration | None = None
         if group.exploration is not None:
@@ -54,15 +72,40 @@ class PolicyStatistics:
         self._custom: dict[str, deque[float]] = {}
         self.evaluations = EvaluationReports(earlier.get("evaluation", {}))
 
-    def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Take finished episodes. If env rows explore differently, only the returns of the third
-        that explores least count as the policy's; those of the other rows are reported separately.
-        """
-        for episode in episodes:
-            self.episodes += 1
-            if self._exploring is None or self._exploring.take(episode):
-                self.returns.append(episode.ret)
-                self.lengths.append(episode.length)
+    def see(self, game: Sequence[EpisodeRecord]) -> bool:
+        """Count a finished game. Return whether its return counts as the policy's: if env rows
+        explore differently, only those of the third that explores least do, and those of the other
+        rows are reported separately."""
+        self.episodes += 1
+        if self._exploring is None:
+            return True
+        return self._exploring.take(game[0]._replace(ret=mean_return(game)))
+
+    def take(self, game: Sequence[EpisodeRecord], of_run: float | None) -> None:
+        """Take a finished game whose return counts: the records of the policy's own agents.
+        ``of_run``: the mean return of the agents of all policies, if the game is one of
+        `of_run`."""
+        length = game[0].game_length or game[0].length
+        self.returns.append(mean_return(game))
+        self.lengths.append(length)
+        if of_run is not None:
+            self.of_run.append((of_run, length))
+        returns: dict[str, list[float]] = {}
+        for record in game if self._types else ():
+            returns.setdefault(self._types[record.seat], []).append(record.ret)
+        for name, own in returns.items():
+            self._of_type[name].append(sum(own) / len(own))
+
+    def forget_returns(self) -> None:
+        """Forget the returns so far, but for the best mean."""
+        self.returns.clear()
+        self.lengths.clear()
+        self.of_run.clear()
+        for returns in self._of_type.values():
+            returns.clear()
+
+    def rate(self) -> None:
+        """Update the best mean, after the newest games."""
         mean = self.return_mean
         if mean is not None and len(self.returns) == self._window:
             self.return_best = mean if self.return_best is None else max(self.return_best, mean)
@@ -129,6 +172,15 @@ class PolicyStatistics:
             "eval_env_steps": None if steps is None else int(steps),
         }
 
+    def after(self, games: Iterable[tuple[Sequence[EpisodeRecord], float | None]]) -> Self:
+        """Return the statistics as they would be after a `take` of each of ``games``."""
+        later = copy.copy(self)
+        later.returns, later.lengths = self.returns.copy(), self.lengths.copy()
+        later.of_run, later._of_type = self.of_run.copy(), copy.deepcopy(self._of_type)
+        for game in games:
+            later.take(*game)
+        return later
+
     def state(self) -> dict[str, Any]:
         """Return the plain values that a checkpoint stores."""
         return {
@@ -136,6 +188,8 @@ class PolicyStatistics:
             "returns": list(self.returns),
             "return_best": self.return_best,
             "lengths": list(self.lengths),
+            "of_run": [[ret, length] for ret, length in self.of_run],
+            "of_type": {name: list(returns) for name, returns in self._of_type.items()},
             "exploring": {} if self._exploring is None else self._exploring.state(),
             "policy_lag": list(self._lag),
             "policy_lag_batches": list(self._lag_batches),
@@ -160,7 +214,8 @@ class PolicyStatistics:
             **learner,
             **self._custom_scalars(learner),
             **self.evaluations.scalars(),
-            **return_scalars([self]),
+            **{f"{OF_TYPE}{n}": float(np.mean(own)) for n, own in self._of_type.items() if own},
+            **_return_scalars(self.returns, self.lengths, [self]),
         }
 
     def _fills(self) -> dict[str, float]:
@@ -176,7 +231,7 @@ class PolicyStatistics:
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
             "episodes": self.episodes,
-            **return_summary([self]),
+            **_known(_return_scalars(self.returns, self.lengths, [self])),
             "policy_lag": {
                 **{"mean": self._lag[0], "max": self._lag[1]},
                 "batches_mean": self._lag_batches[0],
@@ -186,25 +241,40 @@ class PolicyStatistics:
         }
 
 
-def return_scalars(policies: Iterable[PolicyStatistics]) -> dict[str, float]:
-    """Return mean and standard deviation over the last returns of each of ``policies``, the
-    mean length, and the highest mean of a policy. Values that are not known yet are left out."""
-    policies = list(policies)
-    returns = [ret for policy in policies for ret in policy.returns]
+def mean_return(game: Sequence[EpisodeRecord]) -> float:
+    """Return the mean return of agents in a game."""
+    return sum(record.ret for record in game) / len(game)
+
+
+def return_scalars(policies: Sequence[PolicyStatistics]) -> dict[str, float]:
+    """Return mean and standard deviation of the run's last returns, their number, the mean length,
+    and the highest mean of a policy. Values that are not known yet are left out."""
+    games = [game for policy in policies for game in policy.of_run]
+    return _return_scalars([ret for ret, _ in games], [length for _, length in games], policies)
+
+
+def return_summary(policies: Sequence[PolicyStatistics]) -> dict[str, float | None]:
+    """Return the statistics of the run's returns for summary.json; None for values that are not
+    known."""
+    return _known(return_scalars(policies))
+
+
+def _return_scalars(
+    returns: Iterable[float], lengths: Iterable[int], policies: Iterable[PolicyStatistics]
+) -> dict[str, float]:
     best = [policy.return_best for policy in policies if policy.return_best is not None]
-    scalars = {}
+    returns, scalars = list(returns), {}
     if returns:
-        lengths = [length for policy in policies for length in policy.lengths]
         scalars["return_mean"] = float(np.mean(returns))
         scalars["return_std"] = float(np.std(returns))
-        scalars["length_mean"] = float(np.mean(lengths))
+        scalars["return_episodes"] = float(len(returns))
+        scalars["length_mean"] = float(np.mean(list(lengths)))
     return {**scalars, "return_best": max(best)} if best else scalars
 
 
-def return_summary(policies: Iterable[PolicyStatistics]) -> dict[str, float | None]:
-    """Return the statistics of returns for summary.json; None for values that are not known."""
-    known = return_scalars(policies)
-    return {name: known.get(name) for name in ("return_mean", "return_best", "return_std")}
+def _known(scalars: Mapping[str, float]) -> dict[str, float | None]:
+    names = ("return_mean", "return_best", "return_std", "return_episodes")
+    return {name: scalars.get(name) for name in names}
 
 
 def _newer_lag(

@@ -48,6 +48,14 @@ def number(value: float | None, form: str = ",.0f") -> str:
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
 
+def mean_return(values: Values) -> str:
+    """Return the mean return of a report as text; in parentheses while it is that of the first
+    episodes, of which the short ones end first."""
+    if "return_mean" in values or "return_mean_early" not in values:
+        return number(values.get("return_mean"), ",.2f")
+    return f"({number(values['return_mean_early'], ',.2f')})"
+
+
 def short(value: float | None) -> str:
     """Return a value with three digits and a unit, such as 45.2k; "-" if it is None or not
     finite."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from sampleforge.reporting.first_episodes import FirstEpisodes
 from sampleforge.reporting.policy_statistics import (
     LAST_EPISODES,
     PolicyStatistics,
+    mean_return,
     return_scalars,
     return_summary,
 )
-from sampleforge.shared.records import EpisodeRecord
+from sampleforge.shared.records import EpisodeRecord, games
 from sampleforge.topologies.graph import Graph
+
+_Part = tuple[Sequence[EpisodeRecord], float | None]
+EARLY = "return_mean_early"
+"""The name of the mean return of the first episodes while none counts."""
 
 
 class RunStatistics:
@@ -24,7 +30,8 @@ class RunStatistics:
     statistics of the graph's policy groups, in their order.
 
     With several policies, the names of each policy's scalars begin with `Graph.prefix`; the run's
-    own ``return_mean`` is over the last episodes of all policies together.
+    own ``return_mean`` is over the last episodes of all policies together: with several agents,
+    each is a whole game, with the mean return of all agents that trained policies played.
     """
 
     def __init__(
@@ -32,10 +39,14 @@ class RunStatistics:
         graph: Graph,
         earlier: Mapping[str, Mapping[str, Any]],
         window: int = LAST_EPISODES,
+        *,
+        rows: int = 0,
+        types: Sequence[str] = (),
     ) -> None:
         """``earlier``: the `state` of each policy group in the run that is resumed, by the group's
         id; empty for a new run. ``window``: the number of last episodes whose means are reported.
-        """
+        ``rows``: number of the run's env rows (0: the first episodes are as good as the later
+        ones, see `FirstEpisodes`); ``types``: of agents, see `PolicyStatistics`."""
         self._window = window
         self._graph = graph
         self._started = monotonic()
@@ -43,9 +54,13 @@ class RunStatistics:
         self._history: deque[tuple[float, float, float, float]] = deque()
         self._remember()
         self.policies = [
-            PolicyStatistics(group, graph.counters, earlier.get(group.id, {}), window)
+            PolicyStatistics(group, graph.counters, earlier.get(group.id, {}), window, types)
             for group in graph.groups
         ]
+        explorations = [group.exploration for group in graph.groups if group.exploration]
+        if explorations and rows:  # those of the third that explores least
+            rows = sum(not third for third in explorations[0].third.values())
+        self._first = FirstEpisodes(rows, window * len(self.policies))
         # The checkpoints of the policies are written one after the other: the last has the most.
         run = max(earlier.values(), key=lambda state: state.get("env_frames", 0), default={})
         self._restarts = int(run.get("restarts", 0))
@@ -56,15 +71,26 @@ class RunStatistics:
         self._frames = int(run.get("env_frames", 0))
         self._trained = int(run.get("trained_steps", 0))
         self._episode_stats: dict[str, deque[float]] = {}
+        stored = [int(state.get("episodes", 0)) for state in earlier.values()]
+        self._games = int(run.get("run_episodes", sum(stored)))
         self._compared = int(run.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Take finished episodes; each counts for the policy that acted when it ended."""
-        by_policy: list[list[EpisodeRecord]] = [[] for _ in self.policies]
-        for episode in episodes:
-            by_policy[episode.policy].append(episode)
-        for policy, own in zip(self.policies, by_policy, strict=True):
-            policy.take_episodes(own)
+        """Take finished episodes, whole games with several agents; each counts for the policy that
+        acted when it ended."""
+        for game in games(episodes):
+            self._games += 1
+            seen = [self.policies[index].see(own) for index, (own, _) in _parts(game)]
+            if any(seen):
+                for counted in self._first.take(game):
+                    self._count(counted)
+        for policy in self.policies:
+            policy.rate()
+
+    def _count(self, game: Sequence[EpisodeRecord]) -> None:
+        """Add a game to the means of the policies that have played it."""
+        for index, part in _parts(game):
+            self.policies[index].take(*part)
 
     def take_episode_stats(self, stats: dict[str, float]) -> None:
         """Take the statistics that an environment reports of an episode
@@ -96,8 +122,9 @@ class RunStatistics:
 
     @property
     def episodes(self) -> int:
-        """Finished episodes so far, also in earlier runs of the folder."""
-        return sum(policy.episodes for policy in self.policies)
+        """Finished episodes so far, also in earlier runs of the folder. One of several agents
+        counts once, whatever policies have played it."""
+        return self._games
 
     def state(self, policy: PolicyStatistics) -> dict[str, Any]:
         """Return the plain values that a checkpoint of one policy stores."""
@@ -108,9 +135,20 @@ class RunStatistics:
             "env_restarts": self._env_restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
-            **policy.state(),
+            "run_episodes": self.episodes,
+            **policy.after(self._waiting_of(policy)).state(),
             **self._checks(),
         }
+
+    def _waiting_of(self, policy: PolicyStatistics) -> list[_Part]:
+        """Return the games of a policy that do not count yet, as `PolicyStatistics.take` takes
+        them: they count in a run that is resumed, whose rows all begin anew."""
+        return [
+            part
+            for game in self._first.waiting
+            for index, part in _parts(game)
+            if self.policies[index] is policy
+        ]
 
     def scalars(self, learners: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return the scalars of a report. ``learners``: the metrics of each policy group's learner
@@ -141,6 +179,7 @@ class RunStatistics:
             **self._from_datasets(),
             **self._stages(),
             **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
+            **self._early(),
             **return_scalars(self.policies),
         }
         for group, policy in zip(self._graph.groups, self.policies, strict=True):
@@ -152,7 +191,7 @@ class RunStatistics:
         """Return the measured part of summary.json, with an entry ``policies`` if there are
         several."""
         elapsed = max(1e-9, (self._ended or monotonic()) - self._started)
-        measured = {
+        measured: dict[str, Any] = {
             "env_steps": self._graph.progress.env_steps,
             "env_frames": self._frames + int(self._total("env_frames")),
             "wall_s": self._graph.progress.wall_s,
@@ -170,8 +209,21 @@ class RunStatistics:
             **return_summary(self.policies),
         }
         if len(self.policies) == 1:
-            return {**measured, **self.policies[0].summary()}
-        return {**measured, "policies": {each.id: each.summary() for each in self.policies}}
+            measured |= self.policies[0].summary()
+        else:
+            measured["policies"] = {each.id: each.summary() for each in self.policies}
+        if early := self._early():
+            measured["return_mean"] = early[EARLY]
+            measured["return_episodes"] = float(len(self._first.waiting))
+        return {**measured, "return_is_early": bool(early)}
+
+    def _early(self) -> dict[str, float]:
+        """Return the mean return of the episodes that have ended, while none counts: short ones are
+        over-represented."""
+        waiting = self._first.waiting
+        if not waiting or self.return_mean is not None:
+            return {}
+        return {EARLY: float(np.mean([mean_return(game) for game in waiting]))}
 
     def _total(self, name: str) -> float:
         return self._graph.total(name)
@@ -262,3 +314,13 @@ class RunStatistics:
             (now[2] - then[2]) / elapsed,
             (now[3] - then[3]) / elapsed,
         )
+
+
+def _parts(game: Sequence[EpisodeRecord]) -> list[tuple[int, _Part]]:
+    """Return the index of each policy that has played a game, with what its `PolicyStatistics.take`
+    takes: the records of its agents and, for the first policy, the mean of all agents."""
+    by_policy: dict[int, list[EpisodeRecord]] = {}
+    for record in game:
+        by_policy.setdefault(record.policy, []).append(record)
+    first, mean = min(by_policy), mean_return(game)
+    return [(i, (own, mean if i == first else None)) for i, own in by_policy.items()]

@@ -9,6 +9,7 @@ GROUPS = {
     "rollout": (
         *("env_steps", "env_frames", "episodes", "length_mean", "nonfinite_steps"),
         *("return_mean", "return_std", "return_best", "return_mean_all"),
+        *("return_mean_early", "return_episodes"),
         *("return_mean_middle_third", "return_mean_exploring_third"),
         *("policy_lag_min", "policy_lag_mean", "policy_lag_max"),
         *("policy_lag_batches_mean", "policy_lag_batches_max"),
@@ -45,7 +46,7 @@ PATTERNS = {
     "population": r"pbt_.+",
     "ranks": r"rank\d+_\w+",
     "replay": r"replay_priority_sum_\d+",
-    "rollout": r"return_mean_epsilon_.+|env_.+",
+    "rollout": r"return_mean_(epsilon|agents)_.+|env_.+",
     "self_play": r"self_play_\w+",
     "system": r"system_\w+",
 }

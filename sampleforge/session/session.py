@@ -238,6 +238,7 @@ class Session:
     def _follow_graph(self) -> None:
         """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
         the session itself."""
+        from sampleforge.env.games import types_of_seats
         from sampleforge.reporting.env_restarts import EnvRestarts
         from sampleforge.reporting.statistics import RunStatistics
         from sampleforge.session.checkpoints import Checkpoints
@@ -259,7 +260,13 @@ class Session:
             stored.id: stored.earlier.get("statistics", {}) for stored in self.opened.policies
         }
         window = self.resolved.metrics_window
-        self.statistics = RunStatistics(self.graph, stored_statistics, window)
+        self.statistics = RunStatistics(
+            self.graph,
+            stored_statistics,
+            window,
+            rows=0 if getattr(self.resolved, "pbt", False) else self.plan.envs,
+            types=types_of_seats(self.spec),
+        )
         self._env_restarts = EnvRestarts(self.graph.counters, self.resolved.max_env_restart_rate)
         self.checkpoints = Checkpoints(self)
         ending = StopConditions(self, self._callbacks)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sampleforge.config import ConfigError, nearest, typed
+from sampleforge.env.games import OF_TYPE
 from sampleforge.reporting.evaluated import PREFIX
 from sampleforge.reporting.tags import GROUPS, OTHERS, group_of
 from sampleforge.runtime.stop_condition import StopCondition
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 HISTOGRAMS = ("td_error", "priority")
 """Metrics that TensorBoard alone has."""
-LATE = ("return_best", "explained_variance")
+RETURNS = ("return_mean", "return_std", "return_best", "return_episodes", "length_mean")
+LATE = (*RETURNS, "return_mean_early", "explained_variance")
 """Metrics that the first reports with an update may lack."""
 EVALUATED = tuple(f"{PREFIX}{name}" for name in Evaluation._fields if name != "extra")
 """The metrics of an evaluation without a function of the user's own."""
@@ -101,13 +103,18 @@ def check_metric(
     if own.startswith(PREFIX):
         if config.evaluate_interval is None:
             _refuse(condition, "there are no evaluations; add --evaluate-interval N")
-        if config.evaluation_function is None and own not in EVALUATED and not adds_metrics:
+        if config.evaluation_function is None and not _evaluated(own) and not adds_metrics:
             _refuse(condition, "evaluations have no metric of that name", EVALUATED)
     elif own in HISTOGRAMS:
         _refuse(condition, "it is a histogram, which TensorBoard alone has; name a number")
     elif group_of(own) == OTHERS and not adds_metrics:
         policies = [f"{prefix}{name}" for prefix in prefixes for name in known]
         _refuse(condition, "there is no metric of that name", [*known, *policies, *EVALUATED])
+
+
+def _evaluated(name: str) -> bool:
+    """Return whether evaluations have a metric of this name."""
+    return name in EVALUATED or name.startswith(f"{PREFIX}{OF_TYPE}")
 
 
 def _without_prefix(metric: str, prefixes: Sequence[str]) -> str:

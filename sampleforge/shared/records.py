@@ -28,8 +28,12 @@ class EpisodeRecord(NamedTuple):
     its raw rewards, ``length`` in env steps, ``policy`` the index of the policy group that acted
     when it ended, ``seat`` that of the agent.
 
+    With several agents, the records of a game (see `sampleforge.env.games`) are sent together when
+    it has ended. ``more``: number of the records of the same game that follow; ``game_length``: its
+    length (0: that of the episode).
+
     ``opponent`` is the snapshot that a frozen opponent in the same row played with (`NO_SNAPSHOT`:
-    none), and ``opponent_ret`` the opponent's return of the same episode."""
+    none), and ``opponent_ret`` the opponent's return of the same game."""
 
     actor: int
     split: int
@@ -40,6 +44,19 @@ class EpisodeRecord(NamedTuple):
     seat: int = 0
     opponent: int = NO_SNAPSHOT
     opponent_ret: float = 0.0
+    more: int = 0
+    game_length: int = 0
+
+
+def games(records: Iterable[EpisodeRecord]) -> list[list[EpisodeRecord]]:
+    """Return records, as a queue returns them, by game."""
+    found, game = [], []
+    for record in records:
+        game.append(record)
+        if not record.more:
+            found.append(game)
+            game = []
+    return found
 
 
 class Episodes(Protocol):
@@ -98,7 +115,8 @@ class EpisodeQueue:
         self.__setstate__(
             SharedArrays(
                 {
-                    "who": ((*each, 6), "int64"),  # split, row, length, policy, seat, opponent
+                    # split, row, length, policy, seat, opponent, more, game_length
+                    "who": ((*each, 8), "int64"),
                     "ret": ((*each, 2), "float64"),  # the agent's, the opponent's
                     "head": ((actors, 8), "int64"),  # a cache line each
                     "tail": ((actors, 8), "int64"),
@@ -111,14 +129,18 @@ class EpisodeQueue:
         ``waiting`` again and again meanwhile: a driver that is held goes on, and one that has died
         takes its workers with it."""
         arrays, tails = self._arrays, self._arrays["tail"]
-        capacity = arrays["ret"].shape[1]
+        capacity, written = arrays["ret"].shape[1], 0
         for record in records:
-            actor, split, row, ret, length, policy, seat, opponent, opponent_ret = record
-            self._wait_for_room(actor, capacity, waiting)
-            at = tails[actor, 0] % capacity
-            arrays["who"][actor, at] = split, row, length, policy, seat, opponent
+            actor, split, row, ret, length, policy, seat, opponent, opponent_ret, *game = record
+            if not written:
+                self._wait_for_room(actor, capacity - record.more, waiting)
+            at = (tails[actor, 0] + written) % capacity
+            arrays["who"][actor, at] = split, row, length, policy, seat, opponent, *game
             arrays["ret"][actor, at] = ret, opponent_ret
-            tails[actor, 0] += 1  # last: an incomplete record is never read
+            written += 1
+            if not record.more:
+                tails[actor, 0] += written  # last: an incomplete game is never read
+                written = 0
 
     def _wait_for_room(self, actor: int, capacity: int, waiting: Callable[[], None]) -> None:
         heads, tails = self._arrays["head"], self._arrays["tail"]
@@ -134,9 +156,11 @@ class EpisodeQueue:
         for actor in np.flatnonzero(heads != tails).tolist():
             tail = int(tails[actor])
             for at in (n % capacity for n in range(int(heads[actor]), tail)):
-                split, row, length, policy, seat, opponent = arrays["who"][actor, at].tolist()
+                split, row, length, policy, seat, opponent, *game = arrays["who"][
+                    actor, at
+                ].tolist()
                 ret, opponent_ret = arrays["ret"][actor, at].tolist()
-                who = policy, seat, opponent, opponent_ret
+                who = policy, seat, opponent, opponent_ret, *game
                 records.append(EpisodeRecord(actor, split, row, ret, length, *who))
             arrays["head"][actor, 0] = tail
         return records
@@ -152,9 +176,9 @@ class Evaluation(NamedTuple):
     """The result of one evaluation, or of one evaluator's part of it.
 
     ``policy_version`` and ``env_steps`` (of training) are those of the moment when the weights were
-    copied. Returns are sums of raw rewards; lengths are in env steps. With an evaluation function
-    of the user's own, the statistics that it does not return are NaN, and ``extra`` has its other
-    metrics by name."""
+    copied. Returns are sums of raw rewards; lengths are in env steps. ``extra`` has further metrics
+    by name: of the types of agents, if there are several, and of an evaluation function of the
+    user's own, with which the statistics that it does not return are NaN."""
 
     policy_version: int
     env_steps: int
@@ -165,6 +189,16 @@ class Evaluation(NamedTuple):
     return_max: float
     length_mean: float
     extra: Mapping[str, float] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, policy_version: int, env_steps: int, values: Mapping[str, float]) -> Evaluation:
+        """Return the evaluation of these weights with the statistics ``values``, by name. Those of
+        its own that are missing are NaN; others become ``extra``."""
+        own = dict.fromkeys(cls._fields[3:-1], math.nan)
+        extra = {name: value for name, value in values.items() if name not in cls._fields}
+        known = {name: values.get(name, nan) for name, nan in own.items()}
+        episodes = int(values["episodes"])
+        return cls(policy_version, env_steps, episodes, **known, extra=extra)
 
     def scalars(self) -> dict[str, float]:
         """Return all values that are known, by name."""

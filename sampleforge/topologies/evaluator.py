@@ -134,9 +134,8 @@ def add_evaluators(
             group,
             config.evaluation_function,
         )
-        extra = EXTRA_BYTES if settings.function is not None else 0
         channels = EvaluatorChannels(
-            weights, Evaluations(extra_bytes=extra), Wakeup(), others, board, tasks
+            weights, Evaluations(extra_bytes=EXTRA_BYTES), Wakeup(), others, board, tasks
         )
         make_envs = partial(evaluation_envs, env, settings.episodes, settings.seed, settings.part)
         if tasks is not None:

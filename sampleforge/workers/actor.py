@@ -218,18 +218,20 @@ class ActorWorker(EventDriven):
     def _collect(self, split: Split) -> bool:
         """Receive the environments' step directly into the slots."""
         started = perf_counter()
-        steps = [(stream, stream.step_out()) for stream in split.streams]
-        ended = [self._recv(split, stream, out) for stream, out in steps]
+        outs = [stream.step_out() for stream in split.streams]
+        ended = [self._recv(split, s, out) for s, out in zip(split.streams, outs, strict=True)]
         split.stepping = False
         self._count["env_s"][0] += perf_counter() - started
         self._count["split_steps"][0] += 1
         self._count_rebuilt(split)
-        for (stream, out), episodes in zip(steps, ended, strict=True):
-            stream.keep(out, episodes)
-        for (stream, out), episodes in zip(steps, ended, strict=True):
+        for stream, out, episodes in zip(split.streams, outs, ended, strict=True):
             if isinstance(stream, Stream):
-                self._account(split, stream, out, episodes)
+                stream.keep(out, episodes)
+                self._account(split, stream, out)
                 stream.ask_final(out)
+        if records := split.records(outs, ended):
+            self._count["episodes"] += sum(not record.more for record in records)
+            self._episodes.put(records, self._beat)
         return True if split.valuing else self._next(split)
 
     def _recv(self, split: Split, stream: Stream | FrozenStream, out: StepOut) -> list[Episode]:
@@ -242,8 +244,8 @@ class ActorWorker(EventDriven):
         """Return the same error with the name of this actor and the split."""
         return NotFiniteError(f"{self.name}, split {split.index}, {error}")
 
-    def _account(self, split: Split, stream: Stream, out: StepOut, episodes: list[Episode]) -> None:
-        """Count a step of one seat, and send the episodes that ended with it."""
+    def _account(self, split: Split, stream: Stream, out: StepOut) -> None:
+        """Count a step of one seat."""
         steps = np.count_nonzero(out.valid)
         self._count["env_steps"][0] += steps
         self._count["env_frames"][0] += steps * split.env.spec.frame_skip
@@ -251,9 +253,6 @@ class ActorWorker(EventDriven):
         if events.dropped_steps != stream.dropped_steps:
             self._count_dropped(split, events.dropped_steps - stream.dropped_steps, events.first)
             stream.dropped_steps = events.dropped_steps
-        if episodes:
-            self._count["episodes"] += len(episodes)
-            self._episodes.put(split.records(stream, episodes), self._beat)
 
     def _count_rebuilt(self, split: Split) -> None:
         if split.env.rebuilt != split.rebuilt:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.games import OF_TYPE, Games, means_of_types, types_of_seats
 from sampleforge.env.place import Place
 from sampleforge.env.registry import for_evaluation, make_vector
 from sampleforge.env.seeding import row_seeds
@@ -50,11 +52,15 @@ class StepListener(Protocol):
 
 class PlayedEpisode(NamedTuple):
     """An episode: ``ret``, the sum of its raw rewards, ``length`` in env steps, and whether it was
-    ``cut`` by the player's limit."""
+    ``cut`` by the player's limit.
+
+    With several agents it is a whole game, ``ret`` is the mean over the agents that the policy
+    played in it, and ``of_type`` has the mean over the agents of each type, by the type."""
 
     ret: float
     length: int
     cut: bool = False
+    of_type: Mapping[str, float] = MappingProxyType({})
 
 
 EVALUATORS = 3_000_000
@@ -74,12 +80,10 @@ class EvaluationPart(NamedTuple):
         begin, end = (rows * i // self.evaluators for i in (self.evaluator, self.evaluator + 1))
         return range(begin, end)
 
-    def episodes(self, episodes: int, agents: int = 1) -> int:
-        """Return the number of the part's episodes, with so many agents in each row."""
-        rows = min(MAX_ROWS, episodes)
-        each, more = divmod(episodes, rows * agents)
-        own = self.rows(episodes)
-        return sum(each + (agent * rows + row < more) for agent in range(agents) for row in own)
+    def episodes(self, episodes: int) -> int:
+        """Return the number of the part's episodes."""
+        each, more = divmod(episodes, min(MAX_ROWS, episodes))
+        return sum(each + (row < more) for row in self.rows(episodes))
 
     def seed(self, seed: int) -> int:
         """Return the seed of the part's action sampling, in an evaluation with ``seed``."""
@@ -107,13 +111,11 @@ def evaluation_seed(seed: int) -> int:
 
 
 class _Seat:
-    """One agent of every row: its env vector, the policy that plays it, and where it is. ``first``:
-    the number of its first row among those whose episodes count; None if they do not."""
+    """One agent of every row: its env vector, the policy that plays it, and where it is."""
 
-    def __init__(self, env: EnvVector, policy: EpisodePolicy, first: int | None) -> None:
+    def __init__(self, env: EnvVector, policy: EpisodePolicy) -> None:
         self.env = env
         self.policy = policy
-        self.first = first
         self.out = own_outputs(env.spec, env.num_rows)
         self.out.first.fill(True)
         self.state = policy.initial_state(env.num_rows)
@@ -124,9 +126,9 @@ class EpisodePlayer:
     """Plays ``episodes`` episodes on ``envs``, which must not have been reset, one vector step at a
     time.
 
-    In a multi-agent environment ``policy`` plays all agents of the agent group ``group``, whose
-    episodes are counted, and ``others`` has the policies of the other groups, by their index; a row
-    is then an agent of an env row.
+    In a multi-agent environment an episode is a whole game (see `sampleforge.env.games`).
+    ``policy`` plays all agents of the agent group ``group``, whose mean return is that of the game,
+    and ``others`` has the policies of the other groups, by their index.
 
     Every row plays the same number of episodes (the first rows one more), so that short episodes
     are not over-represented. Afterwards the row continues, but its episodes are not counted.
@@ -149,7 +151,7 @@ class EpisodePlayer:
         group: int = 0,
         others: Mapping[int, EpisodePolicy] | None = None,
     ) -> None:
-        rows = self.num_rows = envs.num_rows * envs.spec.agent_groups[group].num_agents
+        rows = self.num_rows = envs.num_rows
         self._envs = envs
         self._played: list[list[PlayedEpisode]] = [[] for _ in range(rows)]
         self._quota: list[int]
@@ -163,13 +165,13 @@ class EpisodePlayer:
         policies = {**(others or {}), group: policy}
         self._stochastic = stochastic
         self._generator = torch.Generator().manual_seed(seed)
-        self._seats: list[_Seat] = []
-        counted = 0
-        for seat in envs.seats:
-            own = envs.spec.group_of(seat.agent)
-            first = counted * envs.num_rows if own == group else None
-            counted += own == group
-            self._seats.append(_Seat(seat, policies[own], first))
+        groups = [envs.spec.group_of(seat.agent) for seat in envs.seats]
+        self._seats = [
+            _Seat(seat, policies[own]) for seat, own in zip(envs.seats, groups, strict=True)
+        ]
+        self._games = Games(envs.seats)
+        self._counted = [seat for seat, own in enumerate(groups) if own == group]
+        self._types = types_of_seats(envs.spec)
         self._out = self._seats[0].out
         self.listener: StepListener | None = None
         """Is told of every step."""
@@ -231,18 +233,19 @@ class EpisodePlayer:
                 self.listener.acting(out, actions)
             seat.env.send(actions)
         self.steps += 1
+        ended = []
         for seat in self._seats:
-            ended = seat.env.recv(seat.out)
+            ended.append(seat.env.recv(seat.out))
             if self.listener is not None:
                 self.listener.stepped(seat.out)
-            if seat.first is None:
-                continue
-            for episode in ended:
-                cut = self.limit is not None and episode.length >= self.limit
-                played = PlayedEpisode(episode.ret, episode.length, cut)
-                self._count(seat.first + episode.row, played)
-            if not self.can_cut:
-                self._end_at_limit([episode.row for episode in ended])
+        for game in self._games.step([seat.out for seat in self._seats], ended):
+            ret = game.mean(self._counted)
+            if ret is not None:
+                cut = self.limit is not None and game.length >= self.limit
+                of_type = means_of_types(game, self._types)
+                self._count(game.row, PlayedEpisode(ret, game.length, cut, of_type))
+        if not self.can_cut:
+            self._end_at_limit([episode.row for episode in ended[0]])
 
     def _count(self, row: int, episode: PlayedEpisode) -> None:
         if len(self._played[row]) < self._quota[row]:
@@ -263,8 +266,14 @@ class EpisodePlayer:
 
 def outcome(played: Sequence[PlayedEpisode]) -> dict[str, Any]:
     """Return the statistics of episodes: their number, and mean, standard deviation, minimum and
-    maximum of their returns, and their mean length in env steps."""
+    maximum of their returns, and their mean length in env steps; then the mean return of each type
+    of agents, over the games in which it took part, if there are several."""
     returns = np.array([episode.ret for episode in played])
+    types = dict.fromkeys(name for episode in played for name in episode.of_type)
+    of_type = {
+        name: [episode.of_type[name] for episode in played if name in episode.of_type]
+        for name in types
+    }
     return {
         "episodes": len(played),
         "return_mean": float(returns.mean()),
@@ -272,4 +281,5 @@ def outcome(played: Sequence[PlayedEpisode]) -> dict[str, Any]:
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
         "length_mean": float(np.mean([episode.length for episode in played])),
+        **{f"{OF_TYPE}{name}": float(np.mean(means)) for name, means in of_type.items()},
     }

@@ -12,7 +12,6 @@ by name::
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from sampleforge.shared.records import Evaluation
 from sampleforge.workers.episode_player import PlayedEpisode, outcome
 
 EXTRA_BYTES = 4096
-"""Room for the metrics of a function of the user's own, as JSON."""
+"""Room for the metrics of a function of the user's own or of the types of agents, as JSON."""
 
 
 class EvaluationCancelled(Exception):
@@ -105,7 +104,5 @@ def evaluation_of(name: str, metrics: Any, context: EvaluationContext) -> Evalua
                 f"--evaluation-function {name} returned a metric {reserved!r}, which is a name of "
                 "the evaluated weights; give it another name"
             )
-    episodes = int(given.pop("episodes", context.num_played))
-    usual = [given.pop(field, math.nan) for field in Evaluation._fields[3:-1]]
-    weights = context.policy_version, context.env_steps
-    return Evaluation._make([*weights, episodes, *usual, given])
+    given.setdefault("episodes", context.num_played)
+    return Evaluation.of(context.policy_version, context.env_steps, given)

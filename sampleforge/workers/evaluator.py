@@ -201,11 +201,10 @@ class EvaluatorWorker(EventDriven):
         with told_of_rows(self._beat):
             self._envs = make_envs() if tasks is None else at_newest(tasks, make_envs)
         self._rebuilt = 0
-        agents = self._envs.spec.agent_groups[settings.group].num_agents
         return EpisodePlayer(
             self._envs,
             FrozenPolicy(self._model),
-            part.episodes(episodes, agents),
+            part.episodes(episodes),
             stochastic=stochastic,
             seed=part.seed(settings.seed),
             group=settings.group,
@@ -251,7 +250,7 @@ class EvaluatorWorker(EventDriven):
 
     def _finish(self, player: EpisodePlayer) -> None:
         self._count_episodes(player)
-        self._report(Evaluation(self._version, self._frozen_at, **outcome(player.played)))
+        self._report(Evaluation.of(self._version, self._frozen_at, outcome(player.played)))
         self.close()
 
     def _count_episodes(self, player: EpisodePlayer) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.env.vector import Episode, StepOut
+from sampleforge.env.vector import StepOut
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.stacked import NetworkOfEachRow, network_of_each_row
@@ -136,7 +136,6 @@ class FrozenStream:
     ``seat`` is the stream that fills slots when a trained policy plays the seat; the two share the
     observation with which the next step begins. ``snapshots`` int64 [rows]: the snapshot that each
     row plays with. ``whole`` bool [rows]: whether it has played the whole current episode.
-    ``returns`` float64 [rows]: the return of each row's last episode.
     """
 
     def __init__(self, seat: Stream, port: FrozenPort) -> None:
@@ -147,7 +146,6 @@ class FrozenStream:
         self._inference = port.inference
         self.snapshots = port.inference.add(seat.index, rows)
         self.whole = np.zeros(rows, np.bool_)
-        self.returns = np.zeros(rows)
         self._state = np.zeros((rows, port.inference.state_size), np.float32)
         self._reward = np.zeros(rows, np.float32)
         self._flags = np.zeros((3, rows), np.bool_)
@@ -185,14 +183,7 @@ class FrozenStream:
         seat = self.seat
         return StepOut(self._reward, terminated, truncated, valid, seat.carry, seat.carry_first)
 
-    def keep(self, out: StepOut, episodes: list[Episode]) -> None:
-        """Keep the returns of the episodes that ended."""
-        for episode in episodes:
-            self.returns[episode.row] = episode.ret
-
-    def opponent(self, row: int) -> tuple[int, float]:
+    def opponent(self, row: int) -> int:
         """Return the snapshot that has played the whole episode of ``row`` that has just ended
-        (`NO_SNAPSHOT` if there is none), and its return."""
-        if not self.whole[row]:
-            return NO_SNAPSHOT, 0.0
-        return int(self.snapshots[row]), float(self.returns[row])
+        (`NO_SNAPSHOT` if there is none)."""
+        return int(self.snapshots[row]) if self.whole[row] else NO_SNAPSHOT

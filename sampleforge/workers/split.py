@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sampleforge.env.vector import EnvVector, Episode
-from sampleforge.shared.records import EpisodeRecord
+from sampleforge.env.games import Game, Games
+from sampleforge.env.vector import EnvVector, Episode, StepOut
+from sampleforge.shared.records import NO_SNAPSHOT, EpisodeRecord
 from sampleforge.workers.frozen import FrozenPort, FrozenStream
 from sampleforge.workers.policy_mapping import StreamId
 from sampleforge.workers.stream import PolicyPort, Stream
+
+FROZEN = -1
+"""In the place of a policy: a frozen one has played."""
 
 
 class Split:
@@ -22,8 +26,10 @@ class Split:
     """
 
     def __init__(self, actor: int, index: int, env: EnvVector, rollouts: int) -> None:
+        self._actor = actor
         self.index = index
         self.env = env
+        self._games = Games(env.seats)
         self.seats = tuple(
             Stream(
                 StreamId(actor, index, seat, each.agent, env.spec.group_of(each.agent)),
@@ -74,14 +80,33 @@ class Split:
         """Return whether the actions of all seats are there."""
         return all([stream.is_answered() for stream in self.streams])
 
-    def records(self, stream: Stream, episodes: Sequence[Episode]) -> list[EpisodeRecord]:
-        """Return the records of episodes of one stream that have just ended."""
-        actor, split, seat, *_ = stream.id
-        frozen = [each for each in self.streams if isinstance(each, FrozenStream)]
+    def records(
+        self, outs: Sequence[StepOut], ended: Sequence[Sequence[Episode]]
+    ) -> list[EpisodeRecord]:
+        """Return the records of the games that ended with a step: of the agents that trained
+        policies played. ``outs``, ``ended``: of all streams, in their order."""
+        players = [each.policy if isinstance(each, Stream) else FROZEN for each in self.streams]
+        games = self._games.step(outs, ended, players)
+        return [record for game in games for record in self._records_of(game)]
+
+    def _records_of(self, game: Game) -> list[EpisodeRecord]:
+        """Return the records of one game."""
+        trained = [(seat, part) for seat, part in game.parts.items() if part.player != FROZEN]
+        against = self._opponent(game)
         return [
             EpisodeRecord(
-                *(actor, split, row, ret, length, stream.policy, seat),
-                *(frozen[0].opponent(row) if frozen else ()),
+                *(self._actor, self.index, game.row, part.ret, part.length, part.player, seat),
+                *(*against, len(trained) - number, game.length),
             )
-            for row, ret, length in episodes
+            for number, (seat, part) in enumerate(trained, 1)
         ]
+
+    def _opponent(self, game: Game) -> tuple[int, float]:
+        """Return the snapshot of the first frozen opponent in a game, if one has played all of it,
+        and its return."""
+        for each in (each for each in self.streams if isinstance(each, FrozenStream)):
+            part = game.parts.get(each.seat.id.seat)
+            if part is not None and part.player == FROZEN:
+                snapshot = each.opponent(game.row)
+                return snapshot, 0.0 if snapshot == NO_SNAPSHOT else part.ret
+        return NO_SNAPSHOT, 0.0

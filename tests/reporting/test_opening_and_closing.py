@@ -102,10 +102,14 @@ def test_the_resume_command_is_the_whole_command(typed: str) -> None:
 def test_the_end_line_and_the_next_commands() -> None:
     measured: dict[str, Any] = {"wall_s": 65.0, "env_steps": 12_345, "return_mean": 1.5}
     folder = Path("runs/a b").absolute()
-    line = end_line("finished", {**measured, "return_best": 2.5}, folder)
-    assert line == (
-        "Finished after 1:05: 12,345 env steps, mean return 1.50, best 2.50, in runs/a b"
+    measured |= {"return_episodes": 100.0, "return_is_early": False, "return_best": 2.5}
+    assert end_line("finished", measured, folder) == (
+        "Finished after 1:05: 12,345 env steps, mean return 1.50 of the last 100 episodes, best "
+        "2.50, in runs/a b"
     )
+    early = {"return_episodes": 7.0, "return_is_early": True, "return_best": None}
+    line = end_line("finished", {**measured, **early}, folder)
+    assert "mean return 1.50 of the first 7 episodes only (not every env row has ended one" in line
     none = {**measured, "return_mean": None, "return_best": None}
     assert "no episode has ended" in end_line("interrupted", none, folder)
     asked = ApexConfig(env="E")

@@ -177,3 +177,62 @@ class Walkers(MixedGoals):
     def step(self, actions: dict[str, Any]) -> Dicts:
         acted = {a: [float(action)] if a == "caller" else action for a, action in actions.items()}
         return super().step(acted)
+
+
+class Game:
+    """A game whose returns ``paid`` are known beforehand, by agent: each is paid when its agent
+    leaves, after ``leaves`` steps of the agent (default: when the game ends, after 4 steps, or 6 in
+    every second one). ``taller``: agents with observations of another shape."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "game"}
+
+    def __init__(
+        self,
+        paid: dict[str, float],
+        leaves: dict[str, int] | None = None,
+        taller: tuple[str, ...] = (),
+    ) -> None:
+        self.possible_agents = list(paid)
+        self.agents: list[str] = []
+        self._paid, self._leaves, self._taller = paid, leaves or {}, taller
+        self._steps, self._games = 0, 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1, 1, (2 + (agent in self._taller),), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def _look(self) -> dict[str, Any]:
+        return {a: np.zeros(self.observation_space(a).shape, np.float32) for a in self.agents}
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._games += 1
+        self._steps, self.agents = 0, list(self.possible_agents)
+        return self._look(), {a: {} for a in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        self._steps += 1
+        end = 4 if self._games % 2 else 6
+        over = {a: self._steps >= self._leaves.get(a, end) for a in self.agents}
+        observations, no = self._look(), dict.fromkeys(self.agents, False)
+        rewards = {agent: self._paid[agent] * over[agent] for agent in self.agents}
+        self.agents = [agent for agent in self.agents if not over[agent]]
+        return observations, rewards, over, no, {agent: {} for agent in over}
+
+    def close(self) -> None:
+        pass
+
+
+def zero_sum() -> Game:
+    """A game that its first agent always wins."""
+    return Game({"player_0": 1.0, "player_1": -1.0})
+
+
+def hunt(apart: bool = False) -> Game:
+    """A game of one against three, of whom one leaves early: 8, and 0, -2 and -4. ``apart``: the
+    two sides have other observations."""
+    paid = {"hunter_0": 8.0, "prey_0": 0.0, "prey_1": -2.0, "prey_2": -4.0}
+    return Game(paid, {"prey_1": 2}, ("hunter_0",) if apart else ())

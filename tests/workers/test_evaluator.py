@@ -31,7 +31,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import COUNTERS
-from sampleforge.workers.episode_player import EpisodePlayer, evaluation_envs
+from sampleforge.workers.episode_player import EpisodePlayer, PlayedEpisode, evaluation_envs
 from sampleforge.workers.evaluator import EvaluationSettings, EvaluatorChannels, EvaluatorWorker
 from tests.support.envs import code_reward, episode_length
 from tests.support.one_weight import OneWeight
@@ -176,7 +176,7 @@ def test_every_row_plays_its_share(episodes: int) -> None:
         for k in range(episodes // rows + (row < episodes % rows)):
             length = episode_length(seed % 1000, k, 9)
             ret = sum(code_reward(seed % 1000, k, step + 1) for step in range(length))
-            expected.append((ret, length, False))
+            expected.append(PlayedEpisode(ret, length))
     assert player.played == expected and len(expected) == episodes
 
 

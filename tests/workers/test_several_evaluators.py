@@ -118,14 +118,13 @@ def test_several_evaluators_play_what_one_would(evaluators: int, episodes: int) 
     assert found[:-1] == pytest.approx(expected(episodes)[:-1], rel=1e-12)
 
 
-@pytest.mark.parametrize("agents", [1, 2, 3])
 @pytest.mark.parametrize("episodes", [3, 16, 17, 50])
-def test_the_parts_are_all_rows_and_all_episodes_once(episodes: int, agents: int) -> None:
+def test_the_parts_are_all_rows_and_all_episodes_once(episodes: int) -> None:
     rows = min(16, episodes)
     for evaluators in range(1, rows + 1):
         parts = [EvaluationPart(index, evaluators) for index in range(evaluators)]
         assert [row for part in parts for row in part.rows(episodes)] == list(range(rows))
-        shares = [part.episodes(episodes, agents) for part in parts]
+        shares = [part.episodes(episodes) for part in parts]
         assert sum(shares) == episodes and min(shares) >= 1
         assert len({part.seed(7) for part in parts}) == evaluators and parts[0].seed(7) == 7
 
