@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sampleforge.session.callback import Callback
-from sampleforge.workers.metrics import DivergedError
+from sampleforge.session.callback import Callback, Message
+from sampleforge.workers.metrics import SKIPPED, DivergedError
 
 if TYPE_CHECKING:
     from sampleforge.session.session import Session
@@ -16,6 +16,13 @@ class Learned(Callback):
     """Warns of a run that ends before its first update, at its start if that is known then, and at
     its end. Ends a run of which no update was applied, at its last report, with DivergedError.
     Every session has one."""
+
+    def __init__(self) -> None:
+        self._cause = "no gradient was finite"
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if SKIPPED in message.text:
+            self._cause = message.text
 
     def on_start(self, session: Session) -> None:
         config, progress = session.resolved, session.graph.progress
@@ -42,8 +49,7 @@ class Learned(Callback):
             if made and not applied:
                 raise DivergedError(
                     f"{_subject(session, policy.id)} has learned nothing: none of its {made:,} "
-                    "updates was applied, because no gradient was finite; a warning in log.txt "
-                    "names the cause"
+                    f"updates was applied: {self._cause}"
                 )
 
     def on_stop(self, session: Session) -> None:

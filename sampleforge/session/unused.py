@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sampleforge.config import typed
 from sampleforge.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
+from sampleforge.spec import ACTION_MASK
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, MarwilConfig
 from sampleforge.topologies.population_config import PbtRulesConfig
 
 if TYPE_CHECKING:
+    from sampleforge.encoding import Encoding
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.registry import AnyPlan
 
+CONVOLUTIONS = ("nature_cnn", "dqn_cnn", "doom_cnn", "impala_resnet")
+"""The built-in encoders with convolutions."""
 MOST_PER_CORE = 3
 """Workers per core beyond which a run is warned of."""
 
@@ -33,6 +37,16 @@ class Resolved(NamedTuple):
         """Whether an action is a Box."""
         groups = self.spec.agent_groups
         return any(leaf.kind == "box" for group in groups for leaf in group.actions.values())
+
+    @property
+    def encodings(self) -> list[Encoding]:
+        """How each observation leaf is encoded, of all agent groups."""
+        return [
+            encoding
+            for group in self.spec.agent_groups
+            for name, encoding in self.config.model.encodings(group.observations).items()
+            if name != ACTION_MASK
+        ]
 
     @property
     def clones(self) -> bool:
@@ -90,6 +104,24 @@ RULES = (
         "model.cnn_features",
         lambda run: run.config.model.encoder == "mlp",
         "the encoder has no convolutions (--model.encoder mlp)",
+    ),
+    Rule(
+        "model.hidden_sizes",
+        lambda run: (
+            run.config.model.encoder in CONVOLUTIONS
+            and all(encoding.is_convolved for encoding in run.encodings)
+        ),
+        "all observations go through convolutions; --model.cnn-features is the width behind them",
+    ),
+    Rule(
+        "model.normalise_observations",
+        lambda run: all(encoding.kind != "vector" for encoding in run.encodings),
+        "no observation is a vector of measurements",
+    ),
+    Rule(
+        "model.embedding_size",
+        lambda run: not any(encoding.embedding for encoding in run.encodings),
+        "no observation is embedded (--model.embed-above)",
     ),
     Rule(
         "learner_threads",

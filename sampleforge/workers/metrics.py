@@ -65,6 +65,8 @@ def _weight(name: str, metrics: dict[str, float]) -> float:
 
 MAX_SKIPPED_UPDATES = 10
 """Number of successive updates with all gradient steps skipped that ends the run."""
+SKIPPED = "gradient steps of an update were skipped"
+"""In the warning of the first steps that were skipped, which names the cause."""
 FAR_TOO_LARGE = 1e9
 """Rewards and observations beyond this are named as the cause of gradients that are not finite."""
 
@@ -103,8 +105,8 @@ class Divergence:
         if self._counts and not self._warned:
             self._warned = True
             text = (
-                f"{skipped} of {steps} gradient steps of an update were skipped, because the "
-                f"gradient was not finite {seen}. Such steps are counted as skipped_updates"
+                f"{skipped} of {steps} {SKIPPED}, because the gradient was not finite {seen}. Such "
+                "steps are counted as skipped_updates"
             )
             send("log", ("warning", text))
         if self._in_a_row == MAX_SKIPPED_UPDATES:

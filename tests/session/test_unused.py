@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from sampleforge.config import from_plain
 from sampleforge.folder.stored_config import flat_fields
@@ -26,11 +27,22 @@ from sampleforge.topologies.config import (
     DdppoConfig,
     MarwilConfig,
 )
+from tests.support.envs import CodeEnv
 from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset
 
 CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "device": "cpu"}
+PIXELS: dict[str, Any] = {"env": f"{__name__}:Pixels", "device": "cpu", "num_workers": 1}
 BOX: dict[str, Any] = {"env": "Pendulum-v1", "device": "cpu"}
+
+
+class Pixels(CodeEnv):
+    """A CodeEnv that shows one picture."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)  # type: ignore[arg-type]
+
+    def observation(self) -> Any:
+        return np.zeros((36, 36, 3), np.uint8)
 
 
 def told(config: AnyConfig) -> list[str]:
@@ -65,6 +77,16 @@ def told(config: AnyConfig) -> list[str]:
         ),
         (AppoConfig(**BOX, model=ModelConfig(initial_log_std=-1.0, squash_actions=True)), []),
         (AppoConfig(**CARTPOLE, model=ModelConfig(cnn_features=64)), ["--model.cnn-features 64"]),
+        (AppoConfig(**CARTPOLE, model=ModelConfig(hidden_sizes=(8,))), []),
+        (
+            AppoConfig(**PIXELS, model=ModelConfig(hidden_sizes=(8,), embedding_size=4)),
+            ["--model.hidden-sizes 8", "--model.embedding-size 4"],
+        ),
+        (
+            AppoConfig(**PIXELS, model=ModelConfig(normalise_observations=False)),
+            ["--model.no-normalise-observations"],
+        ),
+        (AppoConfig(**PIXELS, model=ModelConfig(cnn_features=8)), []),
         (AppoConfig(**CARTPOLE, num_policy_workers=2), ["--num-policy-workers 2"]),
         (AppoConfig(**CARTPOLE, num_policy_workers=2, inference="worker"), []),
         (AppoConfig(**CARTPOLE, serial=True, max_worker_restarts=9), ["--max-worker-restarts 9"]),
