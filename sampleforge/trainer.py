@@ -290,7 +290,8 @@ class Trainer:
     def restore(self, path: str | Path) -> None:
         """Have every policy continue from the newest checkpoint in the run folder ``path``: with
         its weights, optimiser, hyperparameters and random generators. Env steps, statistics and
-        the replay stay those of this run.
+        the replay stay those of this run, and so do hyperparameters that its config sets (to
+        another value than the default). config.yaml has what is used.
 
         Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
         ValueError if it is of another model, and CheckpointError if it is damaged.
@@ -315,7 +316,8 @@ class Trainer:
             found.append(loaded[0])
         with DeferredInterrupt():
             for group, checkpoint in zip(groups, found, strict=True):
-                load_into(session, group, checkpoint.tensors, checkpoint.state["learner"])
+                plain = session.with_given(checkpoint.state["learner"])
+                load_into(session, group, checkpoint.tensors, plain)
 
     def export(
         self, path: str | Path, format: Format | None = None, policy: int | str = 0

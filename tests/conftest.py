@@ -41,6 +41,7 @@ import pytest
 
 from tests.support import REPO
 from tests.support.command_server import COMMAND_SERVER, popen_by_exec
+from tests.support.folders import contents, trained_in
 from tests.support.litter import SESSION, Footprint
 from tests.support.processes import (
     GRACE_S,
@@ -235,7 +236,7 @@ def start_cli(tmp_path: Path) -> Iterator[StartCli]:
 
 
 @pytest.fixture
-def run_cli(start_cli: StartCli) -> RunCli:
+def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
     """`run_cli(*args, timeout=60, **as_start_cli)` -> CompletedProcess of `start_cli(*args)`,
     whatever its exit code. A command that takes longer fails the test, with what it printed and the
     stacks of its processes."""
@@ -246,6 +247,8 @@ def run_cli(start_cli: StartCli) -> RunCli:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
+        folder = trained_in(args, cwd or tmp_path)
+        before = None if folder is None else contents(folder)
         process = start_cli(*args, cwd=cwd, env=env)
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -255,6 +258,30 @@ def run_cli(start_cli: StartCli) -> RunCli:
             kill(members)
             stdout, stderr = process.communicate()
             pytest.fail(f"{' '.join(args)}: more than {timeout:g} s\n{stdout}\n{stderr}\n{stacks}")
+        if folder is not None and process.returncode == 2:
+            assert contents(folder) == before, f"a refused command has changed {folder}: {stderr}"
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def refusals_change_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that cannot be opened, whatever the reason, leaves its run folder as it was."""
+    module = sys.modules.get("sampleforge.session.session")
+    if module is None:
+        return
+    opened = module.Session.open
+
+    def checked(session: Any) -> None:
+        run_dir = session.asked.run_dir
+        before = None if run_dir is None else contents(Path(run_dir))
+        try:
+            opened(session)
+        except BaseException as error:
+            if run_dir is not None:
+                after = contents(Path(run_dir))
+                assert after == before, f"a refused run has changed {run_dir}: {error}"
+            raise
+
+    monkeypatch.setattr(module.Session, "open", checked)

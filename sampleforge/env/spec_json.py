@@ -39,8 +39,8 @@ def spec_to_plain(spec: EnvSpec) -> Plain:
     plain: Plain = {
         "format": FORMAT,
         "env_id": spec.env_id,
-        "observation_space": _space_to_plain(declared.observation),
-        "action_space": _space_to_plain(declared.action),
+        "observation_space": space_to_plain(declared.observation),
+        "action_space": space_to_plain(declared.action),
         "mask_in_info": declared.mask_in_info,
         "frame_stack": {n: leaf.stack for n, leaf in spec.observations.items() if leaf.stack},
         "rescale_actions": spec.actions != action_specs(declared.action),
@@ -104,12 +104,14 @@ def spec_from_plain(plain: Any, where: str = "") -> EnvSpec:
     return replace(spec, other_groups=tuple(others))
 
 
-def _space_to_plain(space: gym.Space[Any]) -> Plain:
+def space_to_plain(space: gym.Space[Any]) -> Plain:
+    """Return a space as plain JSON values, which are equal for equal spaces. Raises ConfigError for
+    a space that has no such form."""
     if isinstance(space, spaces.Dict):
-        children = [[_key(key), _space_to_plain(child)] for key, child in space.spaces.items()]
+        children = [[_key(key), space_to_plain(child)] for key, child in space.spaces.items()]
         return {"type": "Dict", "spaces": children}
     if isinstance(space, spaces.Tuple):
-        return {"type": "Tuple", "spaces": [_space_to_plain(child) for child in space.spaces]}
+        return {"type": "Tuple", "spaces": [space_to_plain(child) for child in space.spaces]}
     if isinstance(space, spaces.Discrete):
         dtype = np.dtype(space.dtype).name
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}

@@ -35,13 +35,16 @@ class StoredPolicy:
 class OpenRun:
     """An open run folder.
 
-    ``config``: the user's config with a seed; if the run resumes, also with the values that its
-    first part had chosen. ``policies``: one entry per policy group; if there are several, each has
-    a folder of checkpoints."""
+    ``asked``: the user's config; if the run resumes, with the settings that its first part was
+    given and the user leaves at their defaults. ``config``: the same with a seed, and with the
+    values that the first part had chosen. ``policies``: one entry per policy group; if there are
+    several, each has a folder of checkpoints. ``notes``: what the user is to know."""
 
+    asked: AnyConfig
     config: AnyConfig
     folder: RunFolder
     policies: tuple[StoredPolicy, ...]
+    notes: Sequence[str] = ()
 
     @property
     def earlier(self) -> dict[str, Any]:
@@ -51,46 +54,68 @@ class OpenRun:
             key=lambda earlier: int(earlier.get("env_steps", -1)),
         )
 
+    def prepare(self, resources: ExitStack) -> None:
+        """Prepare the folder for the run, once nothing can be refused any more. ``resources``
+        removes what it leaves unfinished. Raises OSError or ConfigError if that is not possible."""
+        self.folder.prepare()
+        for policy in self.policies:
+            resources.callback(policy.replays.remove_unfinished)
+
 
 def open_folder(
     asked: AnyConfig,
-    resolved: AnyConfig,
+    resolve: Callable[[AnyConfig], AnyConfig],
     resources: ExitStack,
     interrupted: Callable[[], bool],
     log: Callable[[str], None],
     policies: Sequence[str] = (ONLY_POLICY,),
 ) -> OpenRun:
     """Open the run folder of the config ``asked`` (as the user gave it); ``resources`` closes it.
+    Nothing in it changes before `OpenRun.prepare`.
 
-    ``resolved``: the same config with its defaults resolved for the environment. ``interrupted``
-    returns whether the run was asked to end; ``log`` gets messages about damaged files;
-    ``policies``: ids of the policy groups. Raises ConfigError if the run may not start, or resume,
-    in the folder."""
+    ``resolve`` resolves the defaults of a config for the environment. ``interrupted`` returns
+    whether the run was asked to end; ``log`` gets messages about damaged files; ``policies``: ids
+    of the policy groups. Raises ConfigError if the run may not start, or resume, in the folder."""
     path = Path(asked.run_dir) if asked.run_dir else default_run_dir(asked)
     folder = RunFolder(path.absolute())
     folder.create()
     resources.callback(folder.close)
-    config = asked
+    try:
+        return _opened(folder, asked, resolve, interrupted, log, policies)
+    except BaseException:
+        folder.discard()
+        raise
+
+
+def _opened(
+    folder: RunFolder,
+    asked: AnyConfig,
+    resolve: Callable[[AnyConfig], AnyConfig],
+    interrupted: Callable[[], bool],
+    log: Callable[[str], None],
+    policies: Sequence[str],
+) -> OpenRun:
+    """Read what a locked folder has; see `open_folder`."""
+    config, notes = asked, list[str]()
     resuming = folder.resumes(config)
     if resuming:
-        config = folder.check_resume(config, resolved)
+        asked, config, notes = folder.check_resume(config, resolve)
     stored = []
     for policy in policies:
         path = folder.checkpoints if len(policies) == 1 else folder.checkpoints / policy
         stored.append(_stored_policy(policy, path, asked, interrupted, log))
-        resources.callback(stored[-1].replays.remove_unfinished)
     if resuming:
         _check_policies(folder, stored, log)
     if config.seed is None:
         config = dataclasses.replace(config, seed=secrets.randbelow(2**31))
     if resuming and config.benchmark:
         raise ConfigError(
-            f"run folder {path} holds a training run, whose config and summary --benchmark "
+            f"run folder {folder.path} holds a training run, whose config and summary --benchmark "
             "would overwrite; give another --run-dir"
         )
     if config.benchmark:  # its length is --benchmark-seconds
         config = dataclasses.replace(config, train_for_env_steps=None, train_for_seconds=None)
-    return OpenRun(config, folder, tuple(stored))
+    return OpenRun(asked, config, folder, tuple(stored), notes)
 
 
 def _stored_policy(

@@ -39,9 +39,17 @@ class ResumeCheckpoint:
         self._store = store
 
     def weights(self, model: torch.nn.Module) -> int:
-        """Load the weights of the checkpoint into ``model``; return their policy version."""
+        """Load the weights of the checkpoint into ``model``; return their policy version. Raises
+        ConfigError if they are those of another network."""
         checkpoint = self._load()
-        load_weights(model, model_tensors(checkpoint.tensors))
+        try:
+            load_weights(model, model_tensors(checkpoint.tensors))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the checkpoint in {self._store.folder} is of another network: "
+                f"{' '.join(str(error).split())}; undo the change of the encoder or the model, or "
+                "start a new run with another --run-dir"
+            ) from error
         return int(checkpoint.state["learner"]["version"])
 
     def learner(self, learner: LoadableLearner) -> None:

@@ -10,9 +10,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.folder import stored_config
@@ -23,6 +23,7 @@ from sampleforge.folder.atomic_file import (
     writing,
 )
 from sampleforge.folder.lock import lock_folder
+from sampleforge.folder.spec_changes import differences
 from sampleforge.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ C = TypeVar("C")
 _FILES = (
     *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
     *("tb", "checkpoints", "snapshots", "self_play.json", "workers.json", "metrics.csv"),
-    ".lock",
+    *(".lock", ".reserve"),
 )
 """The files and folders that a run keeps in its folder."""
 
@@ -66,6 +67,20 @@ def with_folder_and_seed(config: C) -> C:
     return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
 
 
+RESERVE = 1 << 18
+"""Bytes of disk that a run reserves for its summary.json."""
+
+
+class Resumed(NamedTuple, Generic[C]):
+    """The config of a run that resumes: as it was ``asked`` for, with the settings that the run was
+    given before and now are left at their defaults; as it is ``used``, also with the values (seed,
+    batch size) that the run had chosen when it started. ``notes``: what the user is to know."""
+
+    asked: C
+    used: C
+    notes: list[str]
+
+
 class RunFolderGone(OSError):
     """The run folder was removed or moved while the run wrote to it."""
 
@@ -90,11 +105,14 @@ class RunFolder:
         self.workers_file = self.path / "workers.json"
         self.tensorboard = self.path / "tb"
         self.scratch = self.path / "scratch"
+        self.reserve = self.path / ".reserve"
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.self_play_file = self.path / "self_play.json"
         self._lock: int | None = None
-        self._created = False
+        self._is_prepared = False
+        self._made: Path | None = None
+        """What `create` has made: the folder, or the lock file in it."""
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -111,32 +129,51 @@ class RunFolder:
         raise ConfigError(f"{path} is not a run folder: it has no config.yaml{hint}")
 
     def create(self) -> None:
-        """Create the folder unless it exists, and lock it against other runs.
+        """Create the folder unless it exists, and lock it against other runs. Nothing that is in it
+        changes before `prepare`.
 
         The kernel releases the lock when this process ends, in any way. Raises ConfigError if
         another run has the lock, the folder cannot be created, or a link in it leads out of it.
         """
         try:
-            self._created = not self.path.exists()
+            made = next((p for p in (self.path, self.path / ".lock") if not p.exists()), None)
             self.path.mkdir(parents=True, exist_ok=True)
+            self._made = made
             check_places(self.path, _FILES)
             self._lock = lock_folder(self.path, "--run-dir")
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+
+    def prepare(self) -> None:
+        """Make the folders that a run writes to, and remove what a killed one has left. Raises
+        ConfigError if that is not possible."""
+        try:
             self.checkpoints.mkdir(exist_ok=True)
-            shutil.rmtree(self.scratch, ignore_errors=True)  # a killed run leaves it
+            shutil.rmtree(self.scratch, ignore_errors=True)
             for left in self.path.glob(f".{self.workers_file.name}.*{TEMPORARY_SUFFIX}"):
                 left.unlink()
             self.scratch.mkdir()
+            self._is_prepared = True
+            with self.reserve.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, RESERVE)
         except OSError as error:
-            self.close()
-            raise ConfigError(
-                f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
-                "give another --run-dir"
-            ) from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
+            "give another --run-dir"
+        )
 
     def discard(self) -> None:
-        """Remove the folder if `create` has made it: its run was refused before it began."""
-        if self._created:
+        """Remove what `create` has made, the folder or the lock file in it: the run did not
+        begin."""
+        if self._made == self.path:
             shutil.rmtree(self.path, ignore_errors=True)
+        elif self._made is not None:
+            self._made.unlink(missing_ok=True)
 
     def check_there(self) -> None:
         """Raise RunFolderGone unless this is still the folder that `create` has locked."""
@@ -177,8 +214,11 @@ class RunFolder:
 
     def close(self) -> None:
         """Remove the files that simulators have written, and release the lock."""
-        if self._lock is not None:
+        if self._is_prepared:
             shutil.rmtree(self.scratch, ignore_errors=True)
+            self.reserve.unlink(missing_ok=True)
+            self._is_prepared = False
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
@@ -251,13 +291,13 @@ class RunFolder:
             )
         return has_checkpoint
 
-    def check_resume(self, config: C, resolved: C | None = None) -> C:
-        """Return the config to resume with: ``config`` with the values (seed, batch size) that the
-        run had chosen when it started. ``resolved``: ``config`` with its defaults resolved for the
-        environment (None: the same). Raises ConfigError, which lists the changes, if ``config``
-        would alter what is learned."""
+    def check_resume(self, config: C, resolve: Callable[[C], C] = lambda c: c) -> Resumed[C]:
+        """Return the configs to resume with. ``resolve`` resolves the defaults of a config for the
+        environment. Raises ConfigError, which lists the changes, if ``config`` would alter what is
+        learned."""
         stored, left_open = stored_config.read_config(self.config_file, type(config))
-        changed = stored_config.changes(stored, left_open, config, resolved or config)
+        asked, kept = stored_config.inherited(stored, left_open, config)
+        changed = stored_config.changes(stored, left_open, asked, resolve(asked))
         if changed:
             lines = "\n  ".join(changed)
             raise ConfigError(
@@ -265,12 +305,33 @@ class RunFolder:
                 f"alter what it learns:\n  {lines}\nundo them to resume it, or start a new run "
                 "with another --run-dir"
             )
-        return stored_config.adopt(stored, config)
+        notes = [f"As in the run before: {flag}" for flag in kept]
+        new = stored_config.new_settings(stored, left_open, asked)
+        notes += [f"Changed for this part of the run: {flag}" for flag in new]
+        return Resumed(asked, stored_config.adopt(stored, asked), notes)
+
+    def check_spec(self, spec: EnvSpec) -> None:
+        """Check that a run with ``spec`` can go on with what was learned here. Raises ConfigError,
+        which names each leaf that differs, as it was and as it is."""
+        stored = self.read_spec()
+        changed = [] if stored is None else differences(stored, spec)
+        if changed:
+            lines = "\n  ".join(changed)
+            raise ConfigError(
+                f"the run in {self.path} was trained in another environment (old -> new):\n  "
+                f"{lines}\nput the environment back to resume it, or start a new run with another "
+                "--run-dir"
+            )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write summary.json."""
-        with writing(self.summary_file):
-            write_atomically(self.summary_file, (to_json(summary, indent=2) + "\n").encode())
+        """Write summary.json; on a full disk, in the place of what `prepare` has reserved."""
+        data = (to_json(summary, indent=2) + "\n").encode()
+        try:
+            write_atomically(self.summary_file, data)
+        except OSError:
+            self.reserve.unlink(missing_ok=True)
+            with writing(self.summary_file):
+                write_atomically(self.summary_file, data)
 
     def write_benchmark(self, result: Mapping[str, Any]) -> None:
         """Write benchmark.json."""

@@ -92,10 +92,10 @@ class Saving:
             replay, replay_problem = self._replays.save(self._archive, self._env_steps, wait, log)
         else:
             replay, replay_problem = self._replays.latest, None
-        env_steps = self._env_steps()
-        milestone = self._is_milestone(env_steps)
+        env_steps, milestone = self._env_steps(), self.milestone_passed
         about = {**state(), "env_steps": env_steps, "milestone": milestone, "replay": replay}
         problem = ask("save", about, timeout)
+        self._last_saved = env_steps
         if problem is not None:
             raise CheckpointNotWritten(self._replays.explain_checkpoint(problem))
         self._replays.prune(replay)
@@ -103,7 +103,8 @@ class Saving:
             raise CheckpointNotWritten(replay_problem)
         return env_steps
 
-    def _is_milestone(self, env_steps: int) -> bool:
-        """Return whether a milestone lies between the last checkpoint and this one."""
-        every, last, self._last_saved = self._milestones, self._last_saved, env_steps
-        return every is not None and env_steps // every > last // every
+    @property
+    def milestone_passed(self) -> bool:
+        """Whether a milestone lies between the last checkpoint and now."""
+        every = self._milestones
+        return every is not None and self._env_steps() // every > self._last_saved // every

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from sampleforge.config import ConfigError, from_plain
+from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.folder.atomic_file import write_atomically
 from sampleforge.folder.trust import IMPORTABLE
 from sampleforge.folder.versions import versions
@@ -42,6 +42,7 @@ _STOP = {"train_for_env_steps", "train_for_seconds", "stop"}
 _REPORTING = {
     *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
     *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
+    "serial",
     *("evaluate_interval", "evaluate_episodes", "evaluate_stochastic", "num_evaluators"),
     *("evaluation_env", "evaluation_env_kwargs", "evaluation_function", "metrics_window"),
     *("track", "track_project", "track_name", "track_group"),
@@ -89,12 +90,14 @@ _FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Algorithm -> the defaults of versions that had the same defaults for all environments, as far as
 they differ from today's. The config of such a run has them for flags that were not given."""
-_CHANGED_DEFAULTS = {
-    *_VALUES_BEFORE_INTRODUCTION,
-    *(name for defaults in _FIXED_DEFAULTS.values() for name in defaults),
-}
 _RESOLVED_SINCE = "rescale_actions"
 """The field that was introduced together with defaults that depend on the environment."""
+_OF_ONE_PART = {
+    *NOT_STORED,
+    *_STOP,
+    *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
+}
+"""Fields that say what one command does, and that a resumed run does not take over."""
 MAY_CHANGE = frozenset({*NOT_STORED, *_STOP, *_REPORTING, *_MACHINE})
 """Fields that a resumed run may change: the stop condition, reporting, and the use of the machine.
 All other fields affect what is learned."""
@@ -299,11 +302,26 @@ def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: An
 
 
 def _is_unset(name: str, value: Any, default: Any) -> bool:
-    """Return whether a value leaves the choice to the run. The default of a field counts as unset,
-    too, if an earlier version had another default."""
-    if name in IMPORTABLE:
-        return False
-    return value is None or value == "auto" or (value == default and name in _CHANGED_DEFAULTS)
+    """Return whether a value leaves the choice to the run. A default does, but for code."""
+    return name not in IMPORTABLE and (value is None or value == "auto" or value == default)
+
+
+def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, list[str]]:
+    """Return ``config`` with the value that the run was given for every field which ``config``
+    leaves at its default, and these fields as they are typed. Fields that say what one command
+    does, and those that name code, are ``config``'s own.
+
+    A default that is given explicitly cannot be told from one that is not.
+    """
+    given, defaults = flat_fields(config), flat_fields(type(config)())
+    kept = {
+        name: value
+        for name, value in flat_fields(stored).items()
+        if name not in {*_OF_ONE_PART, *IMPORTABLE, *left_open}
+        and given[name] == defaults[name] != value
+    }
+    merged = from_plain(type(config), nested({**given, **kept}), "resumed config")
+    return merged, [typed(name, value) for name, value in kept.items() if name != "seed"]
 
 
 def adopt(stored: C, config: C) -> C:
@@ -313,6 +331,17 @@ def adopt(stored: C, config: C) -> C:
     kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
     merged = nested({**flat_fields(config), **kept})
     return from_plain(type(config), merged, "resumed config")
+
+
+def new_settings(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
+    """Return each field, of those that may change and do not say what one command does, for which
+    a resumed run is given another value than it had: as it is typed, with the earlier value."""
+    old = flat_fields(stored)
+    return [
+        f"{typed(name, value)} (was {'automatic' if name in left_open else _plain(old[name])})"
+        for name, value in flat_fields(config).items()
+        if name in MAY_CHANGE and name not in _OF_ONE_PART and value != old[name]
+    ]
 
 
 def with_own_code(config: C, own: C) -> C:

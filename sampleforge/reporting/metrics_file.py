@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sampleforge.folder.atomic_file import write_atomically, writing
+
 
 def read_metrics(path: Path, log: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
     """Return the reports in a metrics.jsonl, in order. If a resumed run did steps again, the
@@ -28,6 +30,20 @@ def read_metrics(path: Path, log: Callable[[str], None] = warnings.warn) -> list
         more = "" if len(damaged) == 1 else f" and {len(damaged) - 1} more"
         log(f"{path}: line {damaged[0]}{more} of {number} left out: damaged, not a report")
     return reports
+
+
+def drop_reports_after(path: Path, env_steps: int) -> None:
+    """Remove the reports of later env steps from a metrics.jsonl, if there is one. Raises OSError,
+    which names the file, if it cannot be written."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    reports = map(parse_report, lines)
+    later = [report is not None and report["env_steps"] > env_steps for report in reports]
+    if any(later):
+        kept = [line for line, is_later in zip(lines, later, strict=True) if not is_later]
+        with writing(path):
+            write_atomically(path, b"".join(kept))
 
 
 def parse_report(line: bytes) -> dict[str, Any] | None:

@@ -101,10 +101,12 @@ def opening(
 
 def environment_failed(problem: str, run_dir: str | Path) -> str:
     """Return the error message for an environment that failed its probe. If ``problem`` holds a
-    traceback, write it to log.txt of the run folder, and name only its last line, the cause."""
-    if "Traceback (" not in problem and "Timeout (" not in problem:
-        return problem
+    traceback, write it to log.txt of the run folder, and name only its last line, the cause. A
+    folder that has a run already stays as it is, and the message has the traceback."""
     folder = Path(run_dir)
+    has_traceback = "Traceback (" in problem or "Timeout (" in problem
+    if not has_traceback or (folder / "config.yaml").exists():
+        return problem
     cause = problem.strip().splitlines()[-1]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from sampleforge.folder.atomic_file import to_json
 from sampleforge.folder.line_file import LineFile
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.reporting.evaluated import evaluations
+from sampleforge.reporting.metrics_file import drop_reports_after
 
 if TYPE_CHECKING:
     from sampleforge.replay.histograms import Histogram
@@ -24,11 +25,15 @@ Level = Literal["debug", "info", "warning", "error", "result"]
 class Reporter:
     """Writes the scalars and the messages of a run into its folder; starts no thread.
 
-    A resumed run appends to the files of its earlier parts.
+    A resumed run appends to the files of its earlier parts, without the reports of later env steps
+    than ``first_step``, at which it begins: it does these steps again. Raises OSError, which names
+    the file, if one cannot be opened.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, first_step: int | None = None) -> None:
         self._folder = folder
+        if first_step is not None:
+            drop_reports_after(folder.metrics_file, first_step)
         self._metrics = LineFile(folder.metrics_file)
         self._log: LineFile | None = LineFile(folder.log_file)
         self._events: EventFile | None = None

@@ -50,9 +50,12 @@ class Checkpoints(Callback):
         self._timer = CheckpointTimer(session.config.checkpoint_interval, self._has_learned)
 
     def on_poll(self, session: Session) -> None:
-        if self.writes and self._timer.due:
+        if self.writes and (self._timer.due or self._milestone_passed()):
             self._timer.restart()
             self.save(session)
+
+    def _milestone_passed(self) -> bool:
+        return self._has_learned() and any(policy.milestone_passed for policy in self._policies)
 
     def on_stop(self, session: Session) -> None:
         if self.writes:
@@ -93,6 +96,11 @@ class PolicyCheckpoints:
             session.config.milestone_interval,
             lambda: progress.env_steps,
         )
+
+    @property
+    def milestone_passed(self) -> bool:
+        """Whether a checkpoint is due that is never removed."""
+        return self._saving.milestone_passed
 
     def save(self, session: Session) -> int:
         """Have the learner write a checkpoint; returns its env steps. Raises OSError.

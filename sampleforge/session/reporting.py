@@ -67,13 +67,24 @@ class Reports:
 
 
 class RunFiles(Callback):
-    """Writes metrics.jsonl, TensorBoard events and log.txt. Every session has one."""
+    """Writes metrics.jsonl, TensorBoard events and log.txt. Every session has one. What is said
+    before `begin` is written then."""
 
-    def __init__(self, folder: RunFolder, resources: ExitStack) -> None:
-        self._reporter = Reporter(folder)
+    def __init__(self) -> None:
+        self._reporter: Reporter | None = None
+        self._waiting: list[Message] = []
+
+    def begin(self, folder: RunFolder, env_steps: int, resources: ExitStack) -> None:
+        """Open the files of a run that begins at ``env_steps``; ``resources`` closes them. Raises
+        OSError if they cannot be opened."""
+        self._reporter = Reporter(folder, env_steps)
         resources.callback(self._reporter.close)
+        for message in self._waiting:
+            self._log(self._reporter, message)
+        self._waiting.clear()
 
     def on_report(self, session: Session, report: Mapping[str, float]) -> None:
+        assert self._reporter is not None, "begin() comes first"
         graph = session.graph
         session.folder.check_there()
         warning = self._reporter.report(
@@ -87,8 +98,15 @@ class RunFiles(Callback):
             session.message(warning, "warning")
 
     def on_message(self, session: Session, message: Message) -> None:
+        if self._reporter is None:
+            self._waiting.append(message)
+        else:
+            self._log(self._reporter, message)
+
+    @staticmethod
+    def _log(reporter: Reporter, message: Message) -> None:
         level = "warning" if message.level == "alert" else message.level
-        self._reporter.log(message.text, level, message.source)
+        reporter.log(message.text, level, message.source)
 
 
 class SystemMetrics(Callback):

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
+from sampleforge.folder.stored_config import flat_fields
 from sampleforge.runtime.imports import import_beside
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
@@ -116,7 +117,7 @@ class Session:
         self._callbacks = checked(callbacks)
         self._resources = ExitStack()
         self._runner: Runner | None = None
-        self._is_open = self._was_started = False
+        self._is_open = self._has_begun = False
         self._warnings_told: set[str] = set()
         self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
         self._report_now = False
@@ -130,10 +131,12 @@ class Session:
         return self
 
     def open(self) -> None:
-        """Try the environment, open the run folder, wire the topology: nothing runs yet."""
+        """Try the environment, open the run folder, wire the topology: nothing runs yet. Only then
+        is anything written, so that a run which is refused leaves the folder as it was."""
         with self.ending_on_error():
             self._open()
             self._wire()
+            self._write_beginning()
         self._is_open = True
 
     def start(self) -> None:
@@ -164,12 +167,11 @@ class Session:
         check_datasets(self.asked, self.spec)
         model = with_import_string(self.asked.model)
         self.asked = dataclasses.replace(self.asked, model=model)
-        fitted = topology(self.asked).resolve_defaults(self.asked, self.spec)
         damaged: list[str] = []
         interrupted, failed = self._interrupted, self._failed  # no reference back to this object
         self.opened: OpenRun = open_folder(
             self.asked,
-            fitted,
+            lambda config: topology(config).resolve_defaults(config, self.spec),
             self._resources,
             lambda: interrupted.is_set() or failed.is_set(),
             damaged.append,
@@ -178,8 +180,11 @@ class Session:
         self.config: AnyConfig = self.opened.config
         self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
         self.folder: RunFolder = self.opened.folder
+        if self.opened.earlier:
+            self.folder.check_spec(self.spec)
         self.worker_states = WorkerStates()
-        self._callbacks[:0] = [RunFiles(self.folder, self._resources), self.worker_states]
+        self._files = RunFiles()
+        self._callbacks[:0] = [self._files, self.worker_states]
         for text in damaged:
             self.alert(text)
 
@@ -218,10 +223,9 @@ class Session:
         self._tell_opening(config)
 
     def _plan(self, chosen: Topology) -> tuple[AnyConfig, Sequence[AgentGroup]]:
-        """Resolve the defaults of the config, plan the sizes of the run, and write both into the
-        folder. Return the config with the encoder chosen, and the agent groups of a multi-agent
-        environment beside the first one."""
-        from sampleforge.folder.resolved import with_plan
+        """Resolve the defaults of the config and plan the sizes of the run. Return the config with
+        the encoder chosen, and the agent groups of a multi-agent environment beside the first
+        one."""
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.topologies.agent_groups import other_agent_groups
 
@@ -230,10 +234,35 @@ class Session:
         self.plan: AnyPlan = chosen.plan(config, self.spec, resolve_device(config.device))
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
         self.resolved: AnyConfig = config
-        self.folder.write_config(with_plan(config, self.plan), self.asked)
-        self.folder.write_spec(self.spec)
         others = other_agent_groups(chosen.plan, config, self.plan, self.spec)
         return dataclasses.replace(config, model=model), others
+
+    def _write_beginning(self) -> None:
+        """Write what the folder has of a run from its beginning on."""
+        self.opened.prepare(self._resources)
+        self._files.begin(self.folder, self.resume_point.env_steps, self._resources)
+        self.write_config()
+        self.folder.write_spec(self.spec)
+        self._has_begun = True
+
+    def write_config(self) -> None:
+        """Write config.yaml: the config as it was asked for, and what the run uses."""
+        from sampleforge.folder.resolved import with_plan
+
+        self.folder.write_config(with_plan(self.resolved, self.plan), self.opened.asked)
+
+    def with_given(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the plain values of a learner's state from elsewhere, with the hyperparameters
+        that this run was given: only those that it was not given are the state's. The run's config
+        has those of the newest such state, and so has config.yaml."""
+        given = flat_fields(self.opened.asked)
+        defaults = flat_fields(type(self.asked)())
+        stored = dict(state.get("hyperparameters", {}))
+        own = {n: getattr(self.resolved, n) for n in stored if given[n] != defaults[n]}
+        used = {**stored, **own}
+        self.resolved = dataclasses.replace(self.resolved, **used)
+        self.write_config()
+        return {**state, "hyperparameters": used}
 
     def _follow_graph(self) -> None:
         """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
@@ -294,11 +323,12 @@ class Session:
         for warning in (*without_effect(self.asked, run), crowded(run), check_store_order()):
             if warning is not None:
                 self.message(warning, "warning")
+        for text in self.opened.notes:
+            self.message(text)
         for text in self._deployment.notices(self):
             self.message(text, "warning")
 
     def _start(self) -> None:
-        self._was_started = True
         self._runner = self._deployment.runner(self, self.graph)
         self.ticker.start()
         self._runner.start()
@@ -601,10 +631,9 @@ class Session:
             if failure is not None:
                 end(partial(self.message, describe(failure), "error"))
             end(lambda: self._sum_up(failure))
-        refused = isinstance(error, ConfigError) and not self._was_started
         self._runner = None  # it refers back to this object, which is freed at once now
         end(self._resources.close)
-        if refused and hasattr(self, "folder"):
+        if not self._has_begun and hasattr(self, "folder"):
             self.folder.discard()
         if failure is not None and failure is not error:
             raise failure
@@ -635,13 +664,14 @@ def describe(error: BaseException) -> str:
     session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
     from sampleforge.distributed.group import RankLost
     from sampleforge.folder.atomic_file import CannotWrite
+    from sampleforge.folder.checkpoint_file import CheckpointError
     from sampleforge.folder.run_folder import RunFolderGone
     from sampleforge.folder.saving import CheckpointNotWritten
     from sampleforge.reporting.env_restarts import EnvironmentFails
     from sampleforge.runners.base import WorkerDied
     from sampleforge.workers.metrics import DivergedError
 
-    of_folder = (CannotWrite, CheckpointNotWritten, RunFolderGone)
+    of_folder = (CannotWrite, CheckpointError, CheckpointNotWritten, RunFolderGone)
     if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -100,6 +100,8 @@ class Tracking(Callback):
         )
 
     def checkpoint_state(self, session: Session) -> Mapping[str, Any]:
+        if self._works:
+            self._state = self._sink.state()
         return {f"tracking_{self._sink.name}": dict(self._state)}
 
     def on_end(self, session: Session, summary: Mapping[str, Any]) -> None:

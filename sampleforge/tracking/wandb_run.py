@@ -26,6 +26,8 @@ class WandbRun:
 
     def __init__(self) -> None:
         self._run: Any = None
+        self._step = 0
+        """wandb's own count of what was logged. Offline it would begin at 0 in a resumed run."""
         self._defined: set[str] = set()
 
     def start(self, run: TrackedRun) -> str:
@@ -45,6 +47,7 @@ class WandbRun:
             # The run has its own output, which wandb neither records nor adds to.
             settings=wandb.Settings(console="off", silent=True, **limits),
         )
+        self._step = max(int(self._run.step), int(run.earlier.get("step", 0)))
         if self._run.offline:
             folder = os.path.relpath(os.path.dirname(self._run.dir))
             return f"wandb is offline; to send the run later: wandb sync {folder}"
@@ -57,10 +60,14 @@ class WandbRun:
         found = evaluations(values)
         evaluated = {name for result in found.values() for name in result}
         now = {name: value for name, value in values.items() if name not in evaluated}
-        self._run.log({tag(name, policies): value for name, value in now.items()})
+        self._log({tag(name, policies): value for name, value in now.items()})
         for prefix, result in found.items():
             self._define(prefix, policies)
-            self._run.log({tag(name, policies): value for name, value in result.items()})
+            self._log({tag(name, policies): value for name, value in result.items()})
+
+    def _log(self, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=self._step)
+        self._step += 1
 
     def _define(self, prefix: str, policies: Sequence[str]) -> None:
         """Say once which metric is the horizontal axis: env steps, and for the evaluations of a
@@ -75,7 +82,7 @@ class WandbRun:
             self._run.define_metric(f"{prefix}eval/*", step_metric=axis)
 
     def state(self) -> Mapping[str, Any]:
-        return {"id": self._run.id}
+        return {"id": self._run.id, "step": self._step}
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(dict(summary))

@@ -204,10 +204,10 @@ def test_a_run_from_before_keeps_the_environments_units(tmp_path: Path) -> None:
         del stored["rescale_actions"]
         folder.config_file.write_text(yaml.safe_dump(stored))
         assert not folder.read_config(AppoConfig, TRUSTED).rescale_actions
-        resumed = folder.check_resume(asked)
+        resumed = folder.check_resume(asked).used
         assert not resumed.rescale_actions
         folder.write_config(resumed, asked)
-        assert folder.check_resume(asked) == resumed
+        assert folder.check_resume(asked).used == resumed
         with pytest.raises(ConfigError, match="gamma"):
             folder.check_resume(AppoConfig(env=AIM, gamma=0.5))
     finally:

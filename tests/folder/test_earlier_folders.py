@@ -78,7 +78,7 @@ def is_resumed_as_it_was(folder: RunFolder, asked: Any, stored: dict[str, Any]) 
     spec = spec_of(asked)
     whole = {} if stored["async_rl"] else {"minibatch_size": stored["batch_size"]}
     for _ in range(2):
-        config = resolve_defaults(folder.check_resume(asked), spec)
+        config = resolve_defaults(folder.check_resume(asked).used, spec)
         assert isinstance(config, AppoConfig | DdppoConfig)
         new = {
             **of_later_features(type(config)),
@@ -112,13 +112,12 @@ def test_an_empty_minibatch_of_an_earlier_synchronous_run_is_its_whole_batch(
     is_resumed_as_it_was(folder, parse_config("appo", command.split()), stored)
 
 
-def test_flags_of_an_earlier_run_have_to_be_given_again(folder: RunFolder) -> None:
+def test_flags_of_an_earlier_run_need_not_be_given_again(folder: RunFolder) -> None:
     stored = earlier(folder, "appo", learning_rate=0.01, clip_ratio=0.3)
-    with pytest.raises(ConfigError) as refusal:
-        folder.check_resume(AppoConfig(env="CartPole-v1"))
-    assert "learning_rate: 0.01 -> None" in str(refusal.value)
-    assert "clip_ratio: 0.3 -> 0.2" in str(refusal.value)
-    assert "num_epochs" not in str(refusal.value)
+    resumed = folder.check_resume(AppoConfig(env="CartPole-v1"))
+    assert (resumed.used.learning_rate, resumed.used.clip_ratio) == (0.01, 0.3)
+    assert "As in the run before: --learning-rate 0.01" in resumed.notes
+    assert not any("num-epochs" in note for note in resumed.notes)
     command = "--env CartPole-v1 --learning-rate 0.01 --clip-ratio 0.3"
     is_resumed_as_it_was(folder, parse_config("appo", command.split()), stored)
 
@@ -154,7 +153,7 @@ def test_an_earlier_run_of_apex_resumes_with_its_settings(folder: RunFolder) -> 
     stored = yaml.safe_load(folder.config_file.read_text())
     del stored["rescale_actions"]  # as it was then
     folder.config_file.write_text(yaml.safe_dump(stored))
-    assert folder.check_resume(asked).rollout == asked.rollout
+    assert folder.check_resume(asked).used.rollout == asked.rollout
     assert parse_config("apex", ["--config", str(folder.config_file)]).env == "CartPole-v1"
 
 

@@ -110,11 +110,11 @@ def test_the_same_command_resumes_with_what_was_resolved(folder):
     asked = AppoConfig(env="CartPole-v1")
     first = dataclasses.replace(asked, seed=11, batch_size=2048, num_workers=4)
     folder.write_config(first, asked)
-    resumed = folder.check_resume(asked)
+    resumed = folder.check_resume(asked).used
     assert (resumed.seed, resumed.batch_size, resumed.num_workers) == (11, 2048, None)
     folder.write_config(dataclasses.replace(resumed, num_workers=2), asked)
-    assert folder.check_resume(asked) == resumed
-    assert folder.check_resume(dataclasses.replace(asked, seed=11)).seed == 11
+    assert folder.check_resume(asked).used == resumed
+    assert folder.check_resume(dataclasses.replace(asked, seed=11)).used.seed == 11
 
 
 def test_changes_of_the_learning_are_refused_with_a_diff(folder):
@@ -135,18 +135,9 @@ def test_a_resumed_run_may_change_its_length_workers_and_device(folder):
     changed = dataclasses.replace(
         asked, train_for_env_steps=9, num_workers=7, quiet=True, device="cpu", keep_checkpoints=1
     )
-    assert folder.check_resume(changed) == changed
+    assert folder.check_resume(changed).used == changed
     fields = {field.name for config in ALGOS.values() for field in dataclasses.fields(config)}
     assert fields >= MAY_CHANGE, "a name that no algorithm's config has"
-
-
-def test_a_run_stored_with_the_fixed_lag_limit_of_before_resumes_with_one_that_fits(folder):
-    asked = AppoConfig(env="CartPole-v1")
-    folder.write_config(dataclasses.replace(asked, max_policy_lag=100), asked)
-    text = folder.config_file.read_text()
-    folder.config_file.write_text(text.replace("  max_policy_lag: null\n", ""))  # of left_open
-    assert folder.check_resume(asked).max_policy_lag is None
-    assert "max_policy_lag: 100" in text
 
 
 def test_a_damaged_config_is_refused_by_its_name(folder):
@@ -164,6 +155,7 @@ def test_resume_must_needs_a_checkpoint_and_never_refuses_one(folder):
     assert not folder.resumes(AppoConfig()) and not folder.resumes(never)
     with pytest.raises(ConfigError, match="--resume must: there is no checkpoint"):
         folder.resumes(must)
+    folder.prepare()
     (folder.checkpoints / "manifest.json").write_text("")
     assert folder.resumes(AppoConfig()) and folder.resumes(must)
     with pytest.raises(ConfigError, match="--resume never: there are checkpoints"):

@@ -23,6 +23,7 @@ from sampleforge.topologies.config import AppoConfig
 from sampleforge.tracking.callbacks import tracking_callbacks
 from sampleforge.tracking.csv_file import CsvFile, read_rows
 from sampleforge.tracking.sink import TrackedRun, Tracking
+from sampleforge.tracking.wandb_run import WandbRun
 from tests.support.processes import RunCli
 from tests.support.wandb_files import history, records
 
@@ -52,7 +53,7 @@ class FakeSink:
         self.reports.append((env_steps, dict(values)))
 
     def state(self) -> Mapping[str, Any]:
-        return {"id": f"id of {self.name}"}
+        return {"id": f"id of {self.name}", "reports": len(self.reports)}
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._fail("finish")
@@ -107,7 +108,8 @@ def test_every_report_arrives_and_a_sink_that_fails_is_a_warning(tmp_path: Path)
     again = FakeSink()
     run_with([again], run, 4000)
     assert again.run is not None and again.run.env_steps >= 3000
-    assert again.run.earlier == {"id": "id of keeps"}
+    assert again.run.earlier["id"] == "id of keeps"
+    assert again.run.earlier["reports"] == len(kept.reports), "as it was at the checkpoint"
 
 
 @pytest.mark.multiprocess(timeout=120)
@@ -158,6 +160,41 @@ def test_csv_wandb_and_trackio_have_what_the_run_reported(run_cli: RunCli, tmp_p
     assert {name for name, _ in logged} == {"n"} and json.loads(config)["env"] == "CartPole-v1"
     metrics = [json.loads(values) for _, values in logged]
     assert metrics[:-1] == expected and metrics[-1]["summary/env_steps"] >= 3000
+
+
+class FakeWandb:
+    """An offline run, whose own count of steps begins at 0 whatever was logged before."""
+
+    Settings = dict
+
+    def __init__(self) -> None:
+        self.id, self.step, self.offline, self.dir = "abc", 0, True, "wandb/offline/files"
+        self.steps: list[int] = []
+
+    def init(self, **_: Any) -> FakeWandb:
+        return self
+
+    def define_metric(self, *_: Any, **__: Any) -> None: ...
+
+    def log(self, _values: dict[str, float], step: int) -> None:
+        self.steps.append(step)
+
+
+def test_an_offline_run_of_wandb_goes_on_counting_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier: Mapping[str, Any] = {}
+    logged = []
+    for env_steps in (0, 100):
+        fake = FakeWandb()
+        monkeypatch.setitem(sys.modules, "wandb", fake)
+        sink = WandbRun()
+        sink.start(TrackedRun(tmp_path, "p", "n", None, {}, env_steps, earlier))
+        for _ in range(3):
+            sink.report({"env_steps": env_steps, "eval_return_mean": 1.0, "eval_env_steps": 1.0}, 1)
+        earlier = sink.state()
+        logged += fake.steps
+    assert logged == list(range(12))
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

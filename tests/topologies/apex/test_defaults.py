@@ -10,7 +10,6 @@ import torch
 import yaml
 
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.config import ConfigError
 from sampleforge.folder.run_folder import RunFolder
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_heads import Streams
@@ -124,15 +123,16 @@ def test_the_same_command_resumes_a_run_from_before_with_what_it_had(
         stored = {**yaml.safe_load(folder.config_file.read_text()), **had}
         del stored["rescale_actions"]
         folder.config_file.write_text(yaml.safe_dump(stored))
-        resumed = folder.check_resume(asked)
+        resumed = folder.check_resume(asked).used
         assert {name: getattr(resumed, name) for name in had} == had
         folder.write_config(resumed, asked)
-        assert folder.check_resume(asked) == resumed, "and again"
+        assert folder.check_resume(asked).used == resumed, "and again"
         stored["rescale_actions"] = False  # by this version, so that the values were asked for
         stored["left_open"] = {}
         folder.config_file.write_text(yaml.safe_dump(stored))
-        with pytest.raises(ConfigError, match=next(iter(had))):
-            folder.check_resume(asked)
+        kept = folder.check_resume(asked)
+        assert {name: getattr(kept.asked, name) for name in had} == had
+        assert all(note.startswith("As in the run before: --") for note in kept.notes)
     finally:
         folder.close()
 
