@@ -152,7 +152,8 @@ class Learner:
         experience = experience_of(batch, self._config, self.version, self._averaging.all_gather)
         counts = self._count(batch, experience)
         if self._config.normalise_returns:
-            self.model.rescale_values(self._return_scale.update(experience, self._gather))
+            scale = self._return_scale.update(experience, self._gather, batch.last_value)
+            self.model.rescale_values(scale)
         counts["value_scale"] = self.model.value_scale
         self.model.train()
         adapts, change = self._config.lr_schedule == "kl_adaptive", None

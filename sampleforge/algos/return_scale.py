@@ -35,14 +35,20 @@ class ReturnScale:
         self._moments = torch.zeros(3, dtype=torch.float64, device=device)  # steps, mean, variance
 
     @torch.no_grad()
-    def update(self, experience: Experience, gather: Gather = alone) -> Tensor:
+    def update(
+        self,
+        experience: Experience,
+        gather: Gather = alone,
+        last_value: Tensor | None = None,
+    ) -> Tensor:
         """Count a batch, including the other ranks' parts of it; return the new scale, float64 [],
-        0 as long as all rewards were 0. Does not wait for the device.
+        0 as long as all rewards were 0. Does not wait for the device. ``last_value``: see
+        `sampled_returns`.
 
         Steps have the weights that they have in the loss. A batch with returns that are not finite
         is left out.
         """
-        returns = sampled_returns(experience, self.gamma)
+        returns = sampled_returns(experience, self.gamma, last_value)
         both = torch.stack((returns, experience.reward != 0)).flatten(1)
         new = over_ranks(row_moments(both, experience.counts.flatten().expand(2, -1)), gather)
         mean, rewarded = new.mean.unbind()
@@ -133,11 +139,14 @@ def _count_and_squares(x: Tensor) -> Tensor:
     return torch.stack(((x != 0).sum(), x.square().sum()))
 
 
-def sampled_returns(experience: Experience, gamma: float) -> Tensor:
+def sampled_returns(
+    experience: Experience, gamma: float, last_value: Tensor | None = None
+) -> Tensor:
     """Return the discounted returns [T, B]: the rewards up to the end of each rollout, and from
-    there the value predicted at sampling. The value of the last observation was not recorded; that
-    of the observation before is used in its place."""
-    values = torch.cat((experience.value, experience.value[-1:]))
+    there the value predicted at sampling. ``last_value`` [B]: that of the last observation. If it
+    was not recorded (None), the value of the observation before is used in its place."""
+    last = experience.value[-1] if last_value is None else last_value
+    values = torch.cat((experience.value, last.unsqueeze(0)))
     next_values = experience.next_values(values)
     advantages = gae(
         experience.reward,

@@ -34,16 +34,17 @@ class UpdateKl:
         Ranks compare their generators, so each call draws the same amount, whatever the size of the
         batch."""
         draws = torch.rand(KL_STEPS, generator=generator)
-        self._sample = _sample(experience, model.state_size > 0, draws, share)
+        self._sample, self._stands_for = _sample(experience, model.state_size > 0, draws, share)
         self._before = _parameters(model, self._sample)
 
     def measure(self, model: ActorCritic, gather: Gather) -> torch.Tensor:
-        """Return the KL after the update, over all ranks' samples; NaN if no step is valid."""
+        """Return the KL after the update, over all ranks' samples, each of which stands for the
+        rows of its rank; NaN if no step is valid."""
         sample, after = self._sample, _parameters(model, self._sample)
         rollout = sample.reward.shape[0]
         obs = {name: leaf[:rollout] for name, leaf in sample.obs.items()}
         moved = model.distribution(self._before, obs).kl(model.distribution(after, obs))
-        total = sample.counts.sum().double()
+        total = sample.counts.sum().double() * self._stands_for
         own = torch.stack((masked_mean(moved, sample.counts) * total, total))
         sums, totals = gather(own).sum(0)
         kl: torch.Tensor = sums / totals
@@ -52,22 +53,24 @@ class UpdateKl:
 
 def _sample(
     experience: Experience, whole_rows: bool, draws: torch.Tensor, share: Share
-) -> Experience:
-    """Return all steps, or `KL_STEPS` random steps, or random rows with about so many steps."""
+) -> tuple[Experience, float]:
+    """Return all steps, or `KL_STEPS` random steps, or random rows with about so many steps, and
+    the number of steps that each of them stands for."""
     rollout, rows = experience.reward.shape
     count, enough = rollout * rows * share.learners, KL_STEPS
     if whole_rows:
         count, enough = rows * share.learners, max(1, KL_STEPS // rollout)
     if count <= enough:
-        return experience
-    device = experience.reward.device
+        return experience, 1.0
+    device, stands_for = experience.reward.device, count / enough
     index = (draws[:enough].double() * count).long()
     if share.learners > 1:
         own = share.own(index, rows).to(device)
-        return part_of_minibatch(experience, own, whole_rows=whole_rows)
+        return part_of_minibatch(experience, own, whole_rows=whole_rows), stands_for
     if device.type == "cuda":  # from page-locked memory the copy is not waited for
         index = index.pin_memory().to(device, non_blocking=True)
-    return experience.rows(index) if whole_rows else experience.steps(index)
+    sample = experience.rows(index) if whole_rows else experience.steps(index)
+    return sample, stands_for
 
 
 @torch.no_grad()

@@ -31,6 +31,7 @@ class Batch:
     state: torch.Tensor  # float32 [B, S], the recurrent state before obs[0]
     final_value: torch.Tensor | None = None  # float32 [T, B], for same-step environments
     env_row: torch.Tensor | None = None  # int64 [B], the env row of each column; variable batches
+    last_value: torch.Tensor | None = None  # float32 [B], of obs[T]; of rollouts that ended early
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -114,9 +115,12 @@ class BatchBuilder:
 
     def _as_batch(self, slots: int, rollout: int) -> Batch:
         """Return the first ``slots`` slots and ``rollout`` steps: views if these are all slots, a
-        copy otherwise."""
+        copy otherwise. If the slots could hold longer rollouts, the value of obs[T] is known,
+        because actions were requested for it."""
         flat: dict[str, Any] = {}
         left_out = self._slots.shape.rollout - rollout
+        if left_out and "value" in self._buffers:
+            flat["last_value"] = self._buffers["value"][rollout, :slots].flatten(0, 1)
         for name, buffer in self._buffers.items():
             if name in PER_ROLLOUT:
                 flat[name] = buffer[:slots].flatten(0, 1)

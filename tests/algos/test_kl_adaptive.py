@@ -133,6 +133,28 @@ def whole_kl(chosen: AppoConfig, batch: Batch) -> float:
     return found[0]
 
 
+def test_the_kl_over_ranks_is_the_mean_over_their_rows() -> None:
+    """A rank with four times as many rows counts four times, though the samples are of one size."""
+    chosen = adaptive(num_envs_per_worker=256, batch_size=2048)
+    learner, batch = learner_of(chosen), one_batch(chosen)
+    few = {name: leaf[:, :64] for name, leaf in batch.obs.items()}
+    columns = ("is_first", "log_prob", "value", "version", "reward", "terminated", "truncated")
+    of_64 = {name: getattr(batch, name)[:, :64] for name in (*columns, "valid")}
+    actions = {name: leaf[:, :64] for name, leaf in batch.actions.items()}
+    small = dataclasses.replace(batch, obs=few, actions=actions, state=batch.state[:64], **of_64)
+    weights: list[float] = []
+
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        weights.append(float(own[1]))
+        return own.unsqueeze(0)
+
+    for each in (batch, small):
+        experience = experience_of(each, chosen, 0)
+        UpdateKl(learner.model, experience, torch.Generator()).measure(learner.model, gather)
+    assert weights[0] == pytest.approx(int(batch.valid.sum()), rel=0.1)
+    assert weights[1] == pytest.approx(int(small.valid.sum()), rel=0.1)
+
+
 def test_the_kl_is_nan_without_a_valid_step() -> None:
     chosen = adaptive()
     learner, batch = learner_of(chosen), one_batch(chosen)

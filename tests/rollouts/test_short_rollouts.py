@@ -13,6 +13,7 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import experience_of, minibatches
+from sampleforge.algos.return_scale import sampled_returns
 from sampleforge.distributed.group import RankGroup
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
@@ -40,8 +41,9 @@ class Endings:
         return ends
 
 
-def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
-    """Each as if it lay beside a complete one: a batch ends with its longest rollout."""
+def short_rollouts(chosen: AppoConfig, count: int, *, alone: bool = False) -> list[Batch]:
+    """Each as if it lay beside a complete one, or ``alone``: a batch ends with its longest
+    rollout."""
     graph, _ = build(chosen)
     actor = graph.nodes[0].worker
     assert isinstance(actor, ActorWorker)
@@ -55,7 +57,7 @@ def short_rollouts(chosen: AppoConfig, count: int) -> list[Batch]:
             actor.step()
             while (slot := exchange.take_ready()) is not None:
                 builder.add(slot)
-                builder._longest = ROLLOUT
+                builder._longest = builder._longest if alone else ROLLOUT
                 found.append(copy_of(builder.take()))
                 exchange.give_back(slot)
     finally:
@@ -115,6 +117,21 @@ def test_a_batch_ends_with_its_longest_rollout() -> None:
     for slot in (0, 1):
         cut.add(slot)
     assert cut.take().steps == (ROLLOUT, 6)
+
+
+def test_returns_of_a_short_batch_end_with_the_value_that_was_recorded() -> None:
+    """Of the observation after its last step, as beside a complete rollout."""
+    chosen, lengths = config(), set()
+    for whole, alone in zip(
+        short_rollouts(chosen, 20), short_rollouts(chosen, 20, alone=True), strict=True
+    ):
+        steps = taken(alone)
+        lengths.add(steps)
+        assert alone.steps[0] == steps and (alone.last_value is None) == (steps == ROLLOUT)
+        expected = sampled_returns(experience_of(whole, chosen, 0), 0.9)
+        found = sampled_returns(experience_of(alone, chosen, 0), 0.9, alone.last_value)
+        assert torch.equal(found, expected[:steps])
+    assert len(lengths) > 3
 
 
 @pytest.mark.parametrize("whole_rows", [False, True])
