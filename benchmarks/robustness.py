@@ -25,6 +25,7 @@ from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 COMMON: dict[str, Any] = {
     **{"env": "tests.support.spike_envs:SpikeEnv", "serial": True, "device": "cpu"},
     **{"num_envs_per_worker": 32, "evaluation_env_kwargs": {"where": ""}},
+    "evaluate_interval": 10**9,
 }
 ALGOS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "appo": (AppoConfig, {"num_workers": 1, "batch_size": 1024, "minibatch_size": 256}),
@@ -37,7 +38,6 @@ SPIKES: dict[str, dict[str, Any]] = {
     "obs 1e8": {"where": "obs", "value": 1e8},
     "obs 1e38": {"where": "obs", "value": 1e38},
     "reward 1e8": {"where": "reward", "value": 1e8},
-    "reward -1e8": {"where": "reward", "value": -1e8},
     "reward 1e38": {"where": "reward", "value": 1e38},
 }
 
@@ -75,7 +75,10 @@ def main() -> None:
     for algo, normalise, bounded in itertools.product(given.algos, (True, False), (False, True)):
         of_rewards = [name for name in SPIKES if name.startswith("reward")]
         for (name, spike), at in itertools.product(SPIKES.items(), (3, 500)):
-            if (not spike and at == 3) or (bounded and name in of_rewards):
+            # Where the space has bounds, the probe refuses a number that comes at once.
+            if at == 3 and (bounded or "value" not in spike or spike["value"] != 1e8):
+                continue
+            if bounded and (name in of_rewards or name == "obs 1e38"):
                 continue
             kwargs = {**spike, "at": at, "bounded": bounded}
             seeds = range(1, given.seeds + 1)

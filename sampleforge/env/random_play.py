@@ -25,6 +25,8 @@ class RandomPlay:
     def __init__(self, config: EnvConfig, rows: int, seed: int = 0) -> None:
         self.vector = make_vector(config, rows, row_seeds(seed, 0, 0, rows))
         self.seats = [(seat, own_outputs(seat.spec, rows)) for seat in self.vector.seats]
+        for seat, _ in self.seats:
+            seat.not_finite.bounds_far = False
         self.episodes: list[Episode] = []
         self._bounds = [Bounds(seat) for seat in self.vector.seats]
         self._rng = np.random.default_rng(seed)

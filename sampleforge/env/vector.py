@@ -321,7 +321,7 @@ class EnvVector(ABC):
         """Replace elements of finite observations that are far beyond all others."""
         for name, typical in self._typical.items():
             leaf = obs[name]
-            if typical.takes(leaf):
+            if not self.not_finite.bounds_far or typical.takes(leaf):
                 continue
             given, size = leaf.copy(), typical.size
             far = typical.bound(leaf)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from sampleforge.api import train
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.random_play import RandomPlay
 from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
 from sampleforge.topologies.config import ApexConfig, AppoConfig
@@ -80,3 +82,15 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
         assert "observation leaf 'obs' holds 1e+08 at [0]" in said[0]
     if where == "reward":
         assert "for learning it counts as 10" in said[0]
+
+
+def test_the_check_of_the_bounds_sees_the_number_as_it_is() -> None:
+    config = EnvConfig(
+        env=SPIKES["env"], env_kwargs={"where": "obs", "value": 1e8, "at": 3, "bounded": True}
+    )
+    play = RandomPlay(config, 2)
+    play.reset()
+    for _ in range(3):
+        play.step()
+    assert "is 1e+08" in (play.out_of_bounds() or "")
+    play.close()
