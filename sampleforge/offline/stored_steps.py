@@ -19,12 +19,15 @@ from sampleforge.config import ConfigError
 from sampleforge.offline.config import Source
 from sampleforge.offline.dataset import Episode, open_dataset
 from sampleforge.ops.advantage_weighting import returns_to_go
+from sampleforge.ops.far_values import TypicalSize, bound_rewards
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+PART = 1024
+"""Observations that are looked at together for values far beyond all others."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +84,24 @@ class StoredSteps:
 
     ``observations``: leaf -> [N + E, ...], because every episode has one more than it has steps.
     An episode that was not recorded to its end counts as truncated. ``length``: steps of a row.
+    Observations and rewards that are far beyond all others are bounded
+    (`sampleforge.ops.far_values`).
     """
 
     def __init__(self, episodes: Iterable[Episode], rule: RewardRule, length: int = 1) -> None:
         kept = [episode for episode in episodes if len(episode)]
         if not kept:
             raise ConfigError("the dataset has no env steps to learn from")
-        self.observations = _joined([episode.observations for episode in kept])
+        self.observations = _bounded(_joined([episode.observations for episode in kept]))
         self.actions = _joined([episode.actions for episode in kept])
-        self.return_to_go = np.concatenate([rule.returns_to_go(e.rewards) for e in kept])
+        rewards = np.concatenate([episode.rewards for episode in kept])
+        bound_rewards(TypicalSize(few=0), rewards)
         sizes = np.array([len(episode) for episode in kept])
         self._ends = np.cumsum(sizes)  # [E]: index of the step after each episode
         begins = self._ends - sizes
+        self.return_to_go = np.concatenate(
+            [rule.returns_to_go(each) for each in np.split(rewards, self._ends[:-1])]
+        )
         self._episode = np.repeat(np.arange(len(kept)), sizes)  # [N]
         to_end = self._ends[self._episode] - np.arange(sizes.sum())
         goes_on = np.array([not episode.terminations[-1] for episode in kept])
@@ -141,6 +150,18 @@ class StoredSteps:
 
 def _joined(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+
+
+def _bounded(observations: dict[str, Array]) -> dict[str, Array]:
+    """Replace elements of floats that are far beyond all others, in place; see
+    `sampleforge.ops.far_values`."""
+    for leaf in observations.values():
+        typical = TypicalSize(few=0)
+        for begin in range(0, len(leaf) if leaf.dtype.kind == "f" else 0, PART):
+            part = leaf[begin : begin + PART]
+            if not typical.takes(part):
+                typical.bound(part)
+    return observations
 
 
 class Passes:

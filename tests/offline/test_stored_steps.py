@@ -57,6 +57,20 @@ def test_passes_are_permutations_and_a_resumed_run_continues_them() -> None:
     assert not other.batch(0).obs["obs"].equal(data.batch(0).obs["obs"])
 
 
+def test_one_absurd_number_changes_nothing_else() -> None:
+    episodes, spoiled = recorded([20] * 30), recorded([20] * 30)
+    spoiled[4].rewards[19], spoiled[5].observations["obs"][3, 2] = 1e8, 1e38
+    rule = RewardRule(0.5)
+    plain, found = StoredSteps(episodes, rule), StoredSteps(spoiled, rule)
+    same = np.delete(np.arange(600), np.arange(80, 100))
+    np.testing.assert_array_equal(found.return_to_go[same], plain.return_to_go[same])
+    assert 1 < found.return_to_go[99] < 20
+    differ = found.observations["obs"] != plain.observations["obs"]
+    assert np.argwhere(differ).tolist() == [[5 * 21 + 3, 2]]
+    assert abs(found.observations["obs"]).max() < 1000
+    assert spoiled[4].rewards[19] == np.float32(1e8), "the data set stays as it was"
+
+
 def test_datasets_give_the_shares_of_their_weights() -> None:
     many = recorded([100], truncated=(0,))
     for episode in many:
