@@ -55,7 +55,7 @@ class Checkpoints(Callback):
             self.save(session)
 
     def _milestone_passed(self) -> bool:
-        return self._has_learned() and any(policy.milestone_passed for policy in self._policies)
+        return any(policy.milestone_passed for policy in self._policies)
 
     def on_stop(self, session: Session) -> None:
         if self.writes:

@@ -58,6 +58,14 @@ def config(run: Path, dataset: Path, **more: Any) -> MarwilConfig:
     return MarwilConfig(**{**settings, **more})
 
 
+def test_a_checkpoint_is_written_at_each_milestone(dataset: Path, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"evaluate_interval": None, "milestone_interval": 1000}
+    train(config(tmp_path / "run", dataset, train_for_env_steps=3500, keep_checkpoints=1, **more))
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text())
+    kept = [entry for entry in manifest["entries"] if "milestone" in entry["kinds"]]
+    assert [entry["env_steps"] // 1000 for entry in kept] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("exponent", [0.0, 1.0])
 def test_a_policy_is_learned_from_data_and_evaluated(
     dataset: Path, tmp_path: Path, exponent: float
