@@ -29,7 +29,7 @@ COMMON: dict[str, Any] = {
 }
 ALGOS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "appo": (AppoConfig, {"num_workers": 1, "batch_size": 1024, "minibatch_size": 256}),
-    "appo, V-trace": (AppoConfig, {"num_workers": 1, "async_rl": True, "batch_size": 512}),
+    "appo, V-trace": (AppoConfig, {"num_workers": 1, "async_rl": True, "batch_size": 1024}),
     "ddppo": (DdppoConfig, {"num_ranks": 1, "batch_size": 1024, "minibatch_size": 256}),
     "apex": (ApexConfig, {"num_workers": 1, "learning_starts": 2000, "samples_per_insert": 4.0}),
 }

@@ -174,7 +174,7 @@ class LeafNormaliser(nn.Module):
         that are far by the statistics so far count as near ones. Without far ones the moments are
         those of `sampleforge.ops.running_stats.moments`. Does not wait for the device."""
         own = moments(x, mask)
-        if self.of_bytes or (x.device.type == "cpu" and self._surely_near(own)):
+        if self.of_bytes or (x.device.type == "cpu" and self._surely_near(x, own)):
             return own
         x = x.double()
         seen = torch.ones(len(x), dtype=torch.bool, device=x.device) if mask is None else mask
@@ -189,16 +189,20 @@ class LeafNormaliser(nn.Module):
         self.evidence.copy_((self.evidence + more).clamp(0.0, 40.0))
         return moments(torch.where(far, near, x), mask)
 
-    def _surely_near(self, own: Moments) -> bool:
+    def _surely_near(self, x: Tensor, own: Moments) -> bool:
         """Return whether the moments of a batch show that none of its observations is far, because
-        all of them together are not as far from the mean."""
-        if not self.evidence.numpy().any():
-            count = self.count.numpy()
-            offset = (own.mean - self.total_mean).numpy()
-            squares = own.count.numpy() * (own.var.numpy() + offset * offset)
-            nearest = (FAR / self.scale.double().numpy()) ** 2
-            return bool(count < WARM_UP or (squares <= nearest).all())
-        return False
+        all of them together are not as far from the mean, or else its extremes."""
+        if self.evidence.numpy().any():
+            return False
+        if self.count.numpy() < WARM_UP:
+            return True
+        mean, nearest = self.total_mean.numpy(), FAR / self.scale.double().numpy()
+        offset = own.mean.numpy() - mean
+        squares = own.count.numpy() * (own.var.numpy() + offset * offset)
+        if (squares <= nearest * nearest).all():
+            return True
+        low, high = (each.double().numpy() for each in torch.aminmax(x, dim=0))
+        return bool(((mean - low <= nearest) & (high - mean <= nearest)).all())
 
     def merge(self, more: Moments) -> None:
         total = merge(Moments(self.total_mean, self.total_var, self.count), more)
