@@ -23,6 +23,8 @@ EMULATED_BF16 = (
     "--precision bf16: no instructions for it are known of this CPU, and without them convolutions "
     "may take ten times as long as with --precision fp32; --precision auto takes what is faster"
 )
+MUCH_MEMORY = 1 << 30
+"""Bytes of shared memory from which on the opening lines tell them."""
 GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers. If none of them exists, there is no GPU; asking torch would take
 seconds."""
@@ -70,6 +72,17 @@ def reason_line(config: AnyConfig, plan: AnyPlan, spec: EnvSpec) -> str:
     return f"{learning}. {inference}" if inference else learning
 
 
+def memory_line(config: AnyConfig, plan: AnyPlan) -> str | None:
+    """Return the line about the shared memory of a run, None if it is less than `MUCH_MEMORY`."""
+    from sampleforge.runtime.machine import human_bytes
+
+    needed = plan.shared_bytes * getattr(config, "num_policies", 1)
+    if needed < MUCH_MEMORY:
+        return None
+    flags = "--replay-capacity" if hasattr(config, "replay_capacity") else "--num-envs-per-worker"
+    return f"Experience takes {human_bytes(needed)} of shared memory ({flags} lowers it)"
+
+
 def opening(
     graph: Graph,
     config: AnyConfig,
@@ -78,8 +91,9 @@ def opening(
     resumed: int | None,
 ) -> list[tuple[str, Level]]:
     """Return the messages before training starts, each with its level: the plan, its reason, how
-    each observation leaf is encoded, a warning of bf16 that is emulated, and the wiring, which is
-    shown on the screen only with --debug (log.txt always has it).
+    each observation leaf is encoded, the shared memory if it is much, a warning of bf16 that is
+    emulated, and the wiring, which is shown on the screen only with --debug (log.txt always has
+    it).
     ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
     from sampleforge.runtime.machine import has_bf16
 
@@ -89,6 +103,8 @@ def opening(
     ]
     encoded = lines(spec, config.model.encodings, config.model.encoder)
     messages += [(f"Observation {line}", "info") for line in encoded]
+    memory = memory_line(config, plan)
+    messages += [(memory, "info")] if memory else []
     if plan.precision == "bf16" and not has_bf16(plan.device):
         messages.append((EMULATED_BF16, "warning"))
     if spec.frame_skip != 1:

@@ -30,8 +30,8 @@ ROWS = 16
 """Env rows of an on-policy run on any number of cores, so that learning does not depend on the
 machine."""
 ROWS_PER_WORKER = 4
-"""Least number of env rows of a worker: a forward pass for one row takes as long as one for
-four."""
+"""Least number of rows of a worker, agents counted: a forward pass for one row takes as long as one
+for four."""
 SHORTEST_ROLLOUT = 32
 """Least number of env steps of an on-policy rollout, even if all rows together then give more than
 `BATCH`."""
@@ -161,10 +161,10 @@ def _shape(config: PpoConfig, settings: dict[str, Any], agents: int) -> dict[str
     rows = config.num_envs_per_worker
     if rows is None:
         unit = splits * (config.num_workers or 1)
-        usual = _usual_rows(config)
+        usual = min(_usual_rows(config), _most_rows(agents))
         total = _rows(batch, rollout, usual, unit) or _multiple(usual, unit)
         even = (w for w in possible if total % (w * splits) == 0)
-        workers = next((w for w in even if total // w >= ROWS_PER_WORKER), possible[-1])
+        workers = next((w for w in even if total // w * agents >= ROWS_PER_WORKER), possible[-1])
         rows = total // workers
     else:
         unit = rows * (rollout or 1)
@@ -234,6 +234,12 @@ def _possible_workers(config: AppoConfig) -> list[int]:
         1 if config.serial else min(len(available_cores()), _usual_rows(config) // ROWS_PER_WORKER)
     )
     return [*range(most, 0, -1)]
+
+
+def _most_rows(agents: int) -> int:
+    """Return the number of env rows, a power of two, of which the shortest rollouts of all
+    ``agents`` make no more than `BATCH`; at least 1."""
+    return 1 << max(0, (BATCH // (SHORTEST_ROLLOUT * agents)).bit_length() - 1)
 
 
 def _usual_rows(config: PpoConfig) -> int:

@@ -122,6 +122,11 @@ class Plan(SamplerPlan):
     def chosen(self) -> dict[str, Any]:
         return {**super().chosen, "max_policy_lag": self.lag.limit}
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory for the experience of one policy."""
+        return self.slot_bytes
+
 
 def plan_sampler(
     config: SamplingConfig, spec: EnvSpec, device: str, fills: int | None = None
@@ -143,8 +148,9 @@ def plan_sampler(
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
     # For vectors the cost of a forward pass is mostly fixed, for images it grows with the rows. An
     # image env without a vector env has an engine of its own, which takes memory and time to start.
+    # The agents of an environment are rows of the forward pass and of the batch as well.
     default = (32 if spec.asynchronous else 16) if image else 64
-    envs = config.num_envs_per_worker or default
+    envs = config.num_envs_per_worker or max(1, default // spec.num_seats)
     usual = 2 if overlaps and envs % 2 == 0 else 1
     splits = config.num_splits or (envs if variable else usual)
     if config.num_envs_per_worker is None:

@@ -14,6 +14,7 @@ import pytest
 from sampleforge.api import train
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
+from sampleforge.config import ConfigError
 from sampleforge.folder.run_folder import with_folder_and_seed
 from sampleforge.reporting.bottleneck import BottleneckWatch
 from sampleforge.reporting.closing import end_line, next_commands, resume_command
@@ -21,6 +22,7 @@ from sampleforge.reporting.opening import (
     EMULATED_BF16,
     banner,
     environment_failed,
+    memory_line,
     opening,
     plan_line,
     wired,
@@ -30,6 +32,7 @@ from sampleforge.runners.serial import SerialRunner
 from sampleforge.runtime import machine
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.registry import topology
 from tests.support.graphs import build, resolved, spec_of
 from tests.support.learners import config
 
@@ -64,6 +67,35 @@ def test_a_run_has_its_folder_and_seed_before_it_begins(tmp_path: Path) -> None:
     again = with_folder_and_seed(short)
     assert (again.seed, again.run_dir) == (11, short.run_dir), "a resumed run has its own"
     train(short)  # from Python, without a seed: that of the run is meant
+
+
+def test_the_opening_says_how_each_leaf_is_encoded_and_why() -> None:
+    graph, found, plan, spec = wired(parse_config("appo", ["--env", "CartPole-v1"]))
+    assert (
+        "Observation obs (float32 4): vector (dense layers, by running mean and deviation), floats "
+        "without bounds of rank 1",
+        "info",
+    ) in opening(graph, found, plan, spec, None)
+    asked = parse_config("appo", ["--env", "CartPole-v1", "--model.encode", "ob=vector"])
+    with pytest.raises(ConfigError, match=r"--model.encode ob=vector: there is no .* has obs"):
+        wired(asked)
+
+
+def test_much_shared_memory_is_told_with_the_flag_that_lowers_it() -> None:
+    for asked, flag in (
+        (AppoConfig(), "--num-envs-per-worker"),
+        (ApexConfig(), "--replay-capacity"),
+    ):
+        spec = spec_of(dataclasses.replace(asked, env="CartPole-v1"))
+        plan = plan_of(asked, spec)
+        assert memory_line(asked, plan) is None
+        line = memory_line(asked, dataclasses.replace(plan, slot_bytes=3 << 30))
+        assert line is not None and " GiB of shared memory" in line and flag in line
+
+
+def plan_of(asked: Any, spec: Any) -> Any:
+    chosen = topology(asked)
+    return chosen.plan(chosen.resolve_defaults(asked, spec), spec, "cpu")
 
 
 def test_bf16_that_the_processor_has_to_emulate_is_warned_of(

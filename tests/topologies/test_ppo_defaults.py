@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from sampleforge.topologies.ppo_defaults import (
     RECURRENT_ROWS,
     ROWS,
     ROWS_PER_WORKER,
+    SHORTEST_ROLLOUT,
     reason,
     resolve_defaults,
 )
@@ -441,3 +443,33 @@ def test_the_driver_trains_what_was_resolved_and_logs_the_line(tmp_path: Path) -
     assert reason(found, None, VECTOR) in (run / "log.txt").read_text()
     assert found.model.separate_critic
     assert load_policy(run).model.critic is not None
+
+
+# ---- several agents ----
+
+
+@pytest.mark.parametrize("agents", [1, 2, 4, 20, 100])
+@pytest.mark.parametrize("asynchronous", [None, False, True])
+@pytest.mark.parametrize("of", [VECTOR, PLANES, ATARI], ids=["vector", "planes", "image"])
+def test_batches_count_the_agents(
+    agents: int, asynchronous: bool | None, of: EnvSpec, cores: Callable[[int], None]
+) -> None:
+    """20 agents do not make a batch 20 times as large."""
+    cores(2)
+    names = tuple(f"agent_{i}" for i in range(agents))
+    several = dataclasses.replace(of, agents=names if agents > 1 else ())
+    _, alone = planned(AppoConfig(async_rl=asynchronous), of)
+    found, plan = planned(AppoConfig(async_rl=asynchronous), several)
+    assert plan.agent_rows >= agents
+    least = SHORTEST_ROLLOUT * agents * plan.num_workers  # one env row for each worker
+    assert plan.batch_size <= max(alone.batch_size, least)
+    assert found.minibatch_size is None or plan.batch_size % found.minibatch_size == 0
+
+
+def test_twenty_agents_with_large_images_need_little_memory(cores: Callable[[int], None]) -> None:
+    """They took 9.7 GiB, for batches of 20,480."""
+    cores(2)
+    names = tuple(f"agent_{i}" for i in range(20))
+    large = spec((457, 120, 3), "uint8")
+    _, plan = planned(AppoConfig(), dataclasses.replace(large, agents=names))
+    assert plan.batch_size == 1280 and plan.slot_bytes < 1 << 30

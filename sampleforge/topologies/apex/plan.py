@@ -51,7 +51,7 @@ class ApexPlan(SamplerPlan):
         return self.num_workers + self.dataset_actors
 
     @property
-    def nbytes(self) -> int:
+    def shared_bytes(self) -> int:
         """Shared memory of the replay: slots, compressed frames and priorities."""
         return self.slot_bytes + self.frame_bytes + self.tree_bytes
 

@@ -107,7 +107,7 @@ def apex(
     Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
     agents = [AgentGroup(config, plan, spec), *others]
-    nbytes = [agents[policy.group].plan.nbytes for policy in policies]
+    nbytes = [agents[policy.group].plan.shared_bytes for policy in policies]
     check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     workers = plan.num_actors + num_recorders(config) + count * in_group

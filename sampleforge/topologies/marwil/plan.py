@@ -44,6 +44,7 @@ class MarwilPlan:
 
     num_workers = 0
     envs = 0
+    shared_bytes = 0  # the data are in the learner's own memory
 
     def sampler_sizes(self, worker: str) -> list[str]:
         """Return nothing: there is no sampler."""
