@@ -32,6 +32,8 @@ class Reporter:
 
     def __init__(self, folder: RunFolder, first_step: int | None = None) -> None:
         self._folder = folder
+        # TensorBoard hides earlier points from this env step on.
+        self._first_event = None if first_step is None else first_step + 1
         if first_step is not None:
             drop_reports_after(folder.metrics_file, first_step)
         self._metrics = LineFile(folder.metrics_file)
@@ -87,7 +89,7 @@ class Reporter:
         if self._events is None:
             from sampleforge.reporting.event_file import EventFile
 
-            self._events = EventFile(self._folder.tensorboard, env_steps)
+            self._events = EventFile(self._folder.tensorboard, self._first_event or env_steps)
         results = evaluations(values)
         evaluated = {name for result in results.values() for name in result}
         now = {name: value for name, value in values.items() if name not in evaluated}

@@ -13,6 +13,7 @@ from sampleforge.reporting.event_file import EventFile
 from sampleforge.reporting.live_panel import Panel
 from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.reporting.progress import Goal, duration, short
+from sampleforge.reporting.reporter import Reporter
 from sampleforge.reporting.tags import tag
 from sampleforge.reporting.verdict import Verdict
 from sampleforge.reporting.worker_states import RunState
@@ -188,6 +189,22 @@ def test_a_full_disk_is_an_error_that_names_the_file(folder):
                 reporting.log("does not fit")
             reporting.log("is shown all the same", "error")
     assert [r["env_steps"] for r in read_metrics(folder.metrics_file)] == [1]
+
+
+def test_tensorboard_drops_the_points_after_the_checkpoint_of_a_resume(folder):
+    """From the env step of the event that says so on: not from the first new report on."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    with Reporter(folder, 5000) as reporter:
+        reporter.report({"loss": 1.0}, env_steps=5600, wall_s=1.0)
+    (file,) = folder.tensorboard.iterdir()
+    data, starts = file.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        starts += [event.step] if event.HasField("session_log") else []
+        data = data[16 + size :]
+    assert starts == [5001]
 
 
 def test_a_full_disk_under_tensorboard_is_a_warning_and_the_reports_go_on(folder, monkeypatch):
