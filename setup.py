@@ -32,28 +32,8 @@ EXTRAS = {
 }
 EXTRAS["all"] = sorted({need for name in EXTRAS for need in EXTRAS[name]})
 EXTRAS["test"] = [
-    *("pytest>=8.0", "pytest-xdist>=3.6", "nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29")
-] + [
-    need
-    for name in (
-        "atari",
-        "box2d",
-        "mujoco",
-        "minatar",
-        "minigrid",
-        "popgym",
-        "multiagent",
-        "compress",
-        "plot",
-        "notebook",
-        "populations",
-        "export",
-        "offline",
-        "video",
-        "wandb",
-        "trackio",
-    )
-    for need in EXTRAS[name]
+    *EXTRAS["all"],  # of every family and export there are tests
+    *("pytest>=8.0", "pytest-xdist>=3.6", "nbclient>=0.10", "nbformat>=5.9", "ipykernel>=6.29"),
 ]
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]
 EXTRAS["dev"] = [

@@ -58,6 +58,10 @@ from tests.support.processes import (
 # Before numpy or torch is imported, here or in a child: one thread each.
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+# A background job of a script ignores SIGINT, as jobs of many CI runners do, and so does what it
+# starts: Python then has no handler for it. Children that are started by exec get the default back.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # For children, which do not get pytest's sys.path, and whose current directory is not the checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [

@@ -9,6 +9,7 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,17 @@ def test_ci_runs_the_blocks_of_the_readme() -> None:
     set_ups = [content for _, content in blocks if "-m venv" in content]
     assert len(set_ups) == 2
     assert "train.py" in set_ups[0] and "-m pytest -q" in set_ups[1]
+    tests = [content for _, content in blocks if "pytest" in content]
+    assert tests == set_ups[1:], "the script tells them apart by this word"
+
+
+def test_the_tests_have_every_optional_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second command of the README installs what the tests of every family need."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **settings: found.update(settings))
+    runpy.run_path(str(REPO / "setup.py"))
+    extras = found["extras_require"]
+    assert set(extras["all"]) <= set(extras["test"]) <= set(extras["dev"])
 
 
 def test_all_pages_name_one_command_for_the_tests() -> None:
