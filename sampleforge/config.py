@@ -84,11 +84,21 @@ def typed(name: str, value: Any) -> str:
     return " ".join([f"{prefix}{flag}", *quoted])
 
 
+NEAR = 0.7
+"""Least similarity (`difflib.SequenceMatcher.ratio`) of a name that is suggested. At 0.6 "resume"
+suggests "presets"."""
+LEAST_PART = 4
+"""Least length of a name that suggests the longer names which contain it."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names that are most similar to ``name``, best first; case does not
-    matter."""
-    by_lower = {k.lower(): k for k in known}
-    return [by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, count, 0.5)]
+    """Return the known names that ``name`` may be a wrong spelling or a part of, best first; case
+    does not matter. It is empty if none is near: an unrelated name helps less than none."""
+    by_lower, asked = {k.lower(): k for k in known}, name.lower()
+    near = difflib.get_close_matches(asked, by_lower, count, NEAR)
+    if len(asked) >= LEAST_PART:
+        near += sorted((k for k in by_lower if asked in k and k not in near), key=len)
+    return [by_lower[k] for k in near[:count]]
 
 
 def to_plain(config: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.config import ConfigError, from_plain, to_plain
+from sampleforge.config import ConfigError, from_plain, nearest, to_plain
 from sampleforge.models.config import ModelConfig
 from sampleforge.topologies.config import AppoConfig
 
@@ -126,3 +126,10 @@ def test_a_config_is_copied_with_changes_and_checked_again():
     with pytest.raises(ConfigError, match=r"--gamma 2\.0"):
         dataclasses.replace(config, gamma=2)
     assert AppoConfig(**dataclasses.asdict(config)) == config
+
+
+def test_only_near_names_are_suggested() -> None:
+    assert nearest("resume", ["presets", "train", "describe"]) == []
+    assert nearest("dm_control/cheetah-run-v0", ["popgym-RepeatFirst-v0", "HalfCheetah-v5"]) == []
+    assert nearest("retrun_mean", ["return_mean", "return_std"]) == ["return_mean"]
+    assert nearest("breakout", ["ALE/Breakout-v5", "ALE/Pong-v5"]) == ["ALE/Breakout-v5"], "a part"

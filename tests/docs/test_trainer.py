@@ -107,3 +107,12 @@ def test_every_named_test_exists() -> None:
         tree = ast.parse((REPO / file).read_text(encoding="utf-8"))
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name in functions, f"{file}::{name}"
+
+
+def test_every_setting_that_the_page_names_is_a_field() -> None:
+    """Not a property or a method of the config."""
+    configs = (sf.AppoConfig, sf.ApexConfig, sf.DdppoConfig, sf.MarwilConfig)
+    fields = {c.__name__: {field.name for field in dataclasses.fields(c)} for c in configs}
+    named = [n for n in re.findall(r"`(\w+Config)\.(\w+)`", PAGE) if n[0] in fields]
+    assert len(named) > 20
+    assert [f"{config}.{name}" for config, name in named if name not in fields[config]] == []

@@ -15,7 +15,7 @@ from tests.support.variants import slow
 SUMMARY = {
     *("status", "algo", "env", "seed", "env_steps", "env_frames", "wall_s", "frames_per_s"),
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
-    *("return_best", "stopped_by"),
+    *("return_best", "return_episodes", "return_is_early", "stopped_by", "skipped_updates"),
     *("policy_lag", "restarts", "restarts_by_role", "env_restarts", "nonfinite_steps", "error"),
 }
 IN_FLIGHT = 4 * 32 * 8
