@@ -84,9 +84,9 @@ def typed(name: str, value: Any) -> str:
     return " ".join([f"{prefix}{flag}", *quoted])
 
 
-NEAR = 0.7
+NEAR = 0.65
 """Least similarity (`difflib.SequenceMatcher.ratio`) of a name that is suggested. At 0.6 "resume"
-suggests "presets"."""
+suggests "presets", and one wrong letter of three is 0.67."""
 LEAST_PART = 4
 """Least length of a name that suggests the longer names which contain it."""
 
