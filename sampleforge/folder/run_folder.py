@@ -111,6 +111,7 @@ class RunFolder:
         self.self_play_file = self.path / "self_play.json"
         self._lock: int | None = None
         self._is_prepared = False
+        self._before: dict[Path, bytes] = {}
         self._made: Path | None = None
         """What `create` has made: the folder, or the lock file in it."""
 
@@ -155,6 +156,8 @@ class RunFolder:
                 left.unlink()
             self.scratch.mkdir()
             self._is_prepared = True
+            described = (self.config_file, self.spec_file)
+            self._before = {file: file.read_bytes() for file in described if file.exists()}
             with self.reserve.open("wb") as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, RESERVE)
@@ -174,6 +177,11 @@ class RunFolder:
             shutil.rmtree(self.path, ignore_errors=True)
         elif self._made is not None:
             self._made.unlink(missing_ok=True)
+
+    def put_back(self) -> None:
+        """Write config.yaml and spec.json as they were before `prepare`. Raises OSError."""
+        for file, data in self._before.items():
+            write_atomically(file, data)
 
     def check_there(self) -> None:
         """Raise RunFolderGone unless this is still the folder that `create` has locked."""
@@ -329,9 +337,16 @@ class RunFolder:
         try:
             write_atomically(self.summary_file, data)
         except OSError:
-            self.reserve.unlink(missing_ok=True)
             with writing(self.summary_file):
-                write_atomically(self.summary_file, data)
+                self._write_into_reserve(data)
+                self.reserve.replace(self.summary_file)
+
+    def _write_into_reserve(self, data: bytes) -> None:
+        with self.reserve.open("r+b") as file:
+            file.write(data)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_benchmark(self, result: Mapping[str, Any]) -> None:
         """Write benchmark.json."""

@@ -15,7 +15,8 @@ def differences(old: EnvSpec, new: EnvSpec) -> list[str]:
     specs, and for agents, masks and frame stacks: a network that was trained with one does not fit
     the other, or its actions mean something else there.
 
-    The rest may differ: time limits, frame skip, protocol, reward shaping, how rows are stepped.
+    So it is with the frame skip, by which env frames are counted. The rest may differ: time limits,
+    protocol, reward shaping, how rows are stepped.
     """
     groups = [[", ".join(group.agents) for group in spec.agent_groups] for spec in (old, new)]
     if groups[0] != groups[1]:
@@ -43,6 +44,7 @@ def _facts(spec: EnvSpec) -> dict[str, Any]:
         **{f"action {n}": leaf for n, leaf in leaves(spec.spaces.action, ACTION)},
         **{name: f"padded with {stack}" for name, stack in stacks.items() if stack},
         **({"action mask": "in the info"} if spec.spaces.mask_in_info else {}),
+        "frame skip": str(spec.frame_skip),
     }
 
 

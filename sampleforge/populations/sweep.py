@@ -324,7 +324,8 @@ class _Running:
 
 
 class ReportTail:
-    """Reads a growing metrics.jsonl."""
+    """Reads a growing metrics.jsonl. A resumed run may have cut it: it is read from its beginning
+    then."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -335,6 +336,9 @@ class ReportTail:
         if not self._path.is_file():
             return
         with self._path.open("rb") as file:
+            file.seek(max(0, self._offset - 1))
+            if self._offset and file.read(1) != b"\n":
+                self._offset = 0
             file.seek(self._offset)
             data = file.read()
         whole = data.rfind(b"\n") + 1

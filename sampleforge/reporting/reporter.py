@@ -31,12 +31,10 @@ class Reporter:
     """
 
     def __init__(self, folder: RunFolder, first_step: int | None = None) -> None:
-        self._folder = folder
+        self._folder, self._first_step = folder, first_step
         # TensorBoard hides earlier points from this env step on.
         self._first_event = None if first_step is None else first_step + 1
-        if first_step is not None:
-            drop_reports_after(folder.metrics_file, first_step)
-        self._metrics = LineFile(folder.metrics_file)
+        self._metrics: LineFile | None = None
         self._log: LineFile | None = LineFile(folder.log_file)
         self._events: EventFile | None = None
         self._writes_events = True
@@ -61,6 +59,10 @@ class Reporter:
         """
         position = {"env_steps": env_steps, "wall_s": wall_s}
         values = {**position, **scalars, **position}
+        if self._metrics is None:
+            if self._first_step is not None:
+                drop_reports_after(self._folder.metrics_file, self._first_step)
+            self._metrics = LineFile(self._folder.metrics_file)
         self._metrics.write(to_json(values))
         if not self._writes_events:
             return None
@@ -123,7 +125,8 @@ class Reporter:
     def close(self) -> None:
         """Close all files, even if closing one of them fails."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._metrics.close)
+            if self._metrics is not None:
+                stack.callback(self._metrics.close)
             if self._log is not None:
                 stack.callback(self._log.close)
             stack.callback(self._close_events)

@@ -639,11 +639,16 @@ class Session:
             raise failure
 
     def _sum_up(self, error: BaseException | None) -> None:
-        """Write the summary, and tell the callbacks of the end."""
+        """Write the summary, and tell the callbacks of the end. A resumed run that has failed
+        without an env step leaves what describes and measures the earlier run as it was."""
         summary = self._summary(error)
         self._tell("extend_summary", summary)
+        has_begun = self.graph.progress.env_steps > self.resume_point.env_steps
         try:
-            self.folder.write_summary(summary)
+            if error is not None and self.opened.earlier and not has_begun:
+                self.folder.put_back()
+            else:
+                self.folder.write_summary(summary)
         finally:
             self._tell("on_end", summary)
 

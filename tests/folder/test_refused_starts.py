@@ -104,7 +104,8 @@ def test_every_leaf_that_differs_is_named_also_where_its_text_is_the_same() -> N
         *("observation a", "observation b", "action action", "observation c")
     ]
     assert lines[1] == "observation b: Discrete(2) -> none"
-    assert differences(one, replace(one, frame_skip=4, max_episode_steps=9, protocol="p")) == []
+    assert differences(one, replace(one, max_episode_steps=9, protocol="p")) == []
+    assert differences(one, replace(one, frame_skip=4)) == ["frame skip: 1 -> 4"]
     games = [replace(one, agents=("a", "b")), replace(one, agents=("a", "c"))]
     assert differences(*games) == ["agents: a, b -> a, c"]
 
@@ -131,6 +132,25 @@ def test_what_fails_while_the_run_is_wired_changes_nothing(
             train(config(folder, 3000))
     assert contents(run) == before
     assert not (tmp_path / "new").exists()
+
+
+def test_a_resume_whose_workers_fail_at_once_leaves_all_but_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    train(config(run, keep_checkpoints=5))
+    before = contents(run)
+
+    def fails(*_: object, **__: object) -> None:
+        raise ValueError("deliberate")
+
+    monkeypatch.setattr("sampleforge.workers.actor.ActorWorker.step", fails)
+    with pytest.raises(Exception, match="deliberate"):
+        train(config(run, 3000, keep_checkpoints=2))
+    after, changing = contents(run), {"log.txt", "workers.json"}
+    assert before is not None and after is not None
+    assert {name for name in after if after[name] != before.get(name)} <= changing
+    assert after.keys() == before.keys()
 
 
 def test_a_refused_start_in_an_empty_folder_leaves_it_empty(tmp_path: Path) -> None:
@@ -249,7 +269,9 @@ def test_reports_after_the_checkpoint_are_dropped_by_a_resume(tmp_path: Path) ->
     with Trainer(config(run, 4000)) as trainer:
         begins = trainer.session.graph.progress.env_steps
         assert 0 < begins < before[-1]
-        assert reported(run) == [steps for steps in before if steps <= begins]
+        trainer.train()
+        kept = [steps for steps in before if steps <= begins]
+        assert reported(run)[: len(kept)] == kept and len(reported(run)) == len(kept) + 1
         for _ in trainer:
             pass
     assert reported(run) == sorted(reported(run)) and reported(run)[-1] >= 4000
