@@ -51,7 +51,8 @@ def _size(config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots) -> int:
 def _check_room(config: ApexConfig, where: ReplayFolder, size: int) -> None:
     """Raise ConfigError if the disk has no room for two replays of ``size`` bytes: the previous one
     is kept until the new one is complete."""
-    free, existing = shutil.disk_usage(where.path).free, where.saved.size if where.saved else 0
+    there = next(folder for folder in (where.path, *where.path.parents) if folder.exists())
+    free, existing = shutil.disk_usage(there).free, where.saved.size if where.saved else 0
     if 2 * size - existing > free:
         raise ConfigError(
             f"--save-replay needs {human_bytes(size)} for a full replay, and as much again while "
