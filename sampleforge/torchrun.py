@@ -218,6 +218,7 @@ def follower_graph(
     from sampleforge.models.registry import resolve_encoder
     from sampleforge.topologies.builders import PolicyStart, ResumePoint
     from sampleforge.topologies.config import ONLY_POLICY
+    from sampleforge.topologies.sampler_plan import run_device
     from sampleforge.workers.callback import RunHooks, for_workers
 
     own = to_plain(config)
@@ -241,7 +242,7 @@ def follower_graph(
     resolved = chosen.resolve_defaults(config, spec)
     assert isinstance(resolved, DdppoConfig)
     config = resolved
-    plan = chosen.plan(config, spec, resolve_device(config.device))
+    plan = chosen.plan(config, spec, run_device(config, spec))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, model=model, batch_size=plan.batch_size)
     callbacks = for_workers(named_callbacks(config.callbacks), processes=False)

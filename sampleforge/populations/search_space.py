@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from sampleforge.config import ConfigError
-from sampleforge.runtime.machine import resolve_device
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.registry import topology
+from sampleforge.topologies.sampler_plan import run_device
 
 Range = dict[str, Any]
 """The values of a setting as the YAML file of a sweep has them: low, high and log, or choices."""
@@ -115,7 +115,7 @@ def _planned(config: Any, spec: EnvSpec) -> tuple[Any, int]:
     cannot run."""
     chosen = topology(config)
     resolved = chosen.resolve_defaults(config, spec)
-    plan = chosen.plan(resolved, spec, resolve_device(config.device))
+    plan = chosen.plan(resolved, spec, run_device(config, spec))
     return resolved, int(plan.batch_size)
 
 

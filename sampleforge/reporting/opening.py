@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Level = Literal["debug", "info", "warning"]
 EMULATED_BF16 = (
-    "--precision bf16: no instructions for it are known of this CPU, and without them convolutions "
+    "--precision bf16: this device is not known to have instructions for it; then convolutions "
     "may take ten times as long as with --precision fp32; --precision auto takes what is faster"
 )
 MUCH_MEMORY = 1 << 30
@@ -145,16 +145,16 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.env.probe import probe
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.models.registry import resolve_encoder
-    from sampleforge.runtime.machine import resolve_device
     from sampleforge.topologies.agent_groups import other_agent_groups
     from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts
     from sampleforge.topologies.config import roles_of_policies
     from sampleforge.topologies.registry import topology
+    from sampleforge.topologies.sampler_plan import run_device
 
     make_cwd_importable()
     spec, chosen = probe(config), topology(config)
     config = chosen.resolve_defaults(config, spec)
-    plan = chosen.plan(config, spec, resolve_device(config.device))
+    plan = chosen.plan(config, spec, run_device(config, spec))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, batch_size=plan.batch_size)
     others = other_agent_groups(chosen.plan, config, plan, spec)

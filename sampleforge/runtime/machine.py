@@ -1,4 +1,4 @@
-"""The capabilities of this machine: device, bfloat16, shared memory, and compilers."""
+"""The capabilities of this machine: cores, devices, bfloat16, shared memory, and compilers."""
 
 from __future__ import annotations
 
@@ -8,28 +8,78 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from sampleforge.config import ConfigError
 from sampleforge.runtime.cgroup import cgroup_memory_free
+from sampleforge.runtime.processes import available_cores
 
 
-def resolve_device(asked: str) -> str:
-    """Return the name of the device that ``asked`` (the value of --device) means. Raises
-    ConfigError if the machine does not have it."""
+def _capability(gpu: int) -> tuple[int, int]:
+    """Return the compute capability of CUDA device ``gpu``. This initialises CUDA."""
     import torch
 
+    return torch.cuda.get_device_capability(gpu)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the sizes of a run are chosen for: the numbers of ``cores`` and of ``gpus`` that this
+    process may use. ``capability(i)``: the compute capability of the i-th GPU, such as (8, 0);
+    ``memory``: bytes that are available (None: they are asked for when they count)."""
+
+    cores: int
+    gpus: int = 0
+    capability: Callable[[int], tuple[int, int]] = _capability
+    memory: int | None = None
+
+
+_ASSUMED: ContextVar[Machine | None] = ContextVar("assumed machine", default=None)
+
+
+def this_machine() -> Machine:
+    """Return the machine that runs are planned for: this one, unless another is `assumed`."""
+    machine = _ASSUMED.get()
+    if machine is not None:
+        return machine
+    import torch
+
+    return Machine(len(available_cores()), torch.cuda.device_count())
+
+
+@contextmanager
+def assumed(machine: Machine) -> Iterator[None]:
+    """Return a context in which runs are planned for ``machine`` in the place of this one: for
+    tables of plans and for tests. Nothing can be started in it that this machine does not have."""
+    token = _ASSUMED.set(machine)
+    try:
+        yield
+    finally:
+        _ASSUMED.reset(token)
+
+
+def resolve_device(asked: str, *, on_gpu: bool = True) -> str:
+    """Return the name of the device that ``asked`` (the value of --device) means. ``on_gpu``:
+    whether auto takes a GPU, if there is one. Raises ConfigError if the machine does not have the
+    device."""
+    import torch
+
+    gpus = this_machine().gpus
     if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if gpus and on_gpu else "cpu"
     try:
         device = torch.device(asked)
     except RuntimeError as error:
         raise ConfigError(f"--device {asked}: {error}; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ConfigError(
-            f"--device {asked}: this machine shows {torch.cuda.device_count()} CUDA devices; "
+            f"--device {asked}: this machine shows {gpus} CUDA devices; "
             "use --device cpu, or see `sampleforge doctor`"
         )
     if device.type not in ("cpu", "cuda"):
@@ -49,11 +99,19 @@ def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     return sorted(_BF16 & set(re.findall(r"\w+", cpuinfo.read_text())))
 
 
+BF16_CAPABILITY = (8, 0)
+"""Compute capability from which on a GPU has convolutions and matrix products in bfloat16."""
+
+
 def has_bf16(device: str) -> bool:
-    """Return whether ``device`` is known to have instructions for bfloat16. Without them it is
-    emulated: convolutions took ten times as long as in fp32 on a CPU with AVX2
+    """Return whether ``device`` is known to have instructions for bfloat16; "cuda" are all GPUs.
+    Without them it is emulated: convolutions took ten times as long as in fp32 on a CPU with AVX2
     (benchmarks/results/precision.md)."""
-    return device != "cpu" or bool(bf16_instructions())
+    if device == "cpu":
+        return bool(bf16_instructions())
+    machine, (_, _, index) = this_machine(), device.partition(":")
+    used = [int(index)] if index else range(machine.gpus)
+    return all(machine.capability(gpu) >= BF16_CAPABILITY for gpu in used)
 
 
 def shared_memory_free() -> int | None:
@@ -67,6 +125,9 @@ def shared_memory_free() -> int | None:
 
 def memory_available() -> int:
     """Return the bytes of memory that this process and its children can still have."""
+    machine = _ASSUMED.get()
+    if machine is not None and machine.memory is not None:
+        return machine.memory
     available = int(psutil.virtual_memory().available)
     free = cgroup_memory_free()
     return available if free is None else min(available, free)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from sampleforge.config import ConfigError
 from sampleforge.folder.stored_config import flat_fields
 from sampleforge.runtime.imports import import_beside
-from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.processes import start_fork_server
 from sampleforge.session.callback import (
     Callback,
@@ -228,10 +227,11 @@ class Session:
         one."""
         from sampleforge.models.registry import resolve_encoder
         from sampleforge.topologies.agent_groups import other_agent_groups
+        from sampleforge.topologies.sampler_plan import run_device
 
         config = chosen.resolve_defaults(self.config, self.spec)
         model = resolve_encoder(config.model, self.spec.observations)
-        self.plan: AnyPlan = chosen.plan(config, self.spec, resolve_device(config.device))
+        self.plan: AnyPlan = chosen.plan(config, self.spec, run_device(config, self.spec))
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
         self.resolved: AnyConfig = config
         others = other_agent_groups(chosen.plan, config, self.plan, self.spec)

@@ -273,7 +273,7 @@ def policy_maker(
     observations the policy is compiled (None: it is not compiled). ``board``: of a member of a
     population, in each of whose segments the policy has another seed. ``device``: on which it acts
     (None: `acting_device`)."""
-    precision = plan.precision
+    precision = plan.acting_precision
     unseeded = partial(
         make_policy,
         new_model,

@@ -18,23 +18,23 @@ import math
 from typing import Any
 
 from sampleforge.encoding import check_leaves
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
-from sampleforge.topologies.sampler_plan import MIN_BATCH
+from sampleforge.topologies.config import DdppoConfig, PpoConfig
+from sampleforge.topologies.sampler_plan import MIN_BATCH, most_workers, run_device
 
 BATCH = 2048
 """Env steps of an on-policy batch, over all env rows of the run."""
 ROWS = 16
 """Env rows of an on-policy run on any number of cores, so that learning does not depend on the
 machine."""
-ROWS_PER_WORKER = 4
-"""Least number of rows of a worker, agents counted: a forward pass for one row takes as long as one
-for four."""
+FEWEST_ROWS = 4
+"""Least number of env rows that is chosen for a given batch: a forward pass for one row takes as
+long as one for four."""
 SHORTEST_ROLLOUT = 32
 """Least number of env steps of an on-policy rollout, even if all rows together then give more than
-`BATCH`."""
+`BATCH`; with more ranks than rows it may be shorter."""
 MINIBATCH = 256
 """Env steps of an on-policy minibatch, over all ranks."""
 RECURRENT_ROWS = 64
@@ -77,8 +77,9 @@ RANKS_WITH_IMAGES: dict[str, Any] = {
     "exploration_coeff": 0.01,
 }
 """The settings of the code of DD-PPO's paper (habitat-baselines)."""
-ROWS_OF_IMAGES = 8
-"""Env rows of a rank for images, as in that code."""
+MINIBATCH_OF_IMAGES = 1024
+"""Env steps of a minibatch for images, over all ranks: two make a batch, as in that code, whose
+ranks have 8 rows with rollouts of 128; two of these make `BATCH`."""
 ROLLOUT_OF_IMAGES = 128
 """Env steps of a rank's rollout for images, as in that code."""
 
@@ -94,7 +95,7 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
         chosen["rollout"] = _part(config.batch_size, chosen["rollout"])
     config = dataclasses.replace(config, **chosen)
     if not config.async_rl:
-        config = dataclasses.replace(config, **_shape(config, settings, spec.num_agents))
+        config = dataclasses.replace(config, **_shape(config, settings, spec))
     if config.minibatch_size is None and not config.async_rl:
         config = dataclasses.replace(
             config, minibatch_size=_minibatch(config, settings, spec.num_agents)
@@ -149,49 +150,55 @@ def _values(settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
     return settings
 
 
-def _shape(config: PpoConfig, settings: dict[str, Any], agents: int) -> dict[str, Any]:
-    """Return the workers, env rows and rollout of a run that samples and learns in turn, so that
-    whole rollouts of all rows, with ``agents`` of one policy in each, make a batch: --batch-size if
-    it is given, else `BATCH` or more."""
+def _shape(config: PpoConfig, settings: dict[str, Any], spec: EnvSpec) -> dict[str, Any]:
+    """Return the workers (or ranks), env rows and rollout of a run that samples and learns in turn,
+    so that whole rollouts of all rows, with all agents of one policy in each, make a batch:
+    --batch-size if it is given, else `BATCH` or more."""
     if isinstance(config, DdppoConfig):
-        return _rank_shape(config, settings)
+        return _rank_shape(config, settings, _ranks(config, settings, spec))
+    agents, cores = spec.num_agents, 1 if config.serial else this_machine().cores
     batch = None if config.batch_size is None else config.batch_size // agents
     rollout, splits = config.rollout, config.num_splits or 1
-    possible = [config.num_workers] if config.num_workers else _possible_workers(config)
-    rows = config.num_envs_per_worker
+    rows, usual = config.num_envs_per_worker, _usual_rows(config)
     if rows is None:
         unit = splits * (config.num_workers or 1)
-        usual = min(_usual_rows(config), _most_rows(agents))
+        usual = min(usual, _most_rows(agents))
         total = _rows(batch, rollout, usual, unit) or _multiple(usual, unit)
-        even = (w for w in possible if total % (w * splits) == 0)
-        workers = next((w for w in even if total // w * agents >= ROWS_PER_WORKER), possible[-1])
+        workers = config.num_workers or most_workers(total // splits, cores)
         rows = total // workers
     else:
-        unit = rows * (rollout or 1)
+        most, unit = config.num_workers or min(cores, usual // FEWEST_ROWS), rows * (rollout or 1)
+        possible = [config.num_workers] if config.num_workers else range(most, 0, -1)
         filling = (w for w in possible if batch is None or batch % (w * unit) == 0)
-        workers = next(filling, possible[0])
+        workers = next(filling, most)
     if rollout is None:
         rollout = _rollout(batch, rows * workers * (1 if batch else agents))
     return {"num_workers": workers, "num_envs_per_worker": rows, "rollout": rollout}
 
 
-def _rank_shape(config: DdppoConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return env rows and rollout of a rank; ``config.batch_size`` is that of one rank."""
+def _rank_shape(config: DdppoConfig, settings: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Return the number of ranks, and the env rows and the rollout of each, so that the rollouts of
+    all ranks make about `BATCH`; ``config.batch_size`` is that of one rank."""
     batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
-    ranks = _ranks(config)
-    images = settings is RANKS_WITH_IMAGES
-    rows_of_all = _usual_rows(config)
-    about = ROWS_OF_IMAGES if images else max(ROWS_PER_WORKER, math.ceil(rows_of_all / ranks))
-    rows = config.num_envs_per_worker
+    images, rows = settings is RANKS_WITH_IMAGES, config.num_envs_per_worker
+    parts = BATCH // _usual_minibatch(config, settings)
+    whole = _takes_whole_rollouts(config)
+    usual = _group_rows(config, settings)
+    about = _multiple(math.ceil(usual / ranks), math.lcm(splits, parts) if whole else splits)
     if images and rollout is None:
         unit = ROLLOUT_OF_IMAGES * (rows or splits)
-        rollout = ROLLOUT_OF_IMAGES if batch is None or batch % unit == 0 else None
+        fits = batch % unit == 0 if batch is not None else rows is not None
+        rollout = ROLLOUT_OF_IMAGES if fits else None
     rows = rows or _rows(batch, rollout, about, splits)
     if rollout is None:
-        rollout = _rollout(batch, rows) if rows and batch else None
-    if rollout is None:
-        rollout = _rollout(None, (rows or about) * ranks)
-    return {"num_envs_per_worker": rows, "rollout": rollout}
+        if batch is not None:
+            rollout = _rollout(batch, rows or about)
+        elif config.num_envs_per_worker is not None:
+            rollout = _rollout(None, (rows or about) * ranks)
+        else:  # of equal minibatches, as many as on any other number of ranks
+            unit = 1 if whole else parts // math.gcd(parts, about)
+            rollout = max(1, round(BATCH / (about * ranks * unit))) * unit
+    return {"num_ranks": ranks, "num_envs_per_worker": rows, "rollout": rollout}
 
 
 def _rows(batch: int | None, rollout: int | None, about: int, unit: int) -> int | None:
@@ -203,7 +210,7 @@ def _rows(batch: int | None, rollout: int | None, about: int, unit: int) -> int 
         return usual
     if rollout is not None:
         return None if batch % (rollout * unit) else batch // rollout
-    fewer = range(usual, min(usual, ROWS_PER_WORKER) - 1, -unit)
+    fewer = range(usual, min(usual, FEWEST_ROWS) - 1, -unit)
     more = range(usual + unit, 2 * usual + 1, unit)
     return next((n for n in (*fewer, *more) if batch % n == 0), None)
 
@@ -228,14 +235,6 @@ def _multiple(number: int, unit: int) -> int:
     return math.ceil(number / unit) * unit
 
 
-def _possible_workers(config: AppoConfig) -> list[int]:
-    """Return the numbers of actor workers to choose from, the best first."""
-    most = (
-        1 if config.serial else min(len(available_cores()), _usual_rows(config) // ROWS_PER_WORKER)
-    )
-    return [*range(most, 0, -1)]
-
-
 def _most_rows(agents: int) -> int:
     """Return the number of env rows, a power of two, of which the shortest rollouts of all
     ``agents`` make no more than `BATCH`; at least 1."""
@@ -247,12 +246,38 @@ def _usual_rows(config: PpoConfig) -> int:
     return ROWS if config.model.core == "none" else RECURRENT_ROWS
 
 
-def _ranks(config: DdppoConfig) -> int:
-    """Return the number of ranks."""
+def _ranks(config: DdppoConfig, settings: dict[str, Any], spec: EnvSpec) -> int:
+    """Return the number of ranks: one per GPU, or on the CPU one per core, but no more than there
+    are rows for them: one for each, or where minibatches are of whole rollouts one for each
+    minibatch."""
     world = World.of_environment()
     if world is not None:
         return world.size
-    return config.num_ranks or (1 if config.serial else len(available_cores()))
+    if config.num_ranks or config.serial:
+        return config.num_ranks or 1
+    device, machine = run_device(config, spec), this_machine()
+    if device != "cpu":
+        return machine.gpus if device == "cuda" else 1
+    usual, parts = _group_rows(config, settings), BATCH // _usual_minibatch(config, settings)
+    return min(machine.cores, usual // parts if _takes_whole_rollouts(config) else ROWS)
+
+
+def _group_rows(config: DdppoConfig, settings: dict[str, Any]) -> int:
+    """Return the number of env rows of all ranks, where nothing says otherwise."""
+    return ROWS if settings is RANKS_WITH_IMAGES else _usual_rows(config)
+
+
+def _usual_minibatch(config: PpoConfig, settings: dict[str, Any]) -> int:
+    """Return the env steps of a minibatch, over all ranks, where nothing says otherwise."""
+    if settings is RANKS_WITH_IMAGES:
+        return MINIBATCH_OF_IMAGES
+    return MINIBATCH if config.model.core == "none" else RECURRENT_MINIBATCH
+
+
+def _takes_whole_rollouts(config: PpoConfig) -> bool:
+    """Return whether the loss or the core looks along time, so that minibatches are of whole
+    rollouts."""
+    return config.advantage == "vtrace" or config.model.core != "none"
 
 
 def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int | None:
@@ -262,22 +287,19 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int 
     rollout, rows = config.rollout, config.num_envs_per_worker
     if rollout is None or rows is None:
         return None
-    usual = MINIBATCH if config.model.core == "none" else RECURRENT_MINIBATCH
+    about: float = _usual_minibatch(config, settings)
     if isinstance(config, DdppoConfig):
-        batch, ranks = config.batch_size or rollout * rows, _ranks(config)
-        about = max(usual // 4, usual // ranks)
-        if settings is RANKS_WITH_IMAGES:
-            about = max(1, batch // 2)  # two minibatches, as in the paper's code
+        batch, about = config.batch_size or rollout * rows, about / (config.num_ranks or 1)
     else:
         each = rollout * rows * (config.num_workers or 1) * agents
-        batch, about = config.batch_size or _multiple(MIN_BATCH, each), usual
+        batch = config.batch_size or _multiple(MIN_BATCH, each)
     return nearest_minibatch(config, batch, about)
 
 
-def nearest_minibatch(config: PpoConfig, batch: int, about: int) -> int | None:
+def nearest_minibatch(config: PpoConfig, batch: int, about: float) -> int | None:
     """Return the size of equal minibatches of a ``batch`` that is nearest to ``about``, as a ratio:
     a multiple of the rollout if the loss or the core looks along time. None if there is none."""
     rollout = config.rollout or 1
-    unit = rollout if config.advantage == "vtrace" or config.model.core != "none" else 1
+    unit = rollout if _takes_whole_rollouts(config) else 1
     sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
     return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)

@@ -11,7 +11,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.distributed.group import Member, Rendezvous
 from sampleforge.distributed.shm_group import LEAST_ROOM, RankMemory
 from sampleforge.distributed.torch_group import Backend, RendezvousStore
-from sampleforge.runtime.machine import human_bytes, resolve_device
+from sampleforge.runtime.machine import human_bytes, resolve_device, this_machine
 from sampleforge.workers.config import LearnersConfig
 
 
@@ -55,17 +55,19 @@ def choose_backend(devices: Sequence[str], member: Member = "rank") -> tuple[Bac
     this machine has a GPU of its own, else gloo."""
     if not all(device.startswith("cuda") for device in devices):
         return "gloo", f"gloo: the {member}s learn on the CPU"
-    gpus = torch.cuda.device_count()
+    gpus = this_machine().gpus
     if len(set(devices)) < len(devices):
         return "gloo", f"gloo: nccl needs a GPU per {member} ({gpus} here)"
     return "nccl", f"nccl: {gpus} GPUs for {len(devices)} {member}s"
 
 
 def member_devices(device: str, members: int) -> list[str]:
-    """Return the device of each member: for "cuda" the GPUs in turn, otherwise ``device``."""
+    """Return the device of each member: for "cuda" the GPUs in turn, each with its number, which
+    torch wants where it makes one current; otherwise ``device``."""
     if device != "cuda":
         return [device] * members
-    return [f"cuda:{index % torch.cuda.device_count()}" for index in range(members)]
+    gpus = this_machine().gpus
+    return [f"cuda:{index % gpus}" for index in range(members)]
 
 
 def learner_devices(config: LearnersConfig, device: str) -> list[str]:

@@ -12,16 +12,31 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.config import RunConfig
-from sampleforge.runtime.machine import bf16_instructions, human_bytes, shared_memory_free
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.machine import (
+    bf16_instructions,
+    has_bf16,
+    human_bytes,
+    resolve_device,
+    shared_memory_free,
+    this_machine,
+)
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import PpoConfig, SamplingConfig
+from sampleforge.topologies.config import AnyConfig, PpoConfig, SamplingConfig
 from sampleforge.topologies.policy_lag import PolicyLag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
 MOST_THREADS_OF_PLANES = 4
 """Most threads of a learner with convolutions of small planes, such as MinAtar's, where a minibatch
 of 256 takes one core 20 ms. Two threads are the most that has been measured."""
+ROWS_OF_VECTORS, ROWS_OF_IMAGES = 128, 32
+"""Env rows of a run that samples while it learns, on any number of cores, so that learning does not
+depend on the machine. For vectors the cost of a forward pass is mostly fixed, for images it grows
+with the rows. An image env without a vector env has an engine of its own, which takes memory and
+time to start; one that steps by itself has twice as many rows."""
+LEARNER_SHARE = 0.4
+"""Fraction of the cores for the threads of a learner with convolutions while sampling goes on:
+about what its passes take of the time of an env step of Breakout
+(benchmarks/results/throughput.md)."""
 INDEPENDENT = "Env rows step independently, each split in a thread (--variable-experience)"
 
 
@@ -38,6 +53,7 @@ class SamplerPlan:
     num_policy_workers: int
     device: str
     precision: str
+    acting_precision: str  # of the forward passes that choose actions
     pin_actors: bool
     reasons: tuple[str, ...]
     records: bool = field(default=False, kw_only=True)
@@ -141,16 +157,10 @@ def plan_sampler(
             f"--variable-experience: {spec.env_id} has {spec.num_seats} agents, which step "
             "together; leave it out"
         )
-    cores = len(available_cores())
-    image = config.model.has_pixels(spec.observations)
-    workers = 1 if config.serial and config.num_workers is None else config.num_workers or cores
+    cores, image = this_machine().cores, config.model.has_pixels(spec.observations)
+    workers, envs = _workers_and_envs(config, spec)
     inference, why = _inference(config, device)
     overlaps = inference == "worker" or overlaps_inline(spec, cores, workers)
-    # For vectors the cost of a forward pass is mostly fixed, for images it grows with the rows. An
-    # image env without a vector env has an engine of its own, which takes memory and time to start.
-    # The agents of an environment are rows of the forward pass and of the batch as well.
-    default = (32 if spec.asynchronous else 16) if image else 64
-    envs = config.num_envs_per_worker or max(1, default // spec.num_seats)
     usual = 2 if overlaps and envs % 2 == 0 else 1
     splits = config.num_splits or (envs if variable else usual)
     if config.num_envs_per_worker is None:
@@ -166,6 +176,7 @@ def plan_sampler(
             f"use a multiple of {splits} or another --num-splits"
         )
     precision, why_precision = choose_precision(config, device, image)
+    acts_on = device if inference == "worker" else "cpu"
     assert config.rollout is not None, "resolve_defaults comes first"
     return SamplerPlan(
         num_workers=workers,
@@ -177,11 +188,37 @@ def plan_sampler(
         num_policy_workers=config.num_policy_workers if inference == "worker" else 0,
         device=device,
         precision=precision,
+        acting_precision=choose_precision(config, acts_on, image)[0],
         pin_actors=_pins_actors(config, workers <= cores),
         reasons=(why, why_precision, *([INDEPENDENT] if variable else [])),
         records=config.record is not None,
         variable=variable,
     )
+
+
+def _workers_and_envs(config: SamplingConfig, spec: EnvSpec) -> tuple[int, int]:
+    """Return the numbers of actors and of env rows of each: `usual_rows` in total, unless the user
+    asks for others."""
+    rows, given = usual_rows(config, spec), config.num_envs_per_worker
+    cores = 1 if config.serial else this_machine().cores
+    workers = config.num_workers or (cores if given else most_workers(rows, cores))
+    return workers, given or math.ceil(rows / workers)
+
+
+def usual_rows(config: SamplingConfig, spec: EnvSpec) -> int:
+    """Return the number of env rows of a run that samples while it learns, where nothing says
+    otherwise. The agents of an environment are rows of the forward pass and of the batch as
+    well; two environments at least give two actors something to do."""
+    rows = ROWS_OF_VECTORS
+    if config.model.has_pixels(spec.observations):
+        rows = 2 * ROWS_OF_IMAGES if spec.asynchronous else ROWS_OF_IMAGES
+    return max(2, rows // spec.num_seats)
+
+
+def most_workers(rows: int, cores: int) -> int:
+    """Return the largest number of workers, at most one per core, that have equal shares of the
+    ``rows``."""
+    return max(n for n in range(1, min(rows, cores) + 1) if rows % n == 0)
 
 
 def _pins_actors(config: SamplingConfig, core_for_each: bool) -> bool:
@@ -204,6 +241,21 @@ def overlaps_inline(spec: EnvSpec, cores: int, workers: int) -> bool:
     they step asynchronously, and there is a core for it. Without such a core, splits only make
     forward passes smaller (measured with Breakout on two cores: one split is 1.1 times as fast)."""
     return spec.asynchronous and cores >= 2 * workers
+
+
+def run_device(config: AnyConfig, spec: EnvSpec) -> str:
+    """Return the device of a run's learners and policy workers. auto takes a GPU for images only:
+    the networks of vectors are so small that a GPU's answer takes longer than their passes. Raises
+    ConfigError if the machine does not have the device."""
+    image = any(config.model.has_pixels(group.observations) for group in spec.agent_groups)
+    return resolve_device(config.device, on_gpu=image)
+
+
+def cores_beside_actors(config: SamplingConfig, *, synchronous: bool) -> int:
+    """Return the number of cores that the learners of a run have to themselves: all of them if
+    sampling stops meanwhile (``synchronous``), else `LEARNER_SHARE`; one in a serial run."""
+    cores = 1 if config.serial else this_machine().cores
+    return cores if synchronous else max(1, round(LEARNER_SHARE * cores))
 
 
 def learner_threads(model: ModelConfig, spec: EnvSpec, cores: int) -> int:
@@ -233,7 +285,12 @@ def choose_precision(config: RunConfig, device: str, image: bool) -> tuple[str, 
     if not image:
         return "fp32", "Precision fp32 (small layers gain nothing from bf16)"
     if device.startswith("cuda"):
-        return "bf16", "Precision bf16 (images on a GPU)"
+        if has_bf16(device):
+            return "bf16", "Precision bf16 (images on a GPU)"
+        return (
+            "fp32",
+            "Precision fp32 (a GPU below compute capability 8.0 has no bf16 convolutions)",
+        )
     # Measured on a CPU with bf16 instructions: 1.4 times as fast, with the same returns
     # (benchmarks/results/precision.md).
     instructions = bf16_instructions()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
+from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.appo.plan import plan_appo
@@ -24,6 +26,7 @@ from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
     BATCH,
+    FEWEST_ROWS,
     MINIBATCH,
     ON_POLICY,
     ON_POLICY_GRIDS,
@@ -32,7 +35,6 @@ from sampleforge.topologies.ppo_defaults import (
     RECURRENT_MINIBATCH,
     RECURRENT_ROWS,
     ROWS,
-    ROWS_PER_WORKER,
     SHORTEST_ROLLOUT,
     reason,
     resolve_defaults,
@@ -42,7 +44,6 @@ from tests.support.graphs import resolved, spec_of
 from tests.support.variants import slow
 
 Settings = dict[str, Any]
-WHERE_CORES_ARE_COUNTED = ("sampler_plan", "appo.plan", "ddppo.plan", "ddppo.wire", "ppo_defaults")
 
 
 def spec(shape: tuple[int, ...], dtype: str, *, asynchronous: bool = False, n: int = 0) -> EnvSpec:
@@ -67,15 +68,15 @@ KINDS = {
 
 
 @pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`cores(n)`: the machine has so many from now on."""
+def cores() -> Iterator[Callable[[int], None]]:
+    """`cores(n)`: plans are made for a machine with so many from now on."""
+    with ExitStack() as stack:
 
-    def set_to(count: int) -> None:
-        for module in WHERE_CORES_ARE_COUNTED:
-            name = f"sampleforge.topologies.{module}.available_cores"
-            monkeypatch.setattr(name, lambda: list(range(count)))
+        def set_to(count: int) -> None:
+            stack.close()
+            stack.enter_context(assumed(Machine(count)))
 
-    return set_to
+        yield set_to
 
 
 def planned(config: PpoConfig, of: EnvSpec) -> tuple[PpoConfig, Plan]:
@@ -176,7 +177,6 @@ def test_the_number_of_cores_does_not_change_what_is_learned(
         cores(count)
         config, plan = planned(AppoConfig(model=ModelConfig(core=core)), of)
         assert plan.num_workers <= count
-        assert plan.num_splits * plan.rows >= ROWS_PER_WORKER
         seen.add((plan.envs, plan.rollout, plan.batch_size, config.minibatch_size))
     assert len(seen) == 1
 
@@ -184,7 +184,7 @@ def test_the_number_of_cores_does_not_change_what_is_learned(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"num_envs_per_worker": 64}, {"envs": 64 * (ROWS // ROWS_PER_WORKER)}),
+        ({"num_envs_per_worker": 64}, {"envs": 64 * (ROWS // FEWEST_ROWS)}),
         ({"batch_size": 512}, {"batch_size": 512}),
         ({"batch_size": 500}, {"batch_size": 500}),
         ({"num_workers": 4}, {"num_workers": 4, "envs": ROWS, "batch_size": BATCH}),
@@ -223,13 +223,21 @@ def test_minibatches_are_of_whole_rollouts_where_time_matters(core: Any, advanta
 def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None:
     cores(2)
     config, plan = planned(DdppoConfig(num_ranks=ranks), VECTOR)
-    assert plan.num_workers == ranks and plan.num_splits * plan.rows >= ROWS_PER_WORKER
-    assert plan.batch_size * ranks >= BATCH
-    assert plan.batch_size * ranks == BATCH or plan.rollout == ppo_defaults.SHORTEST_ROLLOUT
-    assert config.minibatch_size and config.minibatch_size * ranks >= MINIBATCH
+    assert plan.num_workers == ranks and plan.envs == ROWS
+    assert plan.batch_size * ranks == BATCH
+    assert config.minibatch_size and config.minibatch_size * ranks == MINIBATCH
     images, plan = planned(DdppoConfig(num_ranks=ranks), ATARI)
     assert images.minibatch_size and plan.batch_size == 2 * images.minibatch_size
-    assert plan.envs == ranks * ppo_defaults.ROWS_OF_IMAGES
+    assert (plan.envs, plan.batch_size * ranks) == (ROWS, BATCH)
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 12, 24, 128])
+def test_ranks_that_do_not_divide_the_batch_share_about_as_much(ranks: int) -> None:
+    for of in (VECTOR, PLANES, ATARI):
+        config, plan = planned(DdppoConfig(num_ranks=ranks), of)
+        parts = BATCH // (ppo_defaults.MINIBATCH_OF_IMAGES if of is ATARI else MINIBATCH)
+        assert config.minibatch_size and plan.batch_size == parts * config.minibatch_size
+        assert 0.7 * BATCH <= plan.batch_size * ranks <= 1.4 * BATCH
 
 
 @pytest.mark.parametrize(
@@ -237,10 +245,10 @@ def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None
     [
         ("image", {"async_rl": False}, {1: 1, 2: 2, 16: 16}),
         ("image", {"async_rl": False, "num_learners": 2}, {1: 1, 2: 1, 16: 8}),
-        ("image", {}, {2: 1, 16: 1}),
+        ("image", {}, {2: 1, 16: 6}),
         ("planes", {}, {1: 1, 2: 2, 16: 4}),
         ("planes", {"num_policies": 8}, {2: 1, 16: 2}),
-        ("planes", {"async_rl": True}, {16: 1}),
+        ("planes", {"async_rl": True}, {2: 1, 16: 4}),
         ("planes", {"serial": True}, {16: 1}),
         ("planes", {"learner_threads": 3}, {16: 3}),
         ("planes", {"model": ModelConfig(encoder="mlp")}, {16: 1}),
@@ -250,7 +258,7 @@ def test_ranks_share_the_batch(cores: Callable[[int], None], ranks: int) -> None
 def test_a_learner_has_threads_where_they_pay(
     cores: Callable[[int], None], kind: str, given: Settings, of_cores: dict[int, int]
 ) -> None:
-    """With convolutions, on cores that nothing else uses meanwhile."""
+    """With convolutions, on cores that nothing else uses meanwhile, or on two of five."""
     for count, threads in of_cores.items():
         cores(count)
         assert planned(AppoConfig(**given), KINDS[kind])[1].learner_threads == threads
@@ -314,7 +322,8 @@ def test_no_plan_refuses_what_was_chosen(
         assert found.async_rl or size, given
         if size is not None:
             assert plan.batch_size % size == 0, (given, plan)
-            assert size >= min(plan.batch_size // 2, MINIBATCH // 8), (given, plan)
+            ranks = plan.num_workers if isinstance(found, DdppoConfig) else 1
+            assert size >= min(plan.batch_size // 2, MINIBATCH // 8 // ranks), (given, plan)
     assert tried > 150
 
 

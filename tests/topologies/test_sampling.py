@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sampleforge.models.config import ModelConfig
+from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.runtime.numa import NumaNode, node_for_group
 from sampleforge.runtime.processes import available_cores
 from sampleforge.topologies.appo.plan import plan_appo
@@ -118,18 +119,15 @@ def test_the_recurrent_state_is_carried_from_rollout_to_rollout(core: Any, infer
     ],
 )
 def test_actors_have_two_splits_only_if_their_work_can_overlap(
-    monkeypatch: pytest.MonkeyPatch,
     steps_by_itself: bool,
     cores: int,
     given: dict[str, Any],
     splits: int,
 ) -> None:
-    monkeypatch.setattr(
-        "sampleforge.topologies.sampler_plan.available_cores", lambda: list(range(cores))
-    )
     chosen = AppoConfig(env=CODE, async_rl=True, **given)
     spec = dataclasses.replace(spec_of(chosen), asynchronous=steps_by_itself)
-    plan = plan_appo(resolved(chosen, spec), spec, "cpu")
+    with assumed(Machine(cores)):
+        plan = plan_appo(resolved(chosen, spec), spec, "cpu")
     assert plan.num_splits == splits
     assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.describe_envs()
 
@@ -149,8 +147,8 @@ def test_learner_and_policy_workers_share_one_of_several_numa_nodes(
     monkeypatch.setattr("sampleforge.runtime.numa.available_cores", lambda: list(range(8)))
     on_two = partial(node_for_group, folder=tmp_path)
     monkeypatch.setattr("sampleforge.topologies.sampling.node_for_group", on_two)
-    for module in ("sampling", "sampler_plan"):
-        monkeypatch.setattr(f"sampleforge.topologies.{module}.available_cores", lambda: [0, 4])
+    for module in ("topologies.sampling", "runtime.machine"):
+        monkeypatch.setattr(f"sampleforge.{module}.available_cores", lambda: [0, 4])
     of_graph = nodes_of(graph := build(config(inference="worker"))[0])
     assert of_graph == {"actor": {(0,), (4,)}, "policy": {(0, 1, 2, 3)}, "learner": {(0, 1, 2, 3)}}
     assert "learner and slots on NUMA node 0 (4 cores)" in graph.describe()

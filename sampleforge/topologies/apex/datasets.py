@@ -23,12 +23,15 @@ from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.policy_groups import GroupParts
 from sampleforge.topologies.restarts import RestartAlone
+from sampleforge.topologies.sampler_plan import choose_precision
 from sampleforge.topologies.sampling import ActorChannels
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.given_actions import DatasetRows, GivenActions
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 
+ACTS_ON = "cpu"
+"""The device on which the actions of datasets are valued, that of the run's learner or not."""
 DATASET_STREAM = 3_000_000
 """Part of the seeds of the shuffle buffers, so that they differ from those of the env rows."""
 
@@ -61,11 +64,13 @@ def add_dataset_actors(
 ) -> None:
     """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
     new_network, weights = parts.new_model, parts.channels.weights
-    folders = dataset_folders(config, exchange.slots.shape.spec)
+    spec = exchange.slots.shape.spec
+    folders = dataset_folders(config, spec)
+    precision, _ = choose_precision(config, ACTS_ON, config.model.has_pixels(spec.observations))
     for number, folder in enumerate(folders):
         index, start = plan.num_workers + number, parts.policy.start
         seeds = PolicySeeds(index, start, channels.restart_budget)
-        make_policy = partial(_policy, new_network, weights, config, plan, seeds)
+        make_policy = partial(_policy, new_network, weights, config, precision, seeds)
         life = partial(channels.restart_budget.life, index)
         seed = partial(_seed, start.seed, number, start.resumes, life)
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
@@ -105,7 +110,7 @@ def _policy(
     new_network: Callable[[], QNetwork],
     weights: SharedWeights,
     config: ApexConfig,
-    plan: ApexPlan,
+    precision: str,
     seeds: PolicySeeds,
 ) -> GivenActionsPolicy:
     """Return the policy whose values are written beside the actions of a dataset."""
@@ -114,8 +119,8 @@ def _policy(
         weights,
         torch.zeros(0),
         config.weights_refresh_interval,
-        device=torch.device("cpu"),
-        precision=plan.precision,
+        device=torch.device(ACTS_ON),
+        precision=precision,
         seed=seeds.first(),
     )
 

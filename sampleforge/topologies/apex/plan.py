@@ -20,8 +20,11 @@ from sampleforge.topologies.config import ApexConfig
 from sampleforge.topologies.cuda_graphs import check_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
+    cores_beside_actors,
+    learner_threads,
     plan_sampler,
     recorded_parameters,
+    usual_rows,
 )
 
 _TREE_BYTES = 8 * 16 / 15  # of the sum tree, per item of a slot
@@ -225,10 +228,14 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
         )
     sampler = plan_sampler(config, spec, device)
     if not config.is_live:
-        sampler = _without_actors(sampler)
+        sampler = _without_actors(
+            sampler, config.num_envs_per_worker or usual_rows(config, spec) // 2
+        )
     actors = sampler.num_workers + len(config.datasets)
     shape = slot_shape(config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences
+    cores = cores_beside_actors(config, synchronous=False)
+    threads = learner_threads(config.model, spec, cores // (learners * config.num_policies))
     item_steps = ItemSteps(sequences.stride, sequences.learned) if sequences else ItemSteps()
     new_steps = sampler.rollout * sampler.rows
     stored = config.replay_capacity // new_steps
@@ -249,7 +256,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
         item_steps=item_steps,
         learning_starts=config.learning_starts,
         ratio=None if config.sampler_only else config.samples_per_insert,
-        learner_threads=config.learner_threads or 1,
+        learner_threads=config.learner_threads or threads,
         leases=leases,
         stored_slots=per_shard,
         tolerance=_tolerance(
@@ -269,14 +276,14 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     return plan
 
 
-def _without_actors(sampler: SamplerPlan) -> SamplerPlan:
-    """Return the sizes of a run that learns from datasets alone: a rollout has the rows of all
-    splits of an actor."""
+def _without_actors(sampler: SamplerPlan, rows: int) -> SamplerPlan:
+    """Return the sizes of a run that learns from datasets alone, with so many rows in a rollout (by
+    default as many as an actor on two cores has)."""
     return replace(
         sampler,
         num_workers=0,
         num_splits=1,
-        rows=sampler.rows * sampler.num_splits,
+        rows=rows,
         inference="inline",
         num_policy_workers=0,
         reasons=("Experience from data alone", *sampler.reasons[1:]),

@@ -303,7 +303,7 @@ def make_policy(
         row_epsilons(config, plan),
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
-        precision=plan.precision,
+        precision=plan.acting_precision,
         seed=seeds.first(),
         new_seed=seeds,
     )

@@ -7,7 +7,6 @@ import math
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import lacking
-from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.cuda_graphs import check_cuda_graphs
@@ -18,9 +17,11 @@ from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
     check_memory,
     check_minibatch,
+    cores_beside_actors,
     learner_threads,
     plan_sampler,
     recorded_parameters,
+    usual_rows,
 )
 from sampleforge.workers.ready import LATE
 
@@ -46,9 +47,9 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     slots_per_batch = _slots_per_batch(config, shape, streams)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     slots = _slots(config, slots_per_batch, sampler.num_workers, streams, synchronous)
-    free = len(available_cores()) if synchronous and not config.serial else 1
+    cores = cores_beside_actors(config, synchronous=synchronous)
     learners = config.num_learners * config.num_policies
-    threads = learner_threads(config.model, spec, free // learners)
+    threads = learner_threads(config.model, spec, cores // learners)
     # Every slot may wait for the learner, and so may the batch that is gathered ahead.
     ahead = _gathers_ahead(device, synchronous=synchronous, serial=config.serial)
     batches = 0.0 if synchronous else slots / slots_per_batch + ahead
@@ -96,12 +97,14 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, streams: int) -> int:
     """Return the number of slots of a batch, which is divided equally among the ``streams`` (if
     synchronous), which are those of all actors that one policy can have, and the learners."""
     learners = config.num_learners
-    if config.batch_size is None:
-        unit = math.lcm(streams, learners)
-        return unit * math.ceil(MIN_BATCH / (shape.env_steps * unit))
-    count = config.batch_size // shape.env_steps
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
-    unit = shape.env_steps * math.lcm(streams if synchronous else 1, learners)
+    unit = math.lcm(streams if synchronous else 1, learners)
+    if config.batch_size is None:
+        # Asynchronous: whatever the number of actors, so that learning does not depend on cores.
+        rows = 0 if synchronous else usual_rows(config, shape.spec) * shape.spec.num_agents
+        return unit * math.ceil(max(MIN_BATCH, rows * shape.rollout) / (shape.env_steps * unit))
+    count = config.batch_size // shape.env_steps
+    unit *= shape.env_steps
     if count == 0 or config.batch_size % unit:
         below = max(unit, config.batch_size // unit * unit)
         asked = config.batch_size

@@ -6,7 +6,7 @@ import math
 
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import DdppoConfig
@@ -39,8 +39,8 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
             "only: a rank learns from its own rollouts before it samples the next ones, with one "
             "policy; use appo or apex"
         )
-    cores = len(available_cores())
-    ranks = world.size if world else config.num_ranks or (1 if config.serial else cores)
+    cores, ranks = this_machine().cores, world.size if world else config.num_ranks
+    assert ranks is not None, "resolve_defaults comes first"
     here = world.local_size if world else ranks
     even = (config.num_envs_per_worker or 2) % 2 == 0
     splits = config.num_splits or (2 if overlaps_inline(spec, cores, here) and even else 1)
@@ -51,9 +51,9 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     # The slots that are filled, and one more that each split may be writing; see `VariableActor`.
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
     shape = slot_shape(config, spec, envs // splits, ranks)
-    precision, why_precision = choose_precision(
-        config, device, config.model.has_pixels(spec.observations)
-    )
+    image = config.model.has_pixels(spec.observations)
+    precision, why_precision = choose_precision(config, device, image)
+    acts_on = device if acts_on_device(config, device, spec) else "cpu"
     threads = learner_threads(config.model, spec, 1 if config.serial else cores // here)
     plan = Plan(
         num_workers=ranks,
@@ -68,6 +68,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         synchronous=True,
         device=device,
         precision=precision,
+        acting_precision=choose_precision(config, acts_on, image)[0],
         learner_threads=config.learner_threads or threads,
         pin_actors=config.set_workers_cpu_affinity and here <= cores and not config.serial,
         slot_bytes=here * shape.nbytes(slots),
@@ -86,10 +87,10 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     return plan
 
 
-def acts_on_device(config: DdppoConfig, plan: Plan, spec: EnvSpec) -> bool:
-    """Return whether the ranks compute actions on their GPUs: for images, except with variable
-    experience, whose rows ask for actions one by one."""
-    images = plan.device.startswith("cuda") and config.model.has_pixels(spec.observations)
+def acts_on_device(config: DdppoConfig, device: str, spec: EnvSpec) -> bool:
+    """Return whether the ranks on ``device`` compute actions on their GPUs: for images, except with
+    variable experience, whose rows ask for actions one by one."""
+    images = device.startswith("cuda") and config.model.has_pixels(spec.observations)
     return images and not config.variable_experience
 
 

@@ -230,7 +230,7 @@ def _rank_actor(
 ) -> ActorWorker:
     """Return the actor of a rank."""
     config, plan, rank = context.config, context.plan, join.rank
-    on_device = acts_on_device(config, plan, context.spec)
+    on_device = acts_on_device(config, plan.device, context.spec)
     new_policy = policy_maker(
         rank,
         context.new_model,
@@ -339,6 +339,7 @@ def notes(
     ranks = plan.num_workers
     state = "" if snapshot is None else human_bytes(snapshot.nbytes)
     variable = plan.slots > ranks * plan.num_splits
+    on_gpu = acts_on_device(config, plan.device, spec)
     return (
         reason(config, plan, spec),
         plan.describe_envs("ranks"),
@@ -347,7 +348,7 @@ def notes(
         *plan.lag.notes,
         f"slots {human_bytes(plan.slot_bytes)} of shared memory",
         f"ranks on {plan.device}, {plan.learner_threads} thread(s) each",
-        *(["inference on the rank's GPU (images)"] if acts_on_device(config, plan, spec) else []),
+        *(["inference on the rank's GPU (images)"] if on_gpu else []),
         gradients,
         *([f"learner state {state} of shared memory, for restarts"] if state else []),
         *plan.reasons,

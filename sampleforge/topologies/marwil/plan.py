@@ -11,8 +11,7 @@ import numpy as np
 
 from sampleforge.config import ConfigError, typed
 from sampleforge.encoding import check_leaves
-from sampleforge.runtime.machine import human_bytes, memory_available
-from sampleforge.runtime.processes import available_cores
+from sampleforge.runtime.machine import human_bytes, memory_available, this_machine
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import MarwilConfig
 from sampleforge.topologies.datasets import open_datasets
@@ -109,7 +108,7 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
             f"use at least {len(datasets) * length}"
         )
     precision, why = choose_precision(config, device, config.model.has_pixels(spec.observations))
-    cores = 1 if config.serial else len(available_cores())
+    cores = 1 if config.serial else this_machine().cores
     return MarwilPlan(
         device=device,
         precision=precision,

@@ -35,6 +35,7 @@ from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import add_learners, add_only_learner
 from sampleforge.topologies.marwil.plan import MarwilPlan
 from sampleforge.topologies.marwil.plan import reason as reason_of
+from sampleforge.topologies.rendezvous import member_devices
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import LearnerWorker
@@ -100,7 +101,7 @@ def _stored_batches(
         plan.length,
         policy.start.seed,
         progress,
-        torch.device(plan.device),
+        torch.device(*member_devices(plan.device, 1)),
     )
 
 

@@ -1,0 +1,77 @@
+"""What is learned does not depend on the machine: plans for machines that need not be at hand."""
+
+from __future__ import annotations
+
+import runpy
+from types import SimpleNamespace
+
+import pytest
+
+from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
+from sampleforge.topologies.appo.plan import plan_appo
+from sampleforge.topologies.config import AppoConfig, DdppoConfig, MarwilConfig
+from sampleforge.topologies.ppo_defaults import resolve_defaults
+from sampleforge.topologies.rendezvous import member_devices
+from sampleforge.topologies.sampler_plan import choose_precision, run_device
+from tests.support import REPO
+
+plans = SimpleNamespace(**runpy.run_path(str(REPO / "benchmarks" / "plans.py")))
+
+
+@pytest.mark.parametrize("run", list(plans.runs()), ids=lambda run: run.name)
+def test_cores_and_gpus_change_no_gradient_step(run):
+    found = [plans.sizes(run, on) for on in plans.MACHINES]
+    assert len({each.learned for each in found}) == 1, found
+    for on, each in zip(plans.MACHINES, found, strict=True):
+        assert each.workers <= max(on.cores, on.gpus)
+        assert each.nbytes <= 1.5 * found[0].nbytes, "the memory, too, follows the rows"
+
+
+def test_the_table_of_the_guide_is_that_of_today():
+    text = plans.PAGE.read_text(encoding="utf-8")
+    assert text == plans.page(text), "python benchmarks/plans.py --write"
+
+
+def test_auto_takes_a_gpu_for_images_only_and_ranks_are_gpus():
+    for gpus in (0, 1, 4):
+        with assumed(plans.machine(16, gpus)):
+            for make in (AppoConfig, DdppoConfig, MarwilConfig):
+                assert run_device(make(env="X-v0"), plans.VECTORS) == "cpu"
+                expected = "cuda" if gpus else "cpu"
+                assert run_device(make(env="X-v0"), plans.IMAGES) == expected
+            ranks = resolve_defaults(DdppoConfig(env="X-v0"), plans.IMAGES)
+            assert ranks.num_ranks == (gpus or 16)
+            if gpus:
+                asked = AppoConfig(env="X-v0", device="cuda:0")
+                assert run_device(asked, plans.VECTORS) == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "device", "precision"),
+    [
+        ({0: (7, 5)}, "cuda", "fp32"),
+        ({0: (8, 0)}, "cuda", "bf16"),
+        ({0: (9, 0), 1: (7, 0)}, "cuda", "fp32"),
+        ({0: (9, 0), 1: (7, 0)}, "cuda:0", "bf16"),
+    ],
+)
+def test_bf16_needs_gpus_with_its_convolutions(capabilities, device, precision):
+    with assumed(Machine(4, len(capabilities), capabilities.__getitem__)):
+        assert choose_precision(AppoConfig(), device, True)[0] == precision
+        assert has_bf16(device) is (precision == "bf16")
+
+
+def test_actors_on_the_cpu_do_not_inherit_the_precision_of_the_gpu(monkeypatch):
+    monkeypatch.setattr("sampleforge.topologies.sampler_plan.bf16_instructions", lambda: [])
+    with assumed(plans.machine(4, 1)):
+        config = resolve_defaults(AppoConfig(inference="inline"), plans.ATARI)
+        plan = plan_appo(config, plans.ATARI, "cuda")
+    assert (plan.precision, plan.acting_precision) == ("bf16", "fp32")
+
+
+def test_devices_have_numbers_where_torch_wants_them():
+    """`torch.cuda.set_device` refuses "cuda"; MARWIL died of it on every machine with a GPU."""
+    with assumed(plans.machine(4, 2)):
+        assert member_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+        assert member_devices("cuda:1", 1) == ["cuda:1"] and member_devices("cpu", 2) == ["cpu"] * 2
+        assert resolve_device("cuda:1") == "cuda:1"
