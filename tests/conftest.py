@@ -262,7 +262,7 @@ def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
             kill(members)
             stdout, stderr = process.communicate()
             pytest.fail(f"{' '.join(args)}: more than {timeout:g} s\n{stdout}\n{stderr}\n{stacks}")
-        if folder is not None and process.returncode == 2:
+        if folder is not None and process.returncode == 2 and "is in use by" not in stderr:
             assert contents(folder) == before, f"a refused command has changed {folder}: {stderr}"
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 

@@ -311,7 +311,8 @@ def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, li
     leaves at its default, and these fields as they are typed. Fields that say what one command
     does, and those that name code, are ``config``'s own.
 
-    A default that is given explicitly cannot be told from one that is not.
+    A default that is given explicitly cannot be told from one that is not. So switches that may
+    change are ``config``'s own, too: they could not be turned back.
     """
     given, defaults = flat_fields(config), flat_fields(type(config)())
     kept = {
@@ -319,6 +320,7 @@ def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, li
         for name, value in flat_fields(stored).items()
         if name not in {*_OF_ONE_PART, *IMPORTABLE, *left_open}
         and given[name] == defaults[name] != value
+        and not (name in MAY_CHANGE and isinstance(value, bool))
     }
     merged = from_plain(type(config), nested({**given, **kept}), "resumed config")
     return merged, [typed(name, value) for name, value in kept.items() if name != "seed"]

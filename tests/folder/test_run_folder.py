@@ -191,13 +191,13 @@ def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(
         serial=True,
         async_rl=True,
         run_dir=str(tmp_path / "run"),
-        train_for_env_steps=2000,
+        train_for_env_steps=5000,
     )
     train(asked)
     file = tmp_path / "run" / "config.yaml"
     stored = yaml.safe_load(file.read_text())
     chosen = {
-        **{"num_workers": 1, "num_envs_per_worker": 64, "num_splits": 1, "inference": "inline"},
+        **{"num_workers": 1, "num_envs_per_worker": 128, "num_splits": 1, "inference": "inline"},
         **{"device": "cpu", "precision": "fp32", "learner_threads": 1, "num_policy_workers": 1},
     }
     assert {name: stored[name] for name in chosen} == chosen
@@ -212,5 +212,5 @@ def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(
         n: v for n, v in stored.items() if n != "left_open"
     }
     assert result.summary["return_mean"] > 0
-    longer = dataclasses.replace(asked, num_workers=2, num_splits=2, train_for_env_steps=2500)
-    assert train(longer).summary["env_steps"] >= 2500, "another machine chose other numbers"
+    longer = dataclasses.replace(asked, num_workers=2, num_splits=2, train_for_env_steps=6000)
+    assert train(longer).summary["env_steps"] >= 6000, "another machine chose other numbers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_bf16_needs_gpus_with_its_convolutions(capabilities, device, precision):
 def test_actors_on_the_cpu_do_not_inherit_the_precision_of_the_gpu(monkeypatch):
     monkeypatch.setattr("sampleforge.topologies.sampler_plan.bf16_instructions", lambda: [])
     with assumed(plans.machine(4, 1)):
-        config = resolve_defaults(AppoConfig(inference="inline"), plans.ATARI)
+        config: Any = resolve_defaults(AppoConfig(inference="inline"), plans.ATARI)
         plan = plan_appo(config, plans.ATARI, "cuda")
     assert (plan.precision, plan.acting_precision) == ("bf16", "fp32")
 

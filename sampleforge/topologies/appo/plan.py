@@ -93,6 +93,14 @@ def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
     return device.startswith("cuda") and not synchronous and not serial
 
 
+def _rows_of_a_batch(config: AppoConfig, spec: EnvSpec) -> int:
+    """Return the number of rows whose rollouts make a batch of an asynchronous run: all those that
+    two actors would have, so that learning does not depend on the cores."""
+    given = config.num_envs_per_worker
+    envs = usual_rows(config, spec) if given is None else given * (config.num_workers or 2)
+    return envs * spec.num_agents
+
+
 def _slots_per_batch(config: AppoConfig, shape: SlotShape, streams: int) -> int:
     """Return the number of slots of a batch, which is divided equally among the ``streams`` (if
     synchronous), which are those of all actors that one policy can have, and the learners."""
@@ -100,8 +108,7 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, streams: int) -> int:
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
     unit = math.lcm(streams if synchronous else 1, learners)
     if config.batch_size is None:
-        # Asynchronous: whatever the number of actors, so that learning does not depend on cores.
-        rows = 0 if synchronous else usual_rows(config, shape.spec) * shape.spec.num_agents
+        rows = 0 if synchronous else _rows_of_a_batch(config, shape.spec)
         return unit * math.ceil(max(MIN_BATCH, rows * shape.rollout) / (shape.env_steps * unit))
     count = config.batch_size // shape.env_steps
     unit *= shape.env_steps
