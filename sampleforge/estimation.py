@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from sampleforge.offline.estimates import (
     estimates,
     terms,
 )
+from sampleforge.offline.hdf5_episodes import check_memory
+from sampleforge.offline.whole_episodes import whole_episodes
 from sampleforge.ops.distributions import action_layout
 from sampleforge.runtime.threads import limit_threads
 
@@ -79,10 +81,11 @@ def estimate(
     loaded, state = load_policy_and_state(run_dir, which, trust, policy)
     config = read_config(RunFolder.existing(run_dir), trust, ("model.encoder",))
     data = open_dataset(source, loaded.spec)
-    episodes, left_out = _complete(data)
+    sorted_out = _sorted_out(data)
+    episodes = sorted_out.weighable
     with ExitStack() as resources:
         resources.callback(limit_threads(1))  # several are slower for small networks
-        trajectories = _trajectories(loaded, config.model, episodes, rule)
+        trajectories = _trajectories(loaded, config.model, sorted_out, rule)
     try:
         named = terms(trajectories, rule.gamma, rule.max_ratio)
     except ValueError as error:
@@ -97,40 +100,67 @@ def estimate(
         "greedy": rule.greedy,
         "episodes": len(episodes),
         "episodes_effective": effective,
-        "episodes_left_out": left_out,
+        "episodes_left_out": sorted_out.incomplete,
+        "episodes_not_independent": len(sorted_out.dependent),
+        **{f"dropped_{name}": count for name, count in data.dropped._asdict().items()},
         "steps": sum(map(len, episodes)),
         "ratios_clipped": _clipped(trajectories, rule),
         "behaviour_return": float(np.mean(returns)),
         "env_steps": state.get("env_steps"),
-        "warnings": _warnings(effective, len(episodes), left_out, rule),
+        "warnings": [
+            *_warnings(effective, len(episodes), rule),
+            *_data_warnings(data, sorted_out, rule),
+        ],
     }
 
 
-def _complete(data: OfflineDataset) -> tuple[list[Episode], int]:
-    """Return the episodes that were recorded from their beginning to their end and that
-    decorrelation did not shorten, and the number of the others. Raises ConfigError if there are too
-    few, or their log-probabilities are missing."""
-    complete = []
-    left_out = 0
-    for episode in data.episodes():
+class SortedOut(NamedTuple):
+    """The episodes of a dataset. ``weighable``: recorded from beginning to end, with actions that
+    were drawn independently; ``dependent``: the same, but some actions were not, so that their
+    probabilities say nothing about the episode's; ``incomplete``: the number of all others.
+    ``unmarked``: the number of weighable episodes that do not say how their actions were drawn."""
+
+    weighable: list[Episode]
+    dependent: list[Episode]
+    incomplete: int
+    unmarked: int
+
+
+def _sorted_out(data: OfflineDataset) -> SortedOut:
+    """Read and sort out the episodes. Raises ConfigError if there are too few that an estimate can
+    use, they do not fit the memory, or their log-probabilities are missing."""
+    try:
+        check_memory("the dataset", data.nbytes)
+    except ValueError as error:
+        raise ConfigError(f"{data.source}: {error}; estimate from fewer episodes") from error
+    weighable: list[Episode] = []
+    dependent: list[Episode] = []
+    incomplete = unmarked = 0
+    for episode in whole_episodes(data.episodes()):
         if episode.shortened or not (episode.begins and episode.ends):
-            left_out += 1
+            incomplete += 1
             continue
         if episode.log_probs is None:
             raise ConfigError(_why_no_log_probs(data))
         # The observation after the last step, from which no action is taken, is not needed.
-        complete.append(
-            dataclasses.replace(
-                episode, observations={n: leaf[:-1] for n, leaf in episode.observations.items()}
-            )
+        kept = dataclasses.replace(
+            episode, observations={n: leaf[:-1] for n, leaf in episode.observations.items()}
         )
-    if len(complete) < LEAST_EPISODES:
+        unmarked += episode.independent is None
+        is_weighable = episode.independent is None or bool(episode.independent.all())
+        (weighable if is_weighable else dependent).append(kept)
+    if len(weighable) < LEAST_EPISODES:
         raise ConfigError(
-            f"{data.source} has {len(complete)} complete episodes ({left_out} were not recorded "
-            "from beginning to end, or were shortened by --decorrelate), and an estimate needs at "
-            f"least {LEAST_EPISODES}"
+            f"{data.source} has {len(weighable)} episodes that an estimate can use, and it needs "
+            f"at least {LEAST_EPISODES}: {incomplete} were not recorded from beginning to end, or "
+            f"were shortened by --decorrelate, and in {len(dependent)} the actions were not drawn "
+            f"independently ({_NOT_INDEPENDENT}); record the policy with `sampleforge record "
+            "--explore`"
         )
-    return complete, left_out
+    return SortedOut(weighable, dependent, incomplete, unmarked)
+
+
+_NOT_INDEPENDENT = "correlated noise, --noise-correlation, or an epsilon of 0"
 
 
 def _why_no_log_probs(data: OfflineDataset) -> str:
@@ -150,10 +180,13 @@ def _why_no_log_probs(data: OfflineDataset) -> str:
 
 
 def _trajectories(
-    loaded: LoadedPolicy, model: ModelConfig, episodes: Sequence[Episode], rule: EstimationRule
+    loaded: LoadedPolicy, model: ModelConfig, given: SortedOut, rule: EstimationRule
 ) -> Trajectories:
-    """Return the episodes as the estimates take them."""
+    """Return the weighable episodes as the estimates take them. The Q-function is fitted to the
+    dependent ones, too."""
+    episodes = [*given.weighable, *(given.dependent if rule.doubly_robust else ())]
     specs, lengths = loaded.spec.actions, np.array([len(episode) for episode in episodes])
+    weighable = np.arange(len(lengths)) < len(given.weighable)
     obs = _joined([episode.observations for episode in episodes])
     actions = _joined([episode.actions for episode in episodes])
     probabilities = action_probabilities(
@@ -176,14 +209,20 @@ def _trajectories(
         )
         chosen = resolve_encoder(model, loaded.spec.observations)
         q, v = cross_fitted_q(
-            decisions, chosen, loaded.spec.observations, rule.gamma, seed=rule.seed
+            decisions,
+            chosen,
+            loaded.spec.observations,
+            rule.gamma,
+            seed=rule.seed,
+            estimated=weighable,
         )
+    steps, lengths = np.repeat(weighable, lengths), lengths[weighable]
     return Trajectories(
         taken=np.arange(lengths.max()) < lengths[:, None],
-        log_ratio=_padded(log_ratio, lengths),
-        reward=_padded(reward, lengths),
-        q=None if q is None else _padded(q, lengths),
-        v=None if v is None else _padded(v, lengths),
+        log_ratio=_padded(log_ratio[steps], lengths),
+        reward=_padded(reward[steps], lengths),
+        q=None if q is None else _padded(q[steps], lengths),
+        v=None if v is None else _padded(v[steps], lengths),
     )
 
 
@@ -217,7 +256,7 @@ def _clipped(trajectories: Trajectories, rule: EstimationRule) -> int:
     return int((cumulative_ratios(trajectories) > rule.max_ratio).any(1).sum())
 
 
-def _warnings(effective: float, episodes: int, left_out: int, rule: EstimationRule) -> list[str]:
+def _warnings(effective: float, episodes: int, rule: EstimationRule) -> list[str]:
     """Return the reasons for which the estimates may be meaningless."""
     warnings = []
     if effective < LEAST_EFFECTIVE:
@@ -226,15 +265,41 @@ def _warnings(effective: float, episodes: int, left_out: int, rule: EstimationRu
             "policy's own, so a few episodes make the estimates, and the intervals do not cover "
             "what is missing: record more episodes, or with a policy that is more like this one"
         )
-    if left_out:
-        warnings.append(
-            f"{left_out} episodes were left out, because they were not recorded from beginning to "
-            "end, or were shortened by --decorrelate; if those are the long ones, the estimates "
-            "are of the others"
-        )
     if rule.max_ratio is not None:
         warnings.append(
             f"ratios are clipped to {rule.max_ratio:g} (--max-ratio): the estimates vary less, but "
             "are biased towards the return of the policy that acted"
+        )
+    return warnings
+
+
+def _data_warnings(data: OfflineDataset, given: SortedOut, rule: EstimationRule) -> list[str]:
+    """Return what the dataset lacks."""
+    warnings = []
+    if given.incomplete:
+        warnings.append(
+            f"{given.incomplete} episodes were left out, because they were not recorded from "
+            "beginning to end, or were shortened by --decorrelate; if those are the long ones, the "
+            "estimates are of the others"
+        )
+    if given.dependent:
+        fitted = "; the Q-function is fitted to them all the same" if rule.doubly_robust else ""
+        warnings.append(
+            f"{len(given.dependent)} episodes were left out, because their actions were not drawn "
+            f"independently ({_NOT_INDEPENDENT}), so that their recorded probabilities are not "
+            f"those of the episode; {len(given.weighable)} are left{fitted}"
+        )
+    if given.unmarked and any(spec.kind == "box" for spec in data.spec.actions.values()):
+        warnings.append(
+            f"{given.unmarked} episodes do not say whether their Box actions were drawn "
+            "independently, as an earlier version recorded them: if they are from a training with "
+            "--noise-correlation above 0 (the default), the estimates are wrong; record them again"
+        )
+    if any(data.dropped):
+        warnings.append(f"the recording lacks {data.dropped}: the recorder could not keep up")
+    if data.dropped.cut_episodes:
+        warnings.append(
+            "episodes are cut where the recorder stood still, which happens rather to long ones: "
+            "the estimates are biased towards short episodes"
         )
     return warnings

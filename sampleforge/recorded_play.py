@@ -13,7 +13,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.offline.assembler import EpisodeAssembler, RecordedEpisode
 from sampleforge.offline.rollout_queue import RecordedRollout, Rollout
-from sampleforge.offline.writer import DatasetFormat, DatasetWriter, check_folder
+from sampleforge.offline.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.spec import EnvSpec
 from sampleforge.workers.episode_player import EpisodePlayer, EpisodePolicy
 
@@ -48,7 +48,8 @@ class PlayRecorder:
                 "environments with one; record the training instead (--record)"
             )
         check_folder(self._folder, spec)
-        form = DatasetFormat(spec, self._algorithm, squashed=self._squashed)
+        dropped = stored_dropped(self._folder)
+        form = DatasetFormat(spec, self._algorithm, squashed=self._squashed, dropped=dropped)
         self._writer = DatasetWriter(self._folder, form)
         self._assembler = EpisodeAssembler(spec, UNFINISHED_BYTES)
         self._player = player
@@ -68,6 +69,7 @@ class PlayRecorder:
         if self._policy is not None:
             self._columns["log_prob"] = self._policy.log_prob[None]
             self._columns["parameters"] = self._policy.parameters[None]
+            self._columns["independent"] = np.ones((1, len(out.first)), np.bool_)
 
     def stepped(self, out: StepOut) -> None:
         after = {

@@ -107,6 +107,7 @@ def cross_fitted_q(
     gamma: float,
     *,
     seed: int,
+    estimated: npt.NDArray[np.bool_] | None = None,
     iterations: int = 20,
     updates: int = 100,
     batch_size: int = 512,
@@ -117,20 +118,26 @@ def cross_fitted_q(
     The episodes are divided into two halves at random, and the values in each half are those of a
     network that was fitted to the other half. So they do not depend on the episode that they are
     used for, and the doubly robust estimate stays unbiased. Each of the ``iterations`` computes
-    the targets of all steps, and then takes ``updates`` steps of Adam."""
+    the targets of all steps, and then takes ``updates`` steps of Adam.
+
+    ``estimated`` (bool [E]; None: all): the episodes that are divided. The networks are fitted to
+    all others as well, whose values stay 0: what follows a state and an action does not depend on
+    how the action came about."""
     q, v = np.zeros(len(data.reward)), np.zeros(len(data.reward))
     count = len(data.lengths)
-    half = np.random.default_rng(seed).permutation(count) < count // 2
+    divided = np.ones(count, np.bool_) if estimated is None else estimated
+    size, half = np.count_nonzero(divided), np.zeros(count, np.bool_)
+    half[divided] = np.random.default_rng(seed).permutation(size) < size // 2
     episode = np.repeat(np.arange(count), data.lengths)
-    for number, fitted in enumerate((half, ~half)):
-        others = torch.from_numpy(np.flatnonzero(~fitted[episode]))
+    for number, valued in enumerate((divided & ~half, divided & half)):
+        others = torch.from_numpy(np.flatnonzero(valued[episode]))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + number)
             network = QFunction(config, observations, data.action.shape[1])
-            fit = _Fit(network, _part(data, fitted), gamma, batch_size, learning_rate)
+            fit = _Fit(network, _part(data, ~valued), gamma, batch_size, learning_rate)
             for _ in range(iterations):
                 fit.iterate(updates)
-        rest = _part(data, ~fitted)
+        rest = _part(data, valued)
         q[others], v[others] = fit.values(rest)
     return q, v
 

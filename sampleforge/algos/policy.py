@@ -263,6 +263,10 @@ class CorrelatedNoise:
         self._last[rows] = noise
         return noise
 
+    def is_independent(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return which of the env rows ``rows`` (int64 [B]) have independent noise, bool [B]."""
+        return self._correlation[rows, 0] == 0
+
 
 class SampledPolicy(FollowingModel[ActorCritic]):
     """The policy that samples actions from the distribution of an actor-critic.
@@ -333,7 +337,7 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         distribution = self._model.distribution(output.parameters, obs)
         noise = None if self._noise is None else self._noise.draw(rows, is_first)
         actions = distribution.sample(self._generator, noise)
-        extras = {"log_prob": distribution.log_prob(actions), **self._extras(output)}
+        extras = {"log_prob": distribution.log_prob(actions), **self._extras(output, rows)}
         return PolicyOutput(actions, extras, output.state)
 
     def act_on_arrays(
@@ -350,16 +354,21 @@ class SampledPolicy(FollowingModel[ActorCritic]):
         assert self._noise is not None
         return self._noise.draw(rows, torch.from_numpy(is_first))
 
-    def _extras(self, output: ModelOutput) -> dict[str, torch.Tensor]:
+    def _extras(self, output: ModelOutput, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the slot's extra columns, [B, ...] each, beside the log-probabilities."""
         return {"value": output.values}
 
 
 class RecordedPolicy(SampledPolicy):
     """A policy whose output also has the parameters [B, P] of the distribution that it samples
-    from."""
+    from, and whether it samples independently of the steps before, bool [B]."""
 
     directly = False
 
-    def _extras(self, output: ModelOutput) -> dict[str, torch.Tensor]:
-        return {**super()._extras(output), "parameters": output.parameters.float()}
+    def _extras(self, output: ModelOutput, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self._noise is None:
+            independent = torch.ones_like(rows, dtype=torch.bool)
+        else:
+            independent = self._noise.is_independent(rows)
+        recorded = {"parameters": output.parameters.float(), "independent": independent}
+        return {**super()._extras(output, rows), **recorded}

@@ -85,13 +85,16 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
 
 
 class RecordedEpsilonGreedyPolicy(EpsilonGreedyPolicy):
-    """A policy whose output also has the log-probabilities [B, A] that it draws actions with."""
+    """A policy whose output also has the log-probabilities [B, A] that it draws actions with, and
+    whether it draws them at all, bool [B]: with an epsilon of 0, as noisy nets have it by default,
+    an action follows from the network and its noise, and says nothing about how likely it was."""
 
     def _extras(
         self, choices: GreedyActions, actions: torch.Tensor, rows: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        log_probs = choices.log_probs(self._epsilons[rows])
-        return {**super()._extras(choices, actions, rows), "parameters": log_probs}
+        epsilons = self._epsilons[rows]
+        recorded = {"parameters": choices.log_probs(epsilons), "independent": epsilons > 0}
+        return {**super()._extras(choices, actions, rows), **recorded}
 
 
 class GivenActionsPolicy(EpsilonGreedyPolicy):

@@ -29,11 +29,11 @@ class RecordedEpisode:
     """An episode, or a part of one, of T steps, as slots hold it.
 
     ``observations``: leaf -> [T+1, ...], of stacks the newest frames only. ``steps``: arrays
-    [T, ...], ``action/<leaf>``, reward, terminated, truncated, version, parameters, and log_prob if
-    the algorithm has it. ``policy`` int64 [T]: index of the policy that acted. ``begins``: whether
-    ``observations`` begin with those of a reset; if not, ``frames_before`` has the k-1 frames
-    before, leaf -> [k-1, ...], of each stack of k frames. ``number``: count of the episodes of
-    ``env_row``, the same for all parts of one. ``shortened``: decorrelation gave the
+    [T, ...], ``action/<leaf>``, reward, terminated, truncated, version, parameters, independent,
+    and log_prob if the algorithm has it. ``policy`` int64 [T]: index of the policy that acted.
+    ``begins``: whether ``observations`` begin with those of a reset; if not, ``frames_before`` has
+    the k-1 frames before, leaf -> [k-1, ...], of each stack of k frames. ``number``: count of the
+    episodes of ``env_row``, the same for all parts of one. ``shortened``: decorrelation gave the
     episode a shorter limit than the environment has."""
 
     env_row: EnvRow
@@ -80,10 +80,10 @@ class _Open:
 class EpisodeAssembler:
     """Collects the steps of each env row until its episode ends.
 
-    Only whole episodes are collected: if the first steps of an episode are missing, because
-    rollouts were dropped or the sampler dropped a step, the rest of it is left out, and counted in
-    ``skipped_steps``. If later steps are missing, the episode is cut before them. While the
-    unfinished episodes take more than ``limit`` bytes, the largest one is cut, and goes on in
+    Only episodes with their first steps are collected: the rest of an episode that began in a
+    rollout that does not admit it, or in which the sampler has dropped a step, is left out, and
+    counted in ``skipped_steps``. If later steps are missing, the episode is cut before them. While
+    the unfinished episodes take more than ``limit`` bytes, the largest one is cut, and goes on in
     another part.
     """
 
@@ -129,6 +129,9 @@ class EpisodeAssembler:
             yield from self._close(env_row)
         if first[0]:
             self._begin(env_row, rollout, 0)
+        if env_row not in self._open and not (rollout.about.admits and first.any()):
+            self.skipped_steps += int(valid.sum())
+            return
         if rollout.shortened is not None and rollout.shortened[row] and env_row in self._open:
             self._open[env_row].shortened = True
         for stop in np.flatnonzero(ended | ~valid).tolist():
@@ -151,7 +154,9 @@ class EpisodeAssembler:
         return {n: np.array(rollout.columns[f"obs/{n}"][t, row]) for n in self._leaves}
 
     def _begin(self, env_row: EnvRow, rollout: RecordedRollout, t: int) -> None:
-        """Begin an episode with the observation at ``t``."""
+        """Begin an episode with the observation at ``t``, if it is recorded."""
+        if not rollout.about.admits:
+            return
         number = self._numbers[env_row] = self._numbers.get(env_row, -1) + 1
         last = self._observation(rollout, env_row.row, t)
         self._open[env_row] = _Open(number, True, {}, last)

@@ -1,13 +1,14 @@
 """Datasets in Minari's format, read as numpy arrays in the form of the slots.
 
-A dataset is data from an unknown source: it is read through Minari's storage, which holds arrays
-and JSON. Nothing in it is imported, unpickled or made into an environment; a dataset whose metadata
-has no spaces, for which Minari would make the environment that it names, is refused.
+A dataset is data from an unknown source: arrays and JSON. Nothing in it is imported, unpickled or
+made into an environment; a dataset whose metadata has no spaces, for which Minari would make the
+environment that it names, is refused. So is one that leads to files outside of its folder, or
+whose arrays are not as long and as large as they must be (`sampleforge.offline.hdf5_episodes`).
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import action_offsets, box_units, env_spec, offset
 from sampleforge.env.spec_json import spec_from_plain
 from sampleforge.offline import minari_format as fields
+from sampleforge.offline.arrow_episodes import ArrowEpisodes
+from sampleforge.offline.dataset_folder import SPACES, read_metadata, read_space
+from sampleforge.offline.hdf5_episodes import Hdf5Episodes
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
@@ -34,8 +38,12 @@ from sampleforge.spec import (
 )
 
 Array = npt.NDArray[Any]
+_UNREADABLE = (
+    *(KeyError, ValueError, TypeError, IndexError, OSError, RuntimeError, MemoryError),
+    StopIteration,
+)
+"""What a damaged file may make of h5py and numpy."""
 _MINARI_ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v\d+")
-_FORMATS = ("hdf5", "arrow", "parquet")
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,9 @@ class Episode:
 
     None if it was not recorded, or recorded in other units of the actions: ``log_probs`` float32
     [T]; ``policy_version`` int64 [T]; ``parameters`` float32 [T, P], of the distribution that the
-    action was drawn from, in the order of `sampleforge.ops.distributions`.
+    action was drawn from, in the order of `sampleforge.ops.distributions`; ``independent`` bool
+    [T]: whether it was drawn from it, independently of the steps before; ``number``: stream and
+    count of the episode, the same for all its parts, which follow each other in the dataset.
     """
 
     observations: dict[str, Array]
@@ -70,6 +80,8 @@ class Episode:
     policy_version: npt.NDArray[np.int64] | None = None
     parameters: npt.NDArray[np.float32] | None = None
     shortened: bool = False
+    independent: npt.NDArray[np.bool_] | None = None
+    number: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -83,7 +95,8 @@ class Episode:
 class OfflineDataset:
     """A dataset on disk. ``source``: as it was given; ``path``: its folder ``data``; ``spec``: of
     the environment, with the units that `episodes` gives actions in; ``recorded``: the spec with
-    which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``: Minari's."""
+    which SampleForge recorded it (None: the dataset is from elsewhere); ``metadata``: Minari's;
+    ``dropped``: what its recordings have dropped."""
 
     def __init__(
         self, source: str, path: Path, metadata: Mapping[str, Any], spec: EnvSpec | None = None
@@ -91,13 +104,16 @@ class OfflineDataset:
         self.source = source
         self.path = path
         self.metadata = metadata
-        self._storage = _storage(source, path, metadata)
+        self.dropped = fields.Dropped.of(metadata)
+        observation, action = (read_space(source, name, metadata[name]) for name in SPACES)
+        stored = EnvSpaces(observation, action)
         self.recorded = _recorded_spec(source, metadata)
-        found = self.recorded or _foreign_spec(source, metadata, self._storage)
+        found = self.recorded or env_spec(str(metadata.get("dataset_id", source)), stored)
         if spec is not None:
             _check(source, spec, found)
         self.spec = found if spec is None else spec
-        self._reader = _EpisodeReader(self._storage, found, self.recorded is not None, self.spec)
+        self._stored = _stored_episodes(source, path, metadata, stored)
+        self._reader = _EpisodeReader(stored, found, self.recorded is not None, self.spec)
 
     @property
     def num_episodes(self) -> int:
@@ -109,20 +125,32 @@ class OfflineDataset:
         """Number of env steps."""
         return int(self.metadata["total_steps"])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all observations and actions in memory."""
+        observation = sum(leaf.nbytes for leaf in self.spec.observations.values())
+        action = sum(
+            math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+            for leaf in self.spec.actions.values()
+        )
+        return observation * (self.num_steps + self.num_episodes) + action * self.num_steps
+
     def episodes(self, indices: Iterable[int] | None = None) -> Iterator[Episode]:
         """Yield the episodes ``indices`` (0 to `num_episodes` - 1; None: all of them, in the order
         in which they were written). Raises ConfigError for one that cannot be read."""
         chosen = range(self.num_episodes) if indices is None else [int(i) for i in indices]
-        given = self._storage.get_episodes(chosen)
-        attributes = self._storage.get_episode_metadata(chosen)
-        for index, episode, about in zip(chosen, given, attributes, strict=True):
+        stored, steps = self._stored.read(chosen), 0
+        for index in chosen:
             try:
-                yield self._reader.read(episode, about)
-            except (KeyError, ValueError, TypeError, IndexError) as error:
+                read = self._reader.read(*next(stored))
+                steps += len(read)
+                if steps > self.num_steps:
+                    raise ValueError(f"the episodes have more than total_steps {self.num_steps:,}")
+            except _UNREADABLE as error:
                 raise ConfigError(
-                    f"{self.source}: episode {index} cannot be read: "
-                    f"{type(error).__name__}: {error}; the dataset is damaged"
+                    f"{self.source}: episode {index} cannot be read: {_why(error)}"
                 ) from error
+            yield read
 
     def check(self, spec: EnvSpec) -> None:
         """Raise ConfigError, with the expected and the found spaces, unless the dataset's
@@ -139,11 +167,27 @@ def open_dataset(source: str | Path, spec: EnvSpec | None = None) -> OfflineData
     source = str(source)
     fields.minari(f"the dataset {source}")
     path = _data_path(source)
+    return OfflineDataset(source, path, read_metadata(source, path), spec)
+
+
+def _stored_episodes(
+    source: str, path: Path, metadata: Mapping[str, Any], spaces: EnvSpaces
+) -> Hdf5Episodes | ArrowEpisodes:
+    """Return the episodes as they are stored. Raises ConfigError if they cannot be opened, or are
+    fewer than the metadata say."""
+    total = metadata["total_episodes"]
+    jpeg = bool(metadata.get("jpeg_encoding", True))  # as Minari: older datasets do not say it
+    kind = Hdf5Episodes if metadata["data_format"] == "hdf5" else ArrowEpisodes
     try:
-        metadata = json.loads((path / fields.METADATA_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{source}: {fields.METADATA_FILE} cannot be read: {error}") from error
-    return OfflineDataset(source, path, metadata, spec)
+        stored = kind(path, spaces, metadata["total_steps"], jpeg=jpeg)
+        count = len(stored)
+    except Exception as error:  # whatever a damaged file makes of h5py
+        raise ConfigError(f"{source} cannot be opened: {_why(error)}") from error
+    if count < total:
+        raise ConfigError(
+            f"{source}: its metadata say total_episodes {total:,}, but there are {count:,}"
+        )
+    return stored
 
 
 def _data_path(source: str) -> Path:
@@ -170,47 +214,12 @@ def _data_path(source: str) -> Path:
     raise ConfigError(f"{source}: there is no such folder; check the path")
 
 
-def _storage(source: str, path: Path, metadata: Any) -> Any:
-    """Return Minari's storage of a dataset. Raises ConfigError if opening it would make an
-    environment, or fails."""
-    if not isinstance(metadata, dict):
-        raise ConfigError(f"{source}: {fields.METADATA_FILE} is no JSON object")
-    for name in ("observation_space", "action_space"):
-        if not isinstance(metadata.get(name), str):
-            raise ConfigError(
-                f"{source}: its metadata has no {name}, and SampleForge makes no environment that "
-                "a dataset names; write the dataset again with its spaces (Minari 0.5 does)"
-            )
-    for name in ("total_episodes", "total_steps"):
-        if type(metadata.get(name)) is not int:
-            raise ConfigError(f"{source}: {name} is {metadata.get(name)!r:.80}, not a number")
-    if metadata.get("data_format") not in _FORMATS:
-        raise ConfigError(
-            f"{source}: data_format is {metadata.get('data_format')!r:.80}, but must be one of "
-            f"{', '.join(_FORMATS)}"
-        )
-    from minari.dataset.minari_storage import MinariStorage
-
-    try:
-        return MinariStorage.read(path)
-    except Exception as error:  # whatever a damaged file makes of Minari, h5py and gymnasium
-        raise ConfigError(
-            f"{source}: Minari cannot open it: {type(error).__name__}: {error}"
-        ) from error
-
-
 def _recorded_spec(source: str, metadata: Mapping[str, Any]) -> EnvSpec | None:
     """Return the spec with which SampleForge recorded a dataset, if it did."""
     plain = metadata.get(fields.SPEC_KEY)
     if plain is None:
         return None
     return spec_from_plain(plain, f"{source}: {fields.METADATA_FILE}: {fields.SPEC_KEY}")
-
-
-def _foreign_spec(source: str, metadata: Mapping[str, Any], storage: Any) -> EnvSpec:
-    """Return the spec that follows from the spaces of a dataset from elsewhere."""
-    name = str(metadata.get("dataset_id", source))
-    return env_spec(name, EnvSpaces(storage.observation_space, storage.action_space))
 
 
 def _check(source: str, expected: EnvSpec, found: EnvSpec) -> None:
@@ -261,13 +270,13 @@ def _bounds(numbers: Sequence[float]) -> str:
 
 
 class _EpisodeReader:
-    """Turns the episodes of Minari's storage into the form of the slots. ``found``: the dataset's
-    spec; ``wanted``: the one whose units are asked for."""
+    """Turns stored episodes into the form of the slots. ``stored``: their spaces; ``found``: the
+    dataset's spec; ``wanted``: the one whose units are asked for."""
 
-    def __init__(self, storage: Any, found: EnvSpec, recorded: bool, wanted: EnvSpec) -> None:
+    def __init__(self, stored: EnvSpaces, found: EnvSpec, recorded: bool, wanted: EnvSpec) -> None:
         assert found.spaces is not None
-        self._observation_space = storage.observation_space
-        self._action_space = storage.action_space
+        self._observation_space = stored.observation
+        self._action_space = stored.action
         self._found, self._wanted = found, wanted
         self._same_units = recorded and dict(found.actions) == dict(wanted.actions)
         self._stacks = {n: leaf for n, leaf in found.observations.items() if leaf.stack}
@@ -275,10 +284,10 @@ class _EpisodeReader:
         self._offsets = {name: offset(leaf) for name, leaf in declared.items()}
 
     def read(self, episode: Mapping[str, Any], about: Mapping[str, Any]) -> Episode:
-        """Return an episode of Minari's storage; ``about``: its attributes."""
+        """Return a stored episode; ``about``: its attributes."""
         infos = episode.get("infos") or {}
         steps = len(episode["rewards"])
-        return Episode(
+        read = Episode(
             self._observations(episode["observations"], infos, begins=_begins(about)),
             self._actions(episode["actions"], infos),
             np.asarray(episode["rewards"], np.float32),
@@ -289,7 +298,11 @@ class _EpisodeReader:
             self._info(infos, fields.VERSION, np.int64, steps),
             self._info(infos, fields.PARAMETERS, np.float32, steps, units=True),
             bool(about.get("shortened", False)),
+            self._info(infos, fields.INDEPENDENT, np.bool_, steps),
+            _number(about),
         )
+        _check_finite(rewards=read.rewards, log_prob=read.log_probs)
+        return read
 
     def _info(
         self, infos: Mapping[str, Any], name: str, dtype: Any, steps: int, units: bool = False
@@ -330,8 +343,26 @@ class _EpisodeReader:
         }
 
 
+def _why(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
 def _begins(about: Mapping[str, Any]) -> bool:
     return bool(about.get("begins", True))
+
+
+def _number(about: Mapping[str, Any]) -> tuple[int, ...] | None:
+    if "stream" not in about or "number" not in about:
+        return None
+    return (*np.ravel(about["stream"]).tolist(), int(about["number"]))
+
+
+def _check_finite(**columns: Array | None) -> None:
+    """Raise ValueError if one of the columns [T] has a value that is not finite."""
+    for name, column in columns.items():
+        if column is not None and not np.isfinite(column).all():
+            bad = int(np.flatnonzero(~np.isfinite(column))[0])
+            raise ValueError(f"{name} is {column[bad]} in step {bad}")
 
 
 def stacked(frames: Array, leaf: ArraySpec, before: Array | None) -> Array:

@@ -5,6 +5,7 @@ A dataset is a folder ``data`` with ``metadata.json`` and, for HDF5, ``main_data
 Minari requires:
 
 * ``sampleforge`` in metadata.json: the environment's spec as JSON (`sampleforge.env.spec_json`);
+* ``dropped`` in metadata.json: what the recorder could not keep up with, see `Dropped`;
 * stacks of frames as single frames, so that ``observation_space`` has the space of one frame;
 * in ``infos``: the arrays that `INFOS` names;
 * as attributes of an episode: those that `ATTRIBUTES` names.
@@ -13,8 +14,8 @@ Minari requires:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium import spaces
@@ -24,10 +25,12 @@ from sampleforge.config import ConfigError
 METADATA_FILE = "metadata.json"
 MAIN_FILE = "main_data.hdf5"
 SPEC_KEY = "sampleforge"
+DROPPED_KEY = "dropped"
 
 LOG_PROB = "log_prob"
 VERSION = "policy_version"
 PARAMETERS = "action_parameters"
+INDEPENDENT = "independent"
 POLICY_ACTION = "policy_action"
 POLICY = "policy"
 MASK = "action_mask"
@@ -37,6 +40,8 @@ INFOS = {
     VERSION: "int64 [T]: version of the policy that acted",
     PARAMETERS: "float32 [T, P]: parameters of the distribution that the action was drawn from, "
     "in the order of `sampleforge.ops.distributions`",
+    INDEPENDENT: "bool [T]: whether the action was drawn from that distribution, independently of "
+    "the steps before: not with correlated noise, nor with an epsilon of 0",
     POLICY_ACTION: "leaf -> [T, ...]: Box actions in the policy's units, before they are clipped",
     POLICY: "int64 [T]: index of the policy that acted, if there are several",
     MASK: "bool [T+1, n]: action mask that the environment gave in its info",
@@ -53,6 +58,36 @@ ATTRIBUTES = {
 """The attributes of an episode beside those of Minari. An episode may have several parts, which
 follow each other; the last step of a part that does not end the episode is neither terminated nor
 truncated."""
+
+
+class Dropped(NamedTuple):
+    """What was sampled and not recorded, because the recorder could not keep up. ``episodes``: left
+    out as a whole, which was decided before they began; ``steps``: env steps that are missing;
+    ``cut_episodes``: recorded up to a step, which is where the recorder stood still."""
+
+    episodes: int = 0
+    steps: int = 0
+    cut_episodes: int = 0
+
+    def plus(self, other: Dropped) -> Dropped:
+        return Dropped(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> Dropped:
+        """Return what the metadata of a dataset name; zeros where they name nothing. Raises
+        ConfigError for a value that is no count."""
+        given = metadata.get(DROPPED_KEY, {})
+        if not isinstance(given, dict) or not all(map(_is_count, given.values())):
+            raise ConfigError(f"{METADATA_FILE}: {DROPPED_KEY} is {given!r:.80}, not counts")
+        return cls(*(given.get(name, 0) for name in cls._fields))
+
+    def __str__(self) -> str:
+        cut = f", and the ends of {self.cut_episodes:,} episodes" if self.cut_episodes else ""
+        return f"{self.episodes:,} whole episodes{cut}, in total {self.steps:,} env steps"
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def minari(what: str) -> Any:

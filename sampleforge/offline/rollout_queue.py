@@ -1,30 +1,40 @@
 """Copies of complete rollouts on their way from the actors to the recorder.
 
 Each actor has buffers of its own, which it fills in turn. The recorder reads a buffer before it
-removes it from the actor's ring, so its successor reads it again if the recorder is killed. An
-actor whose buffers are all full drops the rollout, and counts it: it never waits.
+removes it from the actor's ring, so its successor reads it again if the recorder is killed.
+
+If the recorder cannot keep up, whole episodes are left out (`sampleforge.offline.kept_episodes`):
+while more than half of an actor's buffers wait, no episode that begins is recorded. The other half
+is for those that are being recorded. An actor that has no room for these either waits for the
+recorder, for `PATIENCE` at most; then they are cut, and counted as such.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
+from sampleforge.offline.kept_episodes import KeptEpisodes
+from sampleforge.offline.minari_format import Dropped
+from sampleforge.rollouts.slots import RECORDED, SlotShape, TrajectorySlots
 from sampleforge.shared.arrays import Layout, SharedArrays, layout_bytes
 from sampleforge.shared.rings import IndexRings
 from sampleforge.shared.wakeup import Wakeup
 
 Array = npt.NDArray[Any]
-_STEP_COLUMNS = ("version", "reward", "terminated", "truncated", "valid", "log_prob", "parameters")
+_STEP_COLUMNS = ("version", "reward", "terminated", "truncated", "valid", "log_prob", *RECORDED)
+PATIENCE = 5.0
+"""Seconds for which an actor waits for a recorder that stands still."""
 
 
 class Rollout(NamedTuple):
     """Where a rollout is from. ``number``: count of the rollouts of its stream; the steps ``begin``
-    to ``end`` - 1 of its slot are new."""
+    to ``end`` - 1 of its slot are new. ``admits``: the episodes that begin in it are recorded."""
 
     split: int
     seat: int
@@ -32,6 +42,7 @@ class Rollout(NamedTuple):
     number: int
     begin: int
     end: int
+    admits: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,14 +63,23 @@ class RecordedRollout:
 
 class RolloutQueue:
     """``depth`` buffers for each of ``actors`` actors, in shared memory. ``wakeup``: of the
-    recorder. ``shape``: of the slots, the same for all policies that are recorded."""
+    recorder. ``shape``: of the slots, the same for all policies that are recorded. ``patience``:
+    seconds for which an actor waits for room, 0 where it and the recorder take turns."""
 
-    def __init__(self, shape: SlotShape, actors: int, depth: int, wakeup: Wakeup) -> None:
+    def __init__(
+        self,
+        shape: SlotShape,
+        actors: int,
+        depth: int,
+        wakeup: Wakeup,
+        patience: float = PATIENCE,
+    ) -> None:
         assert shape.parameters, "the slots of a run that is recorded store parameters"
         self.shape = shape
         self.actors = actors
         self.depth = depth
         self.wakeup = wakeup
+        self.patience = patience
         self._names = list(self.layout(shape, 1))
         self._copied = [n for n in self._names if not n.startswith("obs/")]
         self._rings = IndexRings(actors, depth)
@@ -68,8 +88,8 @@ class RolloutQueue:
             {
                 "about": ((actors * depth, len(Rollout._fields)), "int64"),
                 "shortened": ((actors * depth, shape.rows), "bool"),
-                "dropped_steps": ((actors,), "int64"),
-                "ended": ((1,), "bool"),
+                "dropped": ((actors, len(Dropped._fields)), "int64"),
+                "ended": ((actors,), "bool"),
             }
         )
 
@@ -90,18 +110,26 @@ class RolloutQueue:
         return layout_bytes(cls.layout(shape, count))
 
     @property
-    def dropped_steps(self) -> int:
-        """Env steps that were dropped because the recorder was not fast enough."""
-        return int(self._state["dropped_steps"].sum())
+    def dropped(self) -> Dropped:
+        """What was left out because the recorder was not fast enough."""
+        return Dropped(*self._state["dropped"].sum(0).tolist())
 
     @property
     def ended(self) -> bool:
         """Whether nothing more is recorded."""
-        return bool(self._state["ended"][0])
+        return bool(self._state["ended"].all())
 
     def end(self) -> None:
         """Record nothing more: actors send no more rollouts. Called by the recorder."""
-        self._state["ended"][0] = True
+        self._state["ended"][...] = True
+
+    def end_of(self, actor: int) -> None:
+        """Send nothing more of one actor. Called by the actor."""
+        self._state["ended"][actor] = True
+
+    def has_room(self, actor: int) -> bool:
+        """Return whether episodes that begin now can be recorded. Called by the actor."""
+        return 2 * self._rings.size(actor) <= self.depth
 
     def send(
         self,
@@ -109,15 +137,24 @@ class RolloutQueue:
         slots: TrajectorySlots,
         slot: int,
         about: Rollout,
-        shortened: Array | None = None,
+        kept: KeptEpisodes,
+        shortened: Array | None,
+        waiting: Callable[[], None],
     ) -> None:
-        """Copy the rollout in ``slot``, or drop it if there is no room. ``shortened``: see
-        `RecordedRollout`. Called by the actor, which owns the slot."""
-        if self.ended:
+        """Copy the rollout in ``slot``, if some of its episodes are ``kept``. If there is no room,
+        wait for it, and call ``waiting`` meanwhile. ``shortened``: see `RecordedRollout`. Called by
+        the actor, which owns the slot."""
+        if self._state["ended"][actor]:
             return
-        if self._rings.size(actor) == self.depth:
-            steps = np.count_nonzero(slots.valid[slot, about.begin : about.end])
-            self._state["dropped_steps"][actor] += steps
+        new = slice(about.begin, about.end)
+        first, valid = slots.first[slot, new], slots.valid[slot, new]
+        some, *dropped = kept.take(first, valid)
+        self._state["dropped"][actor, :2] += dropped
+        if not some:
+            return
+        if not self._waits_for_room(actor, waiting):
+            steps = np.count_nonzero(valid) - dropped[1]
+            self._state["dropped"][actor] += 0, steps, kept.lose()
             return
         place = self._rings.pushed(actor) % self.depth
         at = actor * self.depth + place
@@ -129,6 +166,16 @@ class RolloutQueue:
         self._state["shortened"][at] = False if shortened is None else shortened
         self._rings.push(actor, place)
         self.wakeup.set()
+
+    def _waits_for_room(self, actor: int, waiting: Callable[[], None]) -> bool:
+        """Return whether there is room for a rollout, after waiting for it."""
+        until = monotonic() + self.patience
+        while self._rings.size(actor) == self.depth:
+            if self.ended or monotonic() >= until:
+                return False
+            waiting()
+            sleep(0.001)
+        return True
 
     def ready_actors(self) -> list[int]:
         """Return the actors of which there are rollouts. Called by the recorder."""
@@ -169,12 +216,25 @@ class RolloutSender:
     queue: RolloutQueue
     actor: int
 
+    def has_room(self) -> bool:
+        """Return whether episodes that begin now can be recorded."""
+        return self.queue.has_room(self.actor)
+
     def send(
-        self, slots: TrajectorySlots, slot: int, about: Rollout, shortened: Array | None = None
+        self,
+        slots: TrajectorySlots,
+        slot: int,
+        about: Rollout,
+        kept: KeptEpisodes,
+        shortened: Array | None,
+        waiting: Callable[[], None],
     ) -> None:
-        """Send a copy of a complete rollout, or drop it if there is no room; see
-        `RolloutQueue.send`."""
-        self.queue.send(self.actor, slots, slot, about, shortened)
+        """Send a copy of a rollout; see `RolloutQueue.send`."""
+        self.queue.send(self.actor, slots, slot, about, kept, shortened, waiting)
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self.queue.end_of(self.actor)
 
 
 def sender(queue: RolloutQueue | None, actor: int) -> RolloutSender | None:

@@ -30,9 +30,12 @@ from gymnasium import spaces
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, offset
-from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
+from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.offline import minari_format as fields
 from sampleforge.offline.assembler import RecordedEpisode
+from sampleforge.offline.dataset import open_dataset
+from sampleforge.offline.dataset_folder import own_file, read_metadata
+from sampleforge.offline.hdf5_episodes import Hdf5Files
 from sampleforge.offline.hdf5_group import Hdf5Group
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, leaves
 
@@ -41,6 +44,7 @@ CHUNK_BYTES = 1 << 19
 """Uncompressed size of the blocks that compressed arrays are stored in."""
 _PART = re.compile(r"part-(\d{6,})\.hdf5")
 _WRITTEN = ("reward", "terminated", "truncated")
+NONE_DROPPED = fields.Dropped()
 _NAMES = {"reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
 
 
@@ -49,7 +53,8 @@ class DatasetFormat:
     """What a dataset is written as. ``algorithm``: the name of the algorithm that plays;
     ``squashed``: whether its Box actions are tanh-squashed, which the parameters of their
     distribution do not tell; ``several_policies``: the policy of each step is written;
-    ``segment_bytes``: the size at which a segment is closed."""
+    ``segment_bytes``: the size at which a segment is closed; ``dropped``: what earlier recordings
+    into the same dataset have dropped."""
 
     spec: EnvSpec
     algorithm: str = ""
@@ -57,6 +62,7 @@ class DatasetFormat:
     several_policies: bool = False
     segment_bytes: int = 128 << 20
     compression: Compression = "none"
+    dropped: fields.Dropped = NONE_DROPPED
 
 
 def check_folder(folder: Path, spec: EnvSpec) -> None:
@@ -69,23 +75,24 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
                 f"{spec.env_id} has a leaf {name!r} in its spaces, but the datasets' HDF5 format "
                 "uses / as its separator; rename it in the environment"
             )
-    metadata = folder / "data" / fields.METADATA_FILE
-    if not metadata.exists():
+    data = folder / "data"
+    if not (data / fields.METADATA_FILE).exists():
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(
                 f"{folder} is not empty and holds no dataset (data/{fields.METADATA_FILE}); give "
                 "another folder"
             )
         return
-    try:
-        plain = json.loads(metadata.read_text(encoding="utf-8")).get(fields.SPEC_KEY)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{metadata} cannot be read: {error}") from error
-    if plain is None:
+    found = open_dataset(folder).recorded
+    if found is None:
         raise ConfigError(
             f"{folder} holds a dataset that SampleForge has not recorded; give another folder"
         )
-    found = spec_from_plain(plain, f"{metadata}: {fields.SPEC_KEY}")
+    try:
+        for part in _parts(data):
+            own_file(data, part)
+    except ValueError as error:
+        raise ConfigError(f"{folder}: {error}") from error
     if spec_to_plain(found) != spec_to_plain(spec):
         raise ConfigError(
             f"{folder} holds a dataset of {found.env_id} with other spaces or settings than "
@@ -93,13 +100,26 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
         )
 
 
+def stored_dropped(folder: Path) -> fields.Dropped:
+    """Return what was dropped of the recordings that the dataset in ``folder`` has, if there is one
+    (`check_folder` comes first)."""
+    data = folder / "data"
+    if not (data / fields.METADATA_FILE).exists():
+        return fields.Dropped()
+    return fields.Dropped.of(read_metadata(str(folder), data))
+
+
+def _parts(data: Path) -> list[str]:
+    """Return the names of the closed segments, in their order."""
+    return sorted(each.name for each in data.iterdir() if _PART.fullmatch(each.name))
+
+
 class DatasetWriter:
     """Writes episodes into ``folder``, behind those of earlier writers. `check_folder` comes first.
 
     ``steps``, ``episodes`` and ``nbytes`` count what this writer has written into closed segments;
-    ``size``:
-    bytes of the whole dataset without the open segment; ``age``: seconds since the first episode of
-    the open segment.
+    ``size``: bytes of the whole dataset without the open segment; ``age``: seconds since the first
+    episode of the open segment. ``dropped``: what this recording has dropped so far; set it.
     """
 
     def __init__(self, folder: Path, form: DatasetFormat) -> None:
@@ -120,6 +140,7 @@ class DatasetWriter:
         self._segment_nbytes = 0
         self._began = 0.0
         self.steps = self.episodes = self.nbytes = 0
+        self.dropped = self._told_dropped = fields.Dropped()
         self._open()
         self.size = sum(each.stat().st_size for each in self._data.iterdir())
 
@@ -147,6 +168,8 @@ class DatasetWriter:
         """Close the open segment, if there is one: its episodes belong to the dataset from then on.
         Raises OSError."""
         if self._file is None:
+            if self.dropped != self._told_dropped:
+                self._write_metadata()
             return
         try:
             self._file.close()
@@ -191,7 +214,7 @@ class DatasetWriter:
         if not index.exists():
             with h5py.File(index, "w", **_FORMAT):
                 pass
-        parts = sorted(each.name for each in self._data.iterdir() if _PART.fullmatch(each.name))
+        parts = _parts(self._data)
         self._next_part = 0
         if parts:
             match = _PART.fullmatch(parts[-1])
@@ -199,10 +222,10 @@ class DatasetWriter:
             self._next_part = int(match[1]) + 1
             self._link_missing(self._data / parts[-1])
         episodes, self._total_steps = self._stored_totals()
-        with h5py.File(index, "r") as file:
-            self._total_episodes = len(file)
-            for number in range(episodes, len(file)):  # the metadata do not count them yet
-                self._total_steps += int(file[f"episode_{number}"].attrs["total_steps"])
+        with Hdf5Files(self._data) as files:
+            self._total_episodes = len(files)
+            for number in range(episodes, len(files)):  # the metadata do not count them yet
+                self._total_steps += int(files.episode(number).attrs["total_steps"])
         self._write_metadata()
 
     def _stored_totals(self) -> tuple[int, int]:
@@ -263,11 +286,13 @@ class DatasetWriter:
             "algorithm_name": self._form.algorithm,
             "squashed_actions": self._form.squashed,
             fields.SPEC_KEY: spec_to_plain(self._spec),
+            fields.DROPPED_KEY: self._form.dropped.plus(self.dropped)._asdict(),
         }
         path = self._data / fields.METADATA_FILE
         temporary = self._data / f".{fields.METADATA_FILE}.tmp"
         temporary.write_text(json.dumps(metadata), encoding="utf-8")
         _sync_and_rename(temporary, path)
+        self._told_dropped = self.dropped
 
     def _write(self, name: str, number: int, episode: RecordedEpisode) -> None:
         """Write an episode into a group of the segment, called ``name``."""
@@ -315,6 +340,7 @@ class DatasetWriter:
         if "parameters" in steps:
             infos[fields.PARAMETERS] = steps["parameters"]
             infos[fields.LOG_PROB] = _log_prob(steps)
+            infos[fields.INDEPENDENT] = steps["independent"]
         for name, frames in episode.frames_before.items():
             infos[f"{fields.FRAMES_BEFORE}/{name}"] = frames
         if self._form.several_policies:

@@ -15,6 +15,7 @@ GROUPS = {
         *("policy_lag_batches_mean", "policy_lag_batches_max"),
         *("valid_steps", "stale_steps", "stale_fraction", "dataset_steps", "data_passes"),
         *("recorded_steps", "recorded_episodes", "recorded_bytes", "record_dropped_steps"),
+        *("record_dropped_episodes", "record_cut_episodes"),
     ),
     "losses": (
         *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "update_kl"),

@@ -41,6 +41,9 @@ PER_ROLLOUT = ("state", "env_row")
 ACTOR_CRITIC = {"log_prob": "float32", "value": "float32"}
 """The extra columns of an actor-critic: log-probability and value by the behaviour policy."""
 
+RECORDED = ("parameters", "independent")
+"""The extra columns that a policy writes for a recording; see `TrajectorySlots`."""
+
 
 @dataclass(frozen=True)
 class SlotShape:
@@ -147,7 +150,8 @@ class SlotShape:
         if not self.parameters:
             return {}
         arrays: dict[str, tuple[tuple[int, ...], str]] = {
-            "parameters": ((*step, self.parameters), "float32")
+            "parameters": ((*step, self.parameters), "float32"),
+            "independent": (step, "bool"),
         }
         if self.spec.autoreset == "same_step":
             for name, leaf in self.spec.observations.items():
@@ -186,8 +190,10 @@ class TrajectorySlots:
     them) holds the observations after steps that a same-step environment truncated, of stacks only
     the newest frame; at other steps it has no meaning.
 
-    For a recording, ``extras`` also has "parameters", float32 [T, rows, P], and under same-step
-    autoreset ``recorded_final`` has the final observations of all episodes.
+    For a recording, ``extras`` also has `RECORDED`: "parameters", float32 [T, rows, P], of the
+    distribution that an action was drawn from, and "independent", bool [T, rows], whether it was
+    drawn from it independently of the steps before. Under same-step autoreset ``recorded_final``
+    has the final observations of all episodes.
     """
 
     def __init__(self, count: int, shape: SlotShape, *, debug: bool = False) -> None:
@@ -211,8 +217,8 @@ class TrajectorySlots:
             )
             for name, leaf in stacks.items()
         }
-        parameters = ("parameters",) if self.shape.parameters else ()
-        self.extras = {n: self.arrays[n] for n in (*self.shape.extras, *parameters)}
+        recorded = RECORDED if self.shape.parameters else ()
+        self.extras = {n: self.arrays[n] for n in (*self.shape.extras, *recorded)}
         self.version = self.arrays["version"]
         self.reward = self.arrays["reward"]
         self.terminated = self.arrays["terminated"]
@@ -230,8 +236,8 @@ class TrajectorySlots:
         self.final_value = self.arrays["final_value"] if same_step else None
         kept = leaves if self.shape.final_obs and same_step else {}
         self.final_obs = {name: self.arrays[f"final/{name}"] for name in kept}
-        recorded = leaves if self.shape.parameters and same_step else {}
-        self.recorded_final = {name: self.arrays[f"recorded/{name}"] for name in recorded}
+        finals = leaves if self.shape.parameters and same_step else {}
+        self.recorded_final = {name: self.arrays[f"recorded/{name}"] for name in finals}
         self.keeps_final = bool(self.final_obs or self.recorded_final)
         self.env_row = self.arrays["env_row"] if self.shape.variable else None
         self.ends_batch = self.arrays["ends_batch"] if self.shape.variable else None

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.runners.base import WorkerDied
 from sampleforge.session.callback import Callback
 from sampleforge.topologies.graph import Recording
+from sampleforge.workers.actor import END_RECORDING
 
 if TYPE_CHECKING:
     from sampleforge.session.session import Session
 
-FINISH_S, FINISH_INTERRUPTED_S = 120.0, 2.5
+SEND_S, SEND_INTERRUPTED_S = 10.0, 0.5
+"""Seconds that all actors together may take to send their incomplete rollouts, and after an
+interrupt."""
+FINISH_S, FINISH_INTERRUPTED_S = 120.0, 2.0
 """Seconds that the recorder may take to write what was sampled, and after an interrupt."""
 
 
@@ -28,23 +33,32 @@ class RecordingReports(Callback):
             f"recorded_{name}": float(counters.column(f"recorded_{name}")[row])
             for name in ("steps", "episodes", "bytes")
         }
-        return {**recorded, "record_dropped_steps": float(self._recording.queue.dropped_steps)}
+        dropped = self._recording.queue.dropped
+        return recorded | {
+            "record_dropped_steps": float(dropped.steps),
+            "record_dropped_episodes": float(dropped.episodes),
+            "record_cut_episodes": float(dropped.cut_episodes),
+        }
 
     def extend_report(self, session: Session, report: dict[str, float]) -> None:
         report.update(self._figures(session))
 
     def on_stop(self, session: Session) -> None:
-        """Wait until the recorder has written all that was sampled. If that takes too long after an
-        interrupt, the open segment is lost."""
-        limit = FINISH_INTERRUPTED_S if session.is_interrupted() else FINISH_S
+        """Have the actors send what their incomplete rollouts have so far, and wait until the
+        recorder has written all that was sampled. If that takes too long after an interrupt, the
+        open segment is lost."""
+        graph, interrupted = session.graph, session.is_interrupted()
+        limit = monotonic() + (SEND_INTERRUPTED_S if interrupted else SEND_S)
+        for node in graph.having("actor", "rank"):
+            with suppress(TimeoutError, WorkerDied):
+                left = max(0.0, limit - monotonic())
+                session.runner.ask(node, END_RECORDING, None, left, alone=True)
         with suppress(TimeoutError, WorkerDied):
-            session.runner.ask(self._recording.node, "finish", None, limit, alone=True)
-        dropped = self._recording.queue.dropped_steps
-        if dropped:
-            session.alert(
-                f"The recording lacks {dropped:,} sampled env steps, and their episodes from there "
-                "on: the recorder could not keep up"
-            )
+            left = FINISH_INTERRUPTED_S if interrupted else FINISH_S
+            session.runner.ask(self._recording.node, "finish", None, left, alone=True)
+        dropped = self._recording.queue.dropped
+        if any(dropped):
+            session.alert(f"The recording lacks {dropped}: the recorder could not keep up")
 
     def extend_summary(self, session: Session, summary: dict[str, Any]) -> None:
         summary.update({name: int(value) for name, value in self._figures(session).items()})

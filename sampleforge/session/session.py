@@ -163,17 +163,16 @@ class Session:
         from sampleforge.topologies.registry import topology
 
         check_evaluation(self.asked, self.spec)
-        check_datasets(self.asked, self.spec)
+        warnings = check_datasets(self.asked, self.spec)
         model = with_import_string(self.asked.model)
         self.asked = dataclasses.replace(self.asked, model=model)
-        damaged: list[str] = []
         interrupted, failed = self._interrupted, self._failed  # no reference back to this object
         self.opened: OpenRun = open_folder(
             self.asked,
             lambda config: topology(config).resolve_defaults(config, self.spec),
             self._resources,
             lambda: interrupted.is_set() or failed.is_set(),
-            damaged.append,
+            warnings.append,
             self._policies,
         )
         self.config: AnyConfig = self.opened.config
@@ -184,7 +183,7 @@ class Session:
         self.worker_states = WorkerStates()
         self._files = RunFiles()
         self._callbacks[:0] = [self._files, self.worker_states]
-        for text in damaged:
+        for text in warnings:
             self.alert(text)
 
     def _wire(self) -> None:

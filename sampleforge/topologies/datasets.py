@@ -10,14 +10,19 @@ from sampleforge.topologies.config import AnyConfig, MarwilConfig
 from sampleforge.topologies.recording import check_recording
 
 
-def check_datasets(config: AnyConfig, spec: EnvSpec) -> None:
-    """Raise ConfigError for a dataset (--input, --record) that cannot be used in this run.
-    ``spec``: of the environment as it is probed."""
+def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
+    """Return warnings about the datasets of --input. Raise ConfigError for a dataset (--input,
+    --record) that cannot be used in this run. ``spec``: of the environment as it is probed."""
     spec = with_action_units(spec, rescale=config.rescale_actions)
-    if isinstance(config, InputConfig):
-        open_datasets(config, spec)
+    datasets = open_datasets(config, spec) if isinstance(config, InputConfig) else []
     if not isinstance(config, MarwilConfig):
         check_recording(config, spec)
+    return [
+        f"--input: the recording of {dataset.source} lacks {dataset.dropped}: the recorder could "
+        "not keep up"
+        for dataset in datasets
+        if any(dataset.dropped)
+    ]
 
 
 def open_datasets(config: InputConfig, spec: EnvSpec) -> list[OfflineDataset]:

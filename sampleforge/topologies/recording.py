@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sampleforge.config import ConfigError, typed
 from sampleforge.offline.config import RecordConfig
-from sampleforge.offline.rollout_queue import RolloutQueue
-from sampleforge.offline.writer import DatasetFormat, DatasetWriter, check_folder
+from sampleforge.offline.rollout_queue import PATIENCE, RolloutQueue
+from sampleforge.offline.writer import DatasetFormat, DatasetWriter, check_folder, stored_dropped
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.restart_budget import RestartBudget
@@ -57,7 +57,8 @@ def rollout_queue(
     check_recording(config, spec)
     fitting = WAITING_BYTES // (streams * RolloutQueue.nbytes(shape, 1))
     depth = streams * max(LEAST_WAITING, min(MOST_WAITING, fitting))
-    return RolloutQueue(shape, actors, depth, Wakeup())
+    patience = 0.0 if config.serial else PATIENCE
+    return RolloutQueue(shape, actors, depth, Wakeup(), patience)
 
 
 def add_recorder(
@@ -76,6 +77,7 @@ def add_recorder(
         several_policies=policies > 1,
         segment_bytes=int(config.record_segment_mb * 1e6),
         compression=config.record_compression,
+        dropped=stored_dropped(folder),
     )
     make_worker = partial(
         RecorderWorker,

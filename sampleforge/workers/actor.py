@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic, perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from sampleforge.workers.rollout_view import rollout_hooks
 from sampleforge.workers.split import Split
 from sampleforge.workers.stream import PolicyPort, Stream, lease
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
+
+END_RECORDING = "end_recording"
+"""The kind of a request; see `ActorWorker.handle`."""
 
 
 def looks_at_bounds(rollouts: int) -> bool:
@@ -132,6 +136,19 @@ class ActorWorker(EventDriven):
         moved = any([self._advance(split) for split in self._splits])
         self._count["step_s"][0] += perf_counter() - started
         return moved
+
+    def handle(self, kind: str, payload: Any) -> Any:
+        """``end_recording``: send what the rollouts in progress have so far to the recorder, and no
+        more afterwards; return when that is done."""
+        if kind != END_RECORDING:
+            return super().handle(kind, payload)
+        for split in self._splits:
+            for stream in split.learning:
+                stream.end_recording(self._beat)
+        for port in self._ports:
+            if isinstance(port, PolicyPort) and port.recorder is not None:
+                port.recorder.end()
+        return None
 
     def close(self) -> None:
         """Close all environments, even where the ``close`` of one of them raises."""
@@ -294,7 +311,7 @@ class ActorWorker(EventDriven):
                 self._tell_of_rollout(stream)
             if looks_at_bounds(stream.rollouts):
                 self._look_at_bounds(split, stream)
-            stream.hand_over()
+            stream.hand_over(self._beat)
             self._tell_of_far_values(split, stream)
         self._count["rollouts"] += 1
 

@@ -12,7 +12,7 @@ from sampleforge.distributed.group import RankLost
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.workers.actor import ActorWorker
+from sampleforge.workers.actor import END_RECORDING, ActorWorker
 from sampleforge.workers.group_member import GroupMember
 from sampleforge.workers.learner import LearnerWorker
 from sampleforge.workers.preemption import Preemption
@@ -108,7 +108,9 @@ class RankWorker:
 
     def handle(self, kind: str, payload: Any) -> Any:
         """Return the answer to a request of the driver; see `LearnerWorker.handle`. "load": see
-        `GroupMember.load`."""
+        `GroupMember.load`. "end_recording": see `ActorWorker.handle`."""
+        if kind == END_RECORDING:
+            return self._actor.handle(kind, payload)
         if kind == REQUEST:
             return self._member.load(payload)
         if kind == "finish" and not self._member.ended:

@@ -87,6 +87,7 @@ class RecorderWorker(EventDriven):
         if rollout is None:
             return False
         if self._writer is not None:
+            self._writer.dropped = self._queue.dropped
             for episode in self._assembler.add(rollout):
                 self._try(self._write, episode)
         self._queue.done(actor)
@@ -118,6 +119,7 @@ class RecorderWorker(EventDriven):
         self._queue.end()
         writer = self._writer
         if writer is not None:
+            writer.dropped = self._queue.dropped
             self._try(writer.close_segment)
         self._publish()
         self._before = [float(self._count[name][0]) for name in _COUNTED]
@@ -138,19 +140,20 @@ class RecorderWorker(EventDriven):
             self._writer = None
 
     def _publish(self) -> None:
-        """Set the counters; say it once if rollouts were dropped."""
+        """Set the counters; say it once if episodes were dropped."""
         writer, count = self._writer, self._count
         if writer is not None:
             written = (writer.steps, writer.episodes, writer.nbytes)
             for name, before, now in zip(_COUNTED, self._before, written, strict=True):
                 count[name][0] = before + now
-        dropped = self._queue.dropped_steps
-        if dropped and not self._told:
+        dropped = self._queue.dropped
+        if any(dropped) and not self._told:
             self._told = True
             log.warning(
-                "Recording cannot keep up with sampling: %d env steps were left out so far, and "
-                "each of their episodes from there on; record_dropped_steps counts them. Record "
-                "to a faster disk, use --record-compression none or fewer workers",
+                "Recording cannot keep up with sampling, so whole episodes are left out, chosen "
+                "before they begin: %s so far; record_dropped_episodes and record_dropped_steps "
+                "count them. Record to a faster disk, use --record-compression none or fewer "
+                "workers",
                 dropped,
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.vector import EnvVector, Episode, StepOut
+from sampleforge.offline.kept_episodes import KeptEpisodes
 from sampleforge.offline.rollout_queue import Rollout, RolloutSender
 from sampleforge.ops.far_values import TypicalSize, bound_rewards
 from sampleforge.rollouts.exchange import RolloutExchange
@@ -91,6 +92,7 @@ class Stream:
         self.shortened: Array | None = None
         self.far_reward = ""
         self._typical_reward = TypicalSize(few=0)
+        self._kept = KeptEpisodes(env.num_rows)
         self._bounds: Bounds | None = None
 
     def _change_policy(self, port: PolicyPort) -> None:
@@ -121,6 +123,7 @@ class Stream:
             )
         self.port = None
         self.rollouts += 1
+        self._kept.forget()
 
     def begin(self, port: PolicyPort, slot: int) -> None:
         """Begin a rollout in ``slot``, which was leased from ``port``, with the last observation of
@@ -138,7 +141,9 @@ class Stream:
         if self.overlap is None:
             slots.state[slot] = self.inference.state[self.index]
         self.slot, self.t, self.begun_at = slot, t, t
-        self.shortened = None if port.recorder is None else self.env.shortened_rows()
+        if port.recorder is not None:
+            self.shortened = self.env.shortened_rows()
+            self._kept.begin(admits=port.recorder.has_room())
 
     def ask(self) -> None:
         """Request actions for the observation at (slot, t)."""
@@ -254,11 +259,11 @@ class Stream:
             self.carry[name][...] = leaf[slot, -1]
         self.carry_first[...] = slots.first[slot, -1]
 
-    def hand_over(self) -> None:
-        """Hand the complete rollout over to the policy group."""
+    def hand_over(self, waiting: Callable[[], None]) -> None:
+        """Hand the complete rollout over to the policy group. If it is recorded, this may wait for
+        the recorder, and calls ``waiting`` meanwhile."""
         assert self.slot is not None and self.port is not None
-        if self.port.recorder is not None:
-            self.port.recorder.send(self.slots, self.slot, self._rollout(), self.shortened)
+        self._send(length(self.slots, self.slot), waiting)
         self._bound_rewards(self.slots.reward[self.slot, self.begun_at :])
         if self.overlap is not None:
             self.overlap.keep(self.slot)
@@ -278,11 +283,20 @@ class Stream:
                 f"{so_far}; for learning it counts as {reward[t, row]:.3g}"
             )
 
-    def _rollout(self) -> Rollout:
-        """Return where the complete rollout is from."""
-        assert self.slot is not None
-        end = length(self.slots, self.slot)
-        return Rollout(self.id.split, self.id.seat, self.policy, self.rollouts, self.begun_at, end)
+    def end_recording(self, waiting: Callable[[], None]) -> None:
+        """Send the steps that an incomplete rollout has so far to the recorder, if there is one."""
+        if self.slot is not None and self.t > self.begun_at:
+            self._send(self.t, waiting)
+
+    def _send(self, end: int, waiting: Callable[[], None]) -> None:
+        """Send the new steps of the rollout, up to ``end`` - 1, to the recorder, if any."""
+        assert self.port is not None and self.slot is not None
+        recorder = self.port.recorder
+        if recorder is None:
+            return
+        place = self.id.split, self.id.seat, self.policy, self.rollouts
+        about = Rollout(*place, self.begun_at, end, self._kept.admits)
+        recorder.send(self.slots, self.slot, about, self._kept, self.shortened, waiting)
 
     def end_early(self) -> None:
         """End the rollout before step t, for which the policy's output is in the slot: the learner

@@ -18,6 +18,8 @@ from sampleforge.offline.dataset import Episode
 from tests.support.recorded import recorded, write_dataset
 from tests.support.serial_runs import run_serially
 
+FAST = "--no-doubly-robust"
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,3 +126,123 @@ def test_data_without_log_probabilities_are_refused_with_the_reason(
     metadata.write_text(json.dumps(plain))
     assert main(["estimate", str(run), str(folder)]) == 2
     assert "it is from elsewhere" in capsys.readouterr().err
+
+
+def estimated(
+    run: Path, data: Path, capsys: pytest.CaptureFixture[str], *flags: str
+) -> tuple[Any, str]:
+    """The JSON object that the command prints, and its warnings."""
+    assert main(["estimate", str(run), str(data), "--json", *flags]) == 0
+    printed = capsys.readouterr()
+    return json.loads(printed.out), printed.err
+
+
+def independent(episodes: list[Episode], value: bool) -> list[Episode]:
+    return [dataclasses.replace(e, independent=np.full(len(e), value)) for e in episodes]
+
+
+def test_episodes_that_were_not_drawn_independently_are_left_out_and_said(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One step is enough. The Q-function still learns from them."""
+    policy = load_policy(run)
+    good = independent(recorded_in(policy, 40), True)
+    bad = [
+        dataclasses.replace(e, rewards=e.rewards + 100, independent=np.arange(5) != 3)
+        for e in good[:15]
+    ]
+    expected, said = estimated(run, write_dataset(tmp_path / "good", policy.spec, good), capsys)
+    assert "independently" not in said and expected["episodes_not_independent"] == 0
+    both = write_dataset(tmp_path / "both", policy.spec, [*bad[:7], *good, *bad[7:]])
+    result, said = estimated(run, both, capsys)
+    for name in ("is", "wis", "pdis"):
+        assert result[name] == expected[name]
+    assert result["dr"] != expected["dr"] and result["behaviour_return"] < 50
+    assert result["episodes"] == 40 and result["episodes_not_independent"] == 15
+    assert result["episodes_left_out"] == 0
+    assert "15 episodes were left out, because their actions were not drawn independently" in said
+    assert "40 are left; the Q-function is fitted to them all the same" in said
+    none = write_dataset(tmp_path / "none", policy.spec, [*bad, good[0]])
+    assert main(["estimate", str(run), str(none)]) == 2
+    assert "has 1 episodes that an estimate can use" in (said := capsys.readouterr().err)
+    assert "in 15 the actions were not drawn independently" in said
+
+
+def test_an_episode_in_several_parts_is_one_episode(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also between those of other rows, and where a later recording counts from 0 again. A rest
+    that does not follow the part before it is no part of the same episode."""
+    policy = load_policy(run)
+    whole = [
+        dataclasses.replace(each, number=(0, 0, 0, i % 2, i // 4))
+        for i, each in enumerate(independent(recorded_in(policy, 30), True))
+    ]
+    expected, _ = estimated(
+        run, write_dataset(tmp_path / "whole", policy.spec, whole), capsys, FAST
+    )
+    parts = []
+    for even, odd in zip(whole[::2], whole[1::2], strict=True):
+        cuts = [(0, 2), (2, 3), (3, 5)]
+        parts += [part(each, *cut) for cut in cuts for each in (even, odd)]
+    lost = part(whole[1], 2, 5)
+    data = write_dataset(tmp_path / "parts", policy.spec, [lost, *parts, part(whole[0], 0, 2)])
+    result, said = estimated(run, data, capsys, FAST)
+    for name in ("is", "wis", "pdis"):
+        assert result[name]["value"] == pytest.approx(expected[name]["value"], rel=1e-6)
+    assert result["episodes"] == 30 and result["episodes_left_out"] == 2
+    assert result["steps"] == expected["steps"] and "2 episodes were left out" in said
+
+
+def part(episode: Episode, begin: int, end: int) -> Episode:
+    return dataclasses.replace(
+        episode,
+        observations={n: leaf[begin : end + 1] for n, leaf in episode.observations.items()},
+        actions={n: leaf[begin:end] for n, leaf in episode.actions.items()},
+        begins=begin == 0,
+        **{
+            name: getattr(episode, name)[begin:end]
+            for name in ("rewards", "terminations", "truncations", "log_probs", "independent")
+        },
+    )
+
+
+def test_what_a_recording_lacks_is_said(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = load_policy(run)
+    episodes = independent(recorded_in(policy, 10), True)
+    lacks = {"episodes": 12, "steps": 3456, "cut_episodes": 0}
+    for cut in (0, 2):
+        folder = tmp_path / f"{cut}"
+        lacks["cut_episodes"] = cut
+        write_dataset(folder, policy.spec, episodes, dropped=lacks)
+        result, said = estimated(run, folder, capsys, FAST)
+        assert "the recording lacks 12 whole episodes" in said and "3,456 env steps" in said
+        assert ("biased towards short episodes" in said) == bool(cut)
+        assert {name: result[f"dropped_{name}"] for name in lacks} == lacks
+
+
+def test_box_actions_of_an_earlier_version_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their datasets do not say which rows had correlated noise."""
+    box = tmp_path / "box"
+    run_serially(box, 1, env="tests.support.envs:AimEnv", train_for_env_steps=300)
+    spec = load_policy(box).spec
+    rng = np.random.default_rng(0)
+    episodes = [
+        dataclasses.replace(
+            each,
+            observations={
+                name: rng.normal(0, 0.1, (6, *leaf.shape)).astype(leaf.dtype)
+                for name, leaf in spec.observations.items()
+            },
+        )
+        for each in recorded([5] * 10, spec.actions)
+    ]
+    for marked, given in ((False, episodes), (True, independent(episodes, True))):
+        data = write_dataset(tmp_path / f"{marked}", spec, given)
+        assert main(["estimate", str(box), str(data), "--no-doubly-robust"]) == 0
+        said = capsys.readouterr().err
+        assert ("do not say whether their Box actions were drawn" in said) is not marked

@@ -19,30 +19,10 @@ from sampleforge.cli import main
 from sampleforge.offline import writer
 from sampleforge.offline.dataset import Episode, open_dataset
 from sampleforge.offline.writer import DatasetFormat, DatasetWriter
-from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers import recorder
-from tests.support.envs import code_reward
 from tests.support.graphs import running
 from tests.support.offline import PLAYED, SEEN, record, stored, wired
-
-CODE = "tests.support.envs:CodeEnv"
-
-
-def config(folder: Path, **more: Any) -> AppoConfig:
-    small: dict[str, Any] = {
-        **{"env": CODE, "num_workers": 1, "num_envs_per_worker": 4, "num_splits": 1, "rollout": 6},
-        **{"seed": 1, "async_rl": True, "record": str(folder), "record_segment_mb": 0.002},
-    }
-    return AppoConfig(**{**small, **more})
-
-
-def check_code(episode: Episode) -> None:
-    """All steps are consecutive ones of one episode of CodeEnv, from its reset on."""
-    env, number, step, action = episode.observations["obs"].T
-    assert (env == env[0]).all() and (number == number[0]).all()
-    assert step.tolist() == list(range(len(episode) + 1)) and episode.begins
-    assert action[1:].tolist() == episode.actions["action"].tolist()
-    assert (episode.rewards == code_reward(env[1:], number[1:], step[1:])).all()
+from tests.support.recordings import CODE, check_code, config
 
 
 def test_a_kill_at_any_moment_leaves_all_closed_segments(
@@ -98,32 +78,6 @@ def test_a_killed_recorder_is_replaced_and_nothing_wrong_is_written(tmp_path: Pa
     assert sum(map(len, episodes)) >= 500
     for episode in episodes:
         check_code(episode)
-
-
-def test_rollouts_that_find_no_room_are_left_out_counted_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The recorder stands still for most of the time; what is there is right all the same."""
-    graph, _ = wired(config(tmp_path / "data", env_kwargs={"longest": 40}, serial=True))
-    assert graph.recording is not None
-    workers = [node.worker for node in graph.nodes]
-    for worker in workers:
-        worker.start()
-    try:
-        for i in range(3000):
-            for worker in workers:
-                if worker is not graph.recording.node.worker or i % 1000 > 800:
-                    worker.step()
-    finally:
-        for worker in reversed(workers):
-            worker.close()
-    episodes = list(open_dataset(tmp_path / "data").episodes())
-    steps, dropped = sum(map(len, episodes)), graph.recording.queue.dropped_steps
-    assert steps > 100 and dropped > steps
-    assert steps + dropped <= graph.total("env_steps")
-    for episode in episodes:
-        check_code(episode)
-    assert "Recording cannot keep up" in caplog.text
 
 
 def test_a_long_episode_in_parts_is_the_same_episode(
@@ -211,3 +165,20 @@ def test_a_trained_policy_is_recorded_episode_by_episode(
     assert sum(map(len, episodes[5:])) == said["steps"]
     assert [each.log_probs is None for each in episodes] == [True] * 5 + [False] * 5
     assert {int(each.policy_version.min()) for each in episodes if each.policy_version is not None}
+
+
+@pytest.mark.parametrize("algorithm", ["appo", "ddppo", "apex"])
+def test_a_run_shorter_than_a_rollout_is_recorded(algorithm: str, tmp_path: Path) -> None:
+    """Every env step, also those of the rollouts that are in progress at the end."""
+    data = tmp_path / "data"
+    small = ["--env", CODE, "--num-envs-per-worker", "4", "--num-splits", "1", "--rollout", "200"]
+    apex = ["--replay-capacity", "4000"] if algorithm == "apex" else []
+    flags = ["--run-dir", str(tmp_path / "run"), "--record", str(data), "--seed", "1", *apex]
+    stop = ["--train-for-env-steps", "100", "--serial", "--quiet"]
+    assert main(["train", algorithm, *small, *flags, *stop]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    episodes = list(open_dataset(data).episodes())
+    assert sum(map(len, episodes)) == summary["env_steps"] >= 100
+    assert summary["env_steps"] < 200 * 4, "it is one rollout at most"
+    for episode in episodes:
+        check_code(episode)

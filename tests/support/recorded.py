@@ -90,9 +90,11 @@ def actor_critic(actions: Mapping[str, ActionSpec] = DISCRETE, **config: Any) ->
     return seeded_model(ModelConfig(**settings), spec, seed=1)
 
 
-def write_dataset(folder: Path, spec: EnvSpec, episodes: list[Episode]) -> Path:
+def write_dataset(
+    folder: Path, spec: EnvSpec, episodes: list[Episode], **metadata_too: Any
+) -> Path:
     """Write episodes of plain (not nested) spaces as a dataset of SampleForge in Minari's format;
-    return the folder."""
+    return the folder. ``metadata_too``: more of the metadata."""
     import h5py
     from minari.serialization import serialize_space
 
@@ -115,6 +117,11 @@ def write_dataset(folder: Path, spec: EnvSpec, episodes: list[Episode]) -> Path:
             }
             if episode.log_probs is not None:
                 columns[f"infos/{fields.LOG_PROB}"] = episode.log_probs
+            if episode.independent is not None:
+                columns[f"infos/{fields.INDEPENDENT}"] = episode.independent
+            if episode.number is not None:
+                group.attrs["stream"] = episode.number[:-1]
+                group.attrs["number"] = episode.number[-1]
             for path, column in columns.items():
                 group.create_dataset(path, data=column)
     metadata = {
@@ -126,6 +133,7 @@ def write_dataset(folder: Path, spec: EnvSpec, episodes: list[Episode]) -> Path:
         "action_space": serialize_space(spec.spaces.action),
         "dataset_id": "recorded-v0",
         fields.SPEC_KEY: spec_to_plain(spec),
+        **metadata_too,
     }
     (data / fields.METADATA_FILE).write_text(json.dumps(metadata))
     return folder

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from sampleforge.config import ConfigError, typed
 from sampleforge.encoding import check_leaves
+from sampleforge.offline.dataset import OfflineDataset
 from sampleforge.runtime.machine import human_bytes, memory_available, this_machine
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import MarwilConfig
@@ -93,7 +92,7 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
     datasets = open_datasets(config, spec)
     steps = sum(dataset.num_steps for dataset in datasets)
     episodes = sum(dataset.num_episodes for dataset in datasets)
-    nbytes = _check_memory(config, spec, steps, episodes)
+    nbytes = _check_memory(config, datasets)
     length, asked = config.sequence_length or 1, config.batch_size
     assert asked is not None, "resolve_defaults comes first"
     if asked % length:
@@ -122,14 +121,10 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
     )
 
 
-def _check_memory(config: MarwilConfig, spec: EnvSpec, steps: int, episodes: int) -> int:
+def _check_memory(config: MarwilConfig, datasets: Sequence[OfflineDataset]) -> int:
     """Return the bytes of the data in memory. Raises ConfigError if they do not fit."""
-    observation = sum(leaf.nbytes for leaf in spec.observations.values())
-    action = sum(
-        math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.actions.values()
-    )
-    nbytes = observation * (steps + episodes) + action * steps
-    free = memory_available()
+    nbytes = sum(dataset.nbytes for dataset in datasets)
+    steps, free = sum(dataset.num_steps for dataset in datasets), memory_available()
     if nbytes > MOST_MEMORY * free:
         raise ConfigError(
             f"{typed('input', config.input)}: the data take {human_bytes(nbytes)} of memory "
