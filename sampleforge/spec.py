@@ -9,7 +9,7 @@ module walks nested structures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ OBSERVATION = "obs"
 ACTION = "action"
 ACTION_MASK = "action_mask"
 """The observation leaf that says which discrete actions are allowed: bool [sum of categories], in
-the order of the logits. It masks the logits and is not an input of the encoder."""
+the order of the logits, at any depth of the observations. It masks the logits and is not an input
+of the encoder."""
 
 NO_BOUND = 1e30
 """A Box bound of this size or more counts as none: spaces give the largest float32 for
@@ -151,22 +152,34 @@ class EnvSpec:
         return next(i for i, group in enumerate(self.agent_groups) if agent in group.agents)
 
 
+def leaf_name(path: Sequence[Any], name: str) -> str:
+    """Return the name of the leaf at ``path``, the keys that lead to it; a plain space, whose path
+    is empty, is called ``name``. An action mask is called `ACTION_MASK` however deep it lies in the
+    observations."""
+    if name == OBSERVATION and path and path[-1] == ACTION_MASK:
+        return ACTION_MASK
+    return ".".join(map(str, path)) or name
+
+
 def leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
     """Yield (dotted name, leaf space) of a space; a plain space is one leaf called ``name``."""
-    yield from _leaves(space, "", name)
+    for path, leaf in _paths(space):
+        yield leaf_name(path, name), leaf
 
 
-def _leaves(space: gym.Space[Any], prefix: str, plain: str) -> Iterator[tuple[str, gym.Space[Any]]]:
-    children: list[tuple[str, gym.Space[Any]]]
-    if isinstance(space, spaces.Dict):
-        children = [(str(key), child) for key, child in space.spaces.items()]
-    elif isinstance(space, spaces.Tuple):
-        children = [(str(i), child) for i, child in enumerate(space.spaces)]
+def _paths(
+    space: gym.Space[Any], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], gym.Space[Any]]]:
+    """Yield (path, leaf space) of a space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, child in _children(space):
+            yield from _paths(child, (*path, key))
     else:
-        yield prefix or plain, space
-        return
-    for key, child in children:
-        yield from _leaves(child, f"{prefix}.{key}" if prefix else key, plain)
+        yield path, space
+
+
+def _children(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, gym.Space[Any]]]:
+    return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 
 def flatten(space: gym.Space[Any], value: Any, name: str) -> dict[str, Any]:
@@ -174,34 +187,63 @@ def flatten(space: gym.Space[Any], value: Any, name: str) -> dict[str, Any]:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return {name: value}
     flat: dict[str, Any] = {}
-    children = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    for key, sub_space in children:
-        child = flatten(sub_space, value[key], "")
-        flat.update({f"{key}.{sub}" if sub else str(key): leaf for sub, leaf in child.items()})
+    for path, _ in _paths(space):
+        leaf = value
+        for key in path:
+            leaf = leaf[key]
+        flat[leaf_name(path, name)] = leaf
     return flat
 
 
 def unflatten(space: gym.Space[Any], flat: Mapping[str, Any], name: str) -> Any:
     """Return the value of ``space`` with these leaves: the inverse of `flatten`."""
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return flat[name]
-    if isinstance(space, spaces.Dict):
-        return {k: unflatten(s, *_below(flat, str(k))) for k, s in space.spaces.items()}
-    return tuple(unflatten(s, *_below(flat, str(i))) for i, s in enumerate(space.spaces))
+
+    def build(each: gym.Space[Any], path: tuple[Any, ...]) -> Any:
+        if not isinstance(each, spaces.Dict | spaces.Tuple):
+            return flat[leaf_name(path, name)]
+        built = {key: build(child, (*path, key)) for key, child in _children(each)}
+        return built if isinstance(each, spaces.Dict) else tuple(built.values())
+
+    return build(space, ())
 
 
-def _below(flat: Mapping[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """Return the leaves under ``key`` without their prefix, and the name of a plain leaf there."""
-    if key in flat:
-        return {"": flat[key]}, ""
-    prefix = key + "."
-    return {n[len(prefix) :]: leaf for n, leaf in flat.items() if n.startswith(prefix)}, ""
+def _checked_leaves(space: gym.Space[Any], name: str) -> dict[str, gym.Space[Any]]:
+    """Return the leaves of a space, by name. Raises ValueError if there is none, if two have one
+    name, if one has no elements, or for an action mask in several parts."""
+    kind = "observation" if name == OBSERVATION else "action"
+    found: dict[str, tuple[tuple[Any, ...], gym.Space[Any]]] = {}
+    for path, leaf in _paths(space):
+        own = leaf_name(path, name)
+        if own in found:
+            raise ValueError(
+                f"two leaves of the {kind} space have the name {own!r}: those at "
+                f"{_at(found[own][0])} and {_at(path)}; rename one of them, or leave it out"
+            )
+        if name == OBSERVATION and ACTION_MASK in path[:-1]:
+            raise ValueError(
+                f"observation leaf {own!r} is a part of an action mask; give the mask as one array "
+                "with an entry per logit, in the order of the actions"
+            )
+        if math.prod(leaf.shape or ()) == 0:
+            raise ValueError(
+                f"{kind} leaf {own!r} has shape {leaf.shape}, which has no elements; leave it out "
+                "of the space"
+            )
+        found[own] = path, leaf
+    if not found:
+        raise ValueError(f"the {kind} space {space} has no leaves; give it at least one")
+    return {own: leaf for own, (_, leaf) in found.items()}
+
+
+def _at(path: Sequence[Any]) -> str:
+    return "".join(f"[{key!r}]" for key in path)
 
 
 def observation_specs(space: gym.Space[Any]) -> dict[str, ArraySpec]:
     """Return the specs of an observation space's leaves, by name. Raises ValueError for a space
-    without a fixed-size array."""
-    return {name: _observation_spec(name, leaf) for name, leaf in leaves(space, OBSERVATION)}
+    without a fixed-size array, or with two leaves of one name."""
+    found = _checked_leaves(space, OBSERVATION)
+    return {name: _observation_spec(name, leaf) for name, leaf in found.items()}
 
 
 def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
@@ -226,8 +268,9 @@ def _observation_spec(name: str, space: gym.Space[Any]) -> ArraySpec:
 
 def action_specs(space: gym.Space[Any]) -> dict[str, ActionSpec]:
     """Return the specs of an action space's leaves, by name. Raises ValueError for a space that no
-    policy head supports."""
-    return {name: _action_spec(name, leaf) for name, leaf in leaves(space, ACTION)}
+    policy head supports, or with two leaves of one name."""
+    found = _checked_leaves(space, ACTION)
+    return {name: _action_spec(name, leaf) for name, leaf in found.items()}
 
 
 def _action_spec(name: str, space: gym.Space[Any]) -> ActionSpec:

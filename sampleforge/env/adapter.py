@@ -1,8 +1,9 @@
 """The adapters between an environment and the slots, for actions and for observations.
 
-Observations are checked against the declared space, so that an array of a wrong shape or dtype is
-an error that names env and row, and is not cast silently. Slots hold float64 observations as
-float32, and values of Discrete and MultiDiscrete spaces without their offsets.
+Observations are checked against the declared space: what its dtype holds unchanged is taken, and an
+array of another shape, or of a dtype that would have to be rounded or cut, is an error that names
+env and row. Slots hold float64 observations as float32, and values of Discrete and MultiDiscrete
+spaces without their offsets.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ class ObservationAdapter:
     ) -> None:
         """Write ``value`` into ``obs``, leaf -> [rows, ...], at ``row``.
 
-        Raises ConfigError for a missing leaf or a wrong shape or dtype.
+        Raises ConfigError for a missing leaf, a wrong shape or dtype, or a bad action mask.
         """
         try:
             given = flatten(self.space, value, OBSERVATION)
@@ -221,9 +222,12 @@ class ObservationAdapter:
             self.refuse(row, OBSERVATION, value)
         for name, leaf in given.items():
             dtype, shape, start = self._expected[name]
-            if not _fits(leaf, shape, dtype):
+            array = fitting(leaf, shape, dtype, self._leaves[name])
+            if array is None:
                 self.refuse(row, name, leaf)
-            obs[name][row] = leaf if start is None else leaf - start
+            obs[name][row] = array if start is None else array - start
+            if name == ACTION_MASK:
+                self._check_mask(row, array)
         if self._masked:
             obs[ACTION_MASK][row] = self._mask(row, info)
 
@@ -247,13 +251,23 @@ class ObservationAdapter:
         mask: Any = info.get(ACTION_MASK)
         parts = mask if isinstance(mask, tuple | list) else [mask]
         size = self._mask_size
-        flat: Array = np.concatenate([np.ravel(part) for part in parts])
+        flat: Array = np.concatenate([np.ravel(part) for part in parts] or [np.empty(0)])
         if mask is None or flat.shape != (size,):
             raise ConfigError(
                 f"{self.env_id}, row {row}: info[{ACTION_MASK!r}] must have {size} entries, one "
                 f"per logit, at every reset and step, but is {mask!r:.80}"
             )
+        self._check_mask(row, flat)
         return flat.astype(np.bool_)
+
+    def _check_mask(self, row: int, mask: Array) -> None:
+        """Raise ConfigError for a mask with other values than 0 and 1, such as one that is to be
+        added to the logits, in which 0 allows an action."""
+        if mask.dtype != np.bool_ and not ((mask == 0) | (mask == 1)).all():
+            raise ConfigError(
+                f"{self.env_id}, row {row}: the action mask must hold 1 for an allowed value of an "
+                f"action and 0 for a forbidden one, but is {mask.tolist()!r:.80}"
+            )
 
     def check_masks(self, masks: Array, ended: Array) -> None:
         """Allow every action in the masks [rows, n] of final observations, from which no action is
@@ -285,11 +299,35 @@ def offset(space: gym.Space[Any]) -> Any:
     return start if np.any(start) else None
 
 
-def _fits(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether an observation leaf fits its space. A categorical leaf may have any integer
-    type."""
-    if not shape and isinstance(value, int) and not isinstance(value, bool):
-        return dtype.kind in "iu"
-    if not isinstance(value, np.ndarray | np.generic) or value.shape != shape:
-        return False
-    return value.dtype == dtype or (value.dtype.kind in "iu" and dtype == np.int64)
+def fitting(
+    value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], space: gym.Space[Any]
+) -> Array | None:
+    """Return an observation leaf of ``space`` as an array of ``dtype``; None if it has not the
+    ``shape`` or does not fit, as the space's ``contains`` has it. An array of numbers fits a Box if
+    every value of its dtype does. Python's numbers and lists of them have no dtype: they may be
+    rounded to floats. Categories have any type whose values are whole numbers of ``dtype``."""
+    if isinstance(value, np.ndarray | np.generic):
+        plain = False
+    elif isinstance(value, bool | int | float | list | tuple):
+        plain = True
+        try:
+            value = np.asarray(value)
+        except ValueError:  # a ragged list
+            return None
+    else:
+        return None
+    if value.shape != shape or value.dtype.kind not in "biuf":
+        return None
+    if value.dtype == dtype:
+        array: Array = value
+        return array
+    if not np.can_cast(value.dtype, dtype):
+        if isinstance(space, spaces.Box):
+            if not (plain and dtype.kind == "f"):
+                return None
+        else:
+            with np.errstate(invalid="ignore", over="ignore"):
+                if not np.array_equal(value.astype(dtype), value):
+                    return None
+    cast: Array = value.astype(dtype)
+    return cast

@@ -21,6 +21,7 @@ import gymnasium as gym
 from gymnasium import spaces
 
 from sampleforge.config import ConfigError
+from sampleforge.spec import leaf_name
 
 METADATA_FILE = "metadata.json"
 MAIN_FILE = "main_data.hdf5"
@@ -109,14 +110,14 @@ def map_leaves(
     """Return ``space`` with ``change(dotted name, leaf)`` in the place of each leaf; a plain space
     is one leaf called ``name``."""
 
-    def walk(each: gym.Space[Any], path: str) -> gym.Space[Any]:
+    def walk(each: gym.Space[Any], path: tuple[Any, ...]) -> gym.Space[Any]:
         if isinstance(each, spaces.Dict):
-            return spaces.Dict([(k, walk(s, _join(path, k))) for k, s in each.spaces.items()])
+            return spaces.Dict([(k, walk(s, (*path, k))) for k, s in each.spaces.items()])
         if isinstance(each, spaces.Tuple):
-            return spaces.Tuple([walk(s, _join(path, i)) for i, s in enumerate(each.spaces)])
-        return change(path or name, each)
+            return spaces.Tuple([walk(s, (*path, i)) for i, s in enumerate(each.spaces)])
+        return change(leaf_name(path, name), each)
 
-    return walk(space, "")
+    return walk(space, ())
 
 
 def hdf5_paths(space: gym.Space[Any], name: str, root: str) -> dict[str, str]:
@@ -124,19 +125,15 @@ def hdf5_paths(space: gym.Space[Any], name: str, root: str) -> dict[str, str]:
     space is the dataset ``root`` itself."""
     paths: dict[str, str] = {}
 
-    def walk(each: gym.Space[Any], path: str, dotted: str) -> None:
+    def walk(each: gym.Space[Any], path: str, keys: tuple[Any, ...]) -> None:
         if isinstance(each, spaces.Dict):
             for key, child in each.spaces.items():
-                walk(child, f"{path}/{key}", _join(dotted, key))
+                walk(child, f"{path}/{key}", (*keys, key))
         elif isinstance(each, spaces.Tuple):
             for i, child in enumerate(each.spaces):
-                walk(child, f"{path}/_index_{i}", _join(dotted, i))
+                walk(child, f"{path}/_index_{i}", (*keys, i))
         else:
-            paths[dotted or name] = path
+            paths[leaf_name(keys, name)] = path
 
-    walk(space, root, "")
+    walk(space, root, ())
     return paths
-
-
-def _join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)

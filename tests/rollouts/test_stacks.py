@@ -114,7 +114,7 @@ def test_rebuilt_atari_stacks_equal_the_environments_byte_for_byte(game: str, ba
     config = EnvConfig(env=f"ALE/{game}-v5", env_backend=backend, max_episode_steps=9)
     vector = make_vector(config, 3, [0, 1, 2])
     leaf = vector.spec.observations["obs"]
-    assert leaf == ArraySpec((4, 84, 84), "uint8", stack="zero")
+    assert leaf == ArraySpec((4, 84, 84), "uint8", stack="zero", low=0.0, high=255.0)
     slots = slots_of(leaf, 5, 3, 9)
     recorder = played(vector, slots)
     vector.close()

@@ -1,0 +1,109 @@
+"""What an environment may give for its declared spaces, and the names of the leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sampleforge.config import ConfigError
+from sampleforge.env.adapter import ObservationAdapter, env_spec
+from sampleforge.spec import (
+    ACTION_MASK,
+    OBSERVATION,
+    EnvSpaces,
+    EnvSpec,
+    flatten,
+    leaves,
+    unflatten,
+)
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+MASK = spaces.Box(0, 1, (4,), np.int8)
+NESTED = spaces.Dict(agent=spaces.Dict(observation=BOX, action_mask=MASK), extra=spaces.Discrete(2))
+
+
+def spec(observation: gym.Space[Any], action: gym.Space[Any] | None = None) -> EnvSpec:
+    return env_spec("E", EnvSpaces(observation, action or spaces.Discrete(4)))
+
+
+def written(observation: gym.Space[Any], value: Any) -> dict[str, Any]:
+    """What the slots hold after ``value``."""
+    of = spec(observation)
+    out = {name: np.zeros((1, *leaf.shape), leaf.dtype) for name, leaf in of.observations.items()}
+    ObservationAdapter(of).write(0, value, {}, out)
+    return {name: array[0] for name, array in out.items()}
+
+
+def test_a_nested_action_mask_is_the_mask_and_no_observation() -> None:
+    names = ["agent.observation", ACTION_MASK, "extra"]
+    assert sorted(spec(NESTED).observations) == sorted(names)
+    value = {
+        "agent": {
+            "observation": np.ones(3, np.float32),
+            "action_mask": np.array([0, 1, 0, 1], np.int8),
+        },
+        "extra": 1,
+    }
+    found = written(NESTED, value)
+    assert found[ACTION_MASK].tolist() == [False, True, False, True]
+    assert found["agent.observation"].tolist() == [1, 1, 1]
+    flat = flatten(NESTED, value, OBSERVATION)
+    again = unflatten(NESTED, flat, OBSERVATION)
+    assert again["agent"]["action_mask"] is value["agent"]["action_mask"]
+    assert [name for name, _ in leaves(NESTED, OBSERVATION)] == list(flat)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (spaces.Dict({"a.b": BOX, "a": spaces.Dict(b=BOX)}), ["'a.b'", "['a.b']", "['a']['b']"]),
+        (spaces.Dict({"1": BOX, 1: BOX}), ["'1'", "['1']", "[1]"]),
+        (spaces.Dict(a=NESTED["agent"], b=spaces.Dict(action_mask=MASK)), ["'action_mask'"]),
+        (spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (0,), np.float32)), ["'b'", "no elements"]),
+        (spaces.Dict(action_mask=spaces.Tuple([MASK, MASK])), ["part of an action mask"]),
+        (spaces.Dict(), ["has no leaves"]),
+    ],
+)
+def test_leaves_that_would_be_lost_are_refused_by_name(space: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        spec(space)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (spaces.MultiBinary(3), np.array([True, False, True]), [1, 0, 1]),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int64), [1, 0, 1]),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.uint8), [1, 0, 1]),
+        (spaces.Discrete(2), True, 1),
+        (spaces.Discrete(3), np.int32(2), 2),
+        (spaces.Box(-1, 1, (), np.float32), 0.5, 0.5),
+        (spaces.Box(-1, 1, (), np.float32), np.float32(0.5), 0.5),
+        (spaces.MultiDiscrete([3, 3]), np.array([1, 2], np.int32), [1, 2]),
+    ],
+    ids=str,
+)
+def test_what_a_space_contains_is_taken(space: Any, value: Any, expected: Any) -> None:
+    assert written(space, value)[OBSERVATION].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "got"),
+    [
+        (BOX, np.zeros(3, np.float64), "float64 of shape (3,)"),
+        (BOX, np.zeros(4, np.float32), "float32 of shape (4,)"),
+        (BOX, None, "NoneType None"),
+        (BOX, "abc", "str 'abc'"),
+        (spaces.Discrete(3), 0.5, "float 0.5"),
+        (spaces.MultiBinary(2), np.array([0.5, 1.0]), "float64 of shape (2,)"),
+    ],
+)
+def test_what_would_have_to_be_changed_is_refused(space: Any, value: Any, got: str) -> None:
+    with pytest.raises(ConfigError, match="row 0: observation leaf 'obs' must be") as refusal:
+        written(space, value)
+    assert got in str(refusal.value)
