@@ -178,7 +178,8 @@ def _paths(
         yield path, space
 
 
-def _children(space: spaces.Dict | spaces.Tuple) -> Iterable[tuple[Any, gym.Space[Any]]]:
+def _children(space: gym.Space[Any]) -> Iterable[tuple[Any, gym.Space[Any]]]:
+    assert isinstance(space, spaces.Dict | spaces.Tuple)
     return space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
 

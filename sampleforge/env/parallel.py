@@ -95,6 +95,7 @@ class ParallelRows(MultiAgentRows):
             takes_task=task_setter(env) is not None,
             **options,
         )
+        self._possible = {seat.agent for seat in self.seats}
         self._observations = [ObservationAdapter(seat.spec) for seat in self.seats]
         for adapter, seat in zip(self._observations, self.seats, strict=True):
             adapter.env_id += f", agent {seat.agent}"
@@ -134,7 +135,7 @@ class ParallelRows(MultiAgentRows):
     def _write_step(self, row: int, env: Any, result: Any, present: Sequence[bool]) -> None:
         """Write the step of one row. ``present``: whether each seat's agent took part in it."""
         observations, rewards, terminations, truncations, infos = result
-        agents = set(env.agents)
+        agents = self._listed(env)
         for seat in self.seats:
             index, agent = seat.seat, seat.agent
             stays = agent in agents
@@ -149,15 +150,29 @@ class ParallelRows(MultiAgentRows):
                 info = infos.get(agent)
                 if info and EPISODE_STATS in info:
                     send_episode_stats(info[EPISODE_STATS])
+            else:  # one that has ended may stay listed
+                stays = stays and not (terminations.get(agent) or truncations.get(agent))
             self.present[index, row] = stays
             if agent in observations and (stays or present[index]):
                 self._write(index, row, observations, infos)
+
+    def _listed(self, env: Any) -> set[str]:
+        """Return the agents that an environment lists. Raises ConfigError for one that was not
+        possible at the start: it has no seat, and nothing that it does would be seen."""
+        agents = set(env.agents)
+        if not agents <= self._possible:
+            foreign = ", ".join(sorted(map(str, agents - self._possible)))
+            raise ConfigError(
+                f"{self.seats[0].spec.env_id}: the agents list {foreign}, which possible_agents "
+                "does not; possible_agents must name every agent that can ever take part"
+            )
+        return agents
 
     def _begin_episode(
         self, row: int, observations: Mapping[str, Any], infos: Mapping[str, Any]
     ) -> None:
         """Write the first observations of a row, and which agents take part."""
-        agents = set(self._envs[row].agents)
+        agents = self._listed(self._envs[row])
         for seat in self.seats:
             self.present[seat.seat, row] = seat.agent in agents
             if seat.agent in observations:

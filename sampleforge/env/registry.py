@@ -341,13 +341,13 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
     """
     module_name, colon, name = config.env.partition(":")
     if not colon:
-        return None, config
+        return None, _with_limit_of_kwargs(config)
     module = _import(config.env, module_name)
     factory = getattr(module, name, None) if name.isidentifier() else None
     if callable(factory):
         return factory, config
     if name in gym.registry:
-        return None, replace(config, env=name)
+        return None, _with_limit_of_kwargs(replace(config, env=name))
     callables = [key for key, value in vars(module).items() if callable(value)]
     best = next(iter(nearest(name, callables)), None) if name.isidentifier() else _nearest_id(name)
     hint = f". Did you mean {module_name}:{best}?" if best is not None else ""
@@ -355,6 +355,21 @@ def resolve(config: EnvConfig) -> tuple[Callable[..., Any] | None, EnvConfig]:
         f"--env {config.env}: {module_name} has no factory {name!r}, and importing it registers no "
         f"environment {name!r}{hint}"
     )
+
+
+def _with_limit_of_kwargs(config: EnvConfig) -> EnvConfig:
+    """Return the config of an id with the time limit among its ``env_kwargs``, which gymnasium.make
+    takes, as its own. Raises ConfigError if it has another one."""
+    kwargs = dict(config.env_kwargs)
+    limit: Any = kwargs.pop("max_episode_steps", None)
+    if limit is None:
+        return config
+    if config.max_episode_steps not in (None, limit):
+        raise ConfigError(
+            f"--max-episode-steps {config.max_episode_steps} and --env-kwargs max_episode_steps="
+            f"{limit}: these are two time limits; leave out one of them"
+        )
+    return replace(config, env_kwargs=kwargs, max_episode_steps=limit)
 
 
 def _import(env: str, module_name: str) -> ModuleType:

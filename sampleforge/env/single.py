@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.wrappers import TimeLimit
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
@@ -72,7 +73,8 @@ class SyncVector(EnvVector):
     ) -> None:
         """Create and reset the envs; ``make`` is given the number of the row.
         ``max_episode_steps`` is the limit that ``make`` has set, if the env's spec does not name
-        it; ``config.max_episode_steps`` takes precedence and is enforced here."""
+        it; ``config.max_episode_steps`` takes precedence and is enforced here. A time limit among
+        the env's own wrappers holds as well, and the spec has the shorter one."""
         assert len(seeds) == num_rows
         self._make = make
         self._seeds = list(seeds)
@@ -91,6 +93,8 @@ class SyncVector(EnvVector):
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
         limit = config.max_episode_steps or max_episode_steps or registered
+        if (own := _own_limit(env)) is not None:  # it ends episodes, whatever the flag allows
+            limit = min(own, limit or own)
         spec = env_spec(
             config.env,
             EnvSpaces(env.observation_space, env.action_space, masked),
@@ -278,6 +282,16 @@ class SyncVector(EnvVector):
         with ExitStack() as stack:
             for env in reversed(envs):
                 stack.callback(env.close)
+
+
+def _own_limit(env: gym.Env[Any, Any]) -> int | None:
+    """Return the shortest time limit among the wrappers of an environment; None if it has none."""
+    limits = []
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, TimeLimit):
+            limits.append(int(env._max_episode_steps))
+        env = env.env
+    return min(limits, default=None)
 
 
 def offered_shaping(env: gym.Env[Any, Any], env_id: str) -> dict[str, float]:

@@ -151,3 +151,27 @@ def test_a_limit_costs_rows_without_one_nothing() -> None:
     assert type(vector).__name__ == "GymnasiumVector"
     np.testing.assert_equal(vector.spec.max_episode_steps, None)
     vector.close()
+
+
+def lengths_of(vector: EnvVector, steps: int) -> list[int]:
+    """The lengths of the episodes that end within so many steps with action 0."""
+    episodes: list[Any] = []
+    rollout(vector, np.zeros((steps, vector.num_rows), np.int64), episodes)
+    return [episode.length for episode in episodes]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
+def test_a_limit_among_the_arguments_of_a_gymnasium_id_is_obeyed(env: str) -> None:
+    """gymnasium.make takes it as the time limit, whose wrapper is replaced by our own."""
+    config = EnvConfig(env=env, env_kwargs={"max_episode_steps": 4}, decorrelate=False)
+    vector = make_vector(config, 2, [0, 1])
+    assert vector.spec.max_episode_steps == 4
+    assert set(lengths_of(vector, 12)) == {4}
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(None, 6), (10, 6), (4, 4)])
+def test_a_factorys_own_limit_holds_under_a_larger_flag(asked: int | None, limit: int) -> None:
+    config = EnvConfig(env="tests.support.envs:limited", max_episode_steps=asked, decorrelate=False)
+    vector = make_vector(config, 2, [0, 1])
+    assert vector.spec.max_episode_steps == limit
+    assert max(lengths_of(vector, 30)) == limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -61,7 +61,7 @@ def test_a_nested_action_mask_is_the_mask_and_no_observation() -> None:
     ("space", "words"),
     [
         (spaces.Dict({"a.b": BOX, "a": spaces.Dict(b=BOX)}), ["'a.b'", "['a.b']", "['a']['b']"]),
-        (spaces.Dict({"1": BOX, 1: BOX}), ["'1'", "['1']", "[1]"]),
+        (spaces.Dict(cast(Any, {"1": BOX, 1: BOX})), ["'1'", "['1']", "[1]"]),
         (spaces.Dict(a=NESTED["agent"], b=spaces.Dict(action_mask=MASK)), ["'action_mask'"]),
         (spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (0,), np.float32)), ["'b'", "no elements"]),
         (spaces.Dict(action_mask=spaces.Tuple([MASK, MASK])), ["part of an action mask"]),

@@ -105,6 +105,21 @@ def test_an_agent_that_joins_late_begins_with_its_first_observation() -> None:
     assert {episode.length for _, episode in played.episodes[1]} == {3}
 
 
+def test_an_agent_that_stays_listed_after_its_end_takes_no_further_part() -> None:
+    """It had a phantom episode of one step in every second step."""
+    env = "tests.support.multi_agent:StayingParallelEnv"
+    played = Played(config(env, agents=2, length=6, shorter=2))
+    for t, out in enumerate(played.steps[1]):
+        assert (out.valid == (t % 7 < 4)).all(), t
+    assert {episode.length for _, episode in played.episodes[1]} == {4}
+    assert {episode.length for _, episode in played.episodes[0]} == {6}
+
+
+def test_an_agent_that_is_not_possible_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="the agents list stranger, which possible_agents"):
+        Played(config("tests.support.multi_agent:ForeignParallelEnv"))
+
+
 def test_a_time_limit_truncates_all_agents() -> None:
     played = Played(config(agents=2, length=50, max_episode_steps=4))
     for seat in (0, 1):

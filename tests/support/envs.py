@@ -454,3 +454,8 @@ class StragglerEnv(CodeEnv):
 
         slow = setproctitle.getproctitle().endswith("rank 0")
         super().__init__(sleep=0.003 * (factor if slow else 1))
+
+
+def limited(limit: int = 6) -> gym.Env[Any, Any]:
+    """A factory whose environment has a time limit of its own."""
+    return gym.wrappers.TimeLimit(CodeEnv(longest=50), limit)

@@ -236,3 +236,36 @@ def hunt(apart: bool = False) -> Game:
     two sides have other observations."""
     paid = {"hunter_0": 8.0, "prey_0": 0.0, "prey_1": -2.0, "prey_2": -4.0}
     return Game(paid, {"prey_1": 2}, ("hunter_0",) if apart else ())
+
+
+class StayingParallelEnv(CodeParallelEnv):
+    """`CodeParallelEnv` whose agents stay listed after their ends, with their flags set, until all
+    have ended, as in environments that were written against an earlier PettingZoo."""
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        gone = [agent for agent in self.possible_agents if agent not in self.agents]
+        playing = [agent for agent in self.agents if not self._has_ended(agent)]
+        self.agents = playing
+        observations, rewards, terminated, truncated, infos = super().step(
+            {agent: actions[agent] for agent in playing}
+        )
+        if self.agents:
+            self.agents = [agent for agent in self.possible_agents if agent not in gone]
+            for agent in self.agents:
+                if agent not in rewards:
+                    rewards[agent], observations[agent] = 0.0, self._observe(agent)
+                    terminated[agent], truncated[agent], infos[agent] = True, False, {}
+        return observations, rewards, terminated, truncated, infos
+
+    def _has_ended(self, agent: str) -> bool:
+        return self.steps >= self._ends_at(self.possible_agents.index(agent))
+
+
+class ForeignParallelEnv(CodeParallelEnv):
+    """An agent that possible_agents does not name joins at step 2."""
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        result = super().step(actions)
+        if self.steps == 2:
+            self.agents.append("stranger")
+        return result
