@@ -116,7 +116,7 @@ def test_take_returns_all_moments_and_empties_the_statistics() -> None:
 def test_of_images_one_in_61_counts() -> None:
     spec = EnvSpec(
         "fake",
-        {"image": ArraySpec((3, 8, 8), "uint8"), "vector": ArraySpec((2,), "float32")},
+        {"image": ArraySpec((3, 40, 40), "uint8"), "vector": ArraySpec((2,), "float32")},
         {"action": DISCRETE},
     )
     slots = TrajectorySlots(1, SlotShape(20, 10, spec, 0))
@@ -128,7 +128,7 @@ def test_of_images_one_in_61_counts() -> None:
     seen.take(packed)
     found = unpack(packed, shapes)
     assert found is not None and found["vector"].count == 200
-    images = slots.obs["image"][0, :20].reshape(200, 3, 8, 8)[[0, 61, 122, 183]]
+    images = slots.obs["image"][0, :20].reshape(200, 3, 40, 40)[[0, 61, 122, 183]]
     assert found["image"].count == 4
     np.testing.assert_allclose(found["image"].mean, images.mean(0), rtol=1e-12)
     np.testing.assert_allclose(found["image"].var, images.astype(float).var(0), rtol=1e-12)

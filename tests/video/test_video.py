@@ -100,12 +100,11 @@ def test_every_step_of_every_episode_is_a_frame_and_the_last_one_stays(
 def test_several_agents_are_filmed_in_their_environment(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An episode of each agent is one of the environment, and the caption has the return of
-    each."""
+    """An episode is a game of all agents, and the caption has the return of each."""
     run, out = trained(tmp_path / "run", "PictureAgents"), tmp_path / "two.mp4"
-    assert filmed(run, out, "--episodes", "2") == 0
+    assert filmed(run, out, "--episodes", "1") == 0
     result = json.loads(capfd.readouterr().out)
-    assert (result["episodes"], result["return_mean"]) == (2, 3.0)
+    assert (result["episodes"], result["return_mean"]) == (1, 3.0)
     frames = frames_of(out, lines=3)
     assert steps_shown(frames) == [0, 1, 2, *[3] * (1 + round(HOLD_S * FPS))]
     returns = frames[:4, -LINE - MARGIN // 2 :].reshape(4, -1).astype(int)
