@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import typed
 from sampleforge.folder.stored_config import flat_fields
+from sampleforge.folder.trust import imports_code
 from sampleforge.reporting.progress import duration, number
 from sampleforge.topologies.config import policy_ids
 
@@ -55,12 +56,13 @@ def next_commands(config: AnyConfig, folder: Path, status: str) -> list[str]:
         return []
     path = shlex.quote(shown(folder))
     policy = "" if len(policy_ids(config)) == 1 else f" --policy {policy_ids(config)[0]}"
+    trust = " --trust" if imports_code(config) else ""  # the run's own environment or encoder
     to_resume = "To resume"
     if status == "finished":
         to_resume += " (with a later stop condition)"
     return [
         f"{to_resume}: {resume_command(config, folder)}",
-        f"To evaluate: sampleforge eval {path}{policy}",
+        f"To evaluate: sampleforge eval {path}{policy}{trust}",
         f"To plot: sampleforge plot {path}",
     ]
 

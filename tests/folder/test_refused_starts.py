@@ -4,6 +4,8 @@ resumed run uses what was given, else what it had."""
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -83,6 +85,19 @@ def test_a_changed_environment_is_refused_and_the_run_stays_usable(
         assert contents(tmp_path / "run") == before
     own.write_text(OWN)
     done = run_cli("eval", "run", "--episodes", "1", "--trust", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_the_command_that_is_printed_evaluates_an_environment_of_ones_own(
+    own: Path, run_cli: Any, tmp_path: Path
+) -> None:
+    """It ended with exit code 2, because the folder names code."""
+    words = [word for word in command("--train-for-env-steps", "1500") if word != "--quiet"]
+    done = run_cli(*words, cwd=tmp_path)
+    printed = re.search(r"^To evaluate: sampleforge (.*)$", done.stdout, re.MULTILINE)
+    assert printed is not None, done
+    done = run_cli(*shlex.split(printed[1]), "--episodes", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
