@@ -13,7 +13,8 @@ from sampleforge.models.config import QHeadsConfig
 @dataclass(frozen=True)
 class LearnerConfig(Checked):
     batch_size: int | None = None
-    """Env steps per learner batch (default: one rollout of every environment, at least 1024)."""
+    """Env steps per learner batch (default: 2048 over all ranks; with --async-rl one rollout of
+    the default number of environments, at least 1024; the same on any number of cores)."""
     minibatch_size: int | None = None
     """Env steps per gradient step (default: about 256; with --async-rl the whole batch)."""
     num_epochs: int | None = None
@@ -53,8 +54,8 @@ class LearnerConfig(Checked):
     num_batches_to_accumulate: int = 2
     """With --async-rl: batches that may wait for the learner before sampling stops."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1; with convolutions and --no-async-rl one per
-    core, at most 4 for planes that are no pixels)."""
+    """Threads of the learner on a CPU (default: 1; with convolutions one per core, with
+    --async-rl two of five cores, at most 4 for planes that are no pixels)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,7 +191,8 @@ class DqnConfig(QHeadsConfig):
     weights_refresh_interval: int = 400
     """Env steps of an actor between two looks for newer weights."""
     learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1)."""
+    """Threads of the learner on a CPU (default: 1; with convolutions two of five cores, at most 4
+    for planes that are no pixels)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,10 +58,10 @@ class Learned(Callback):
             return
         for policy in session.statistics.policies:
             if not policy.updates_since_start[0]:
+                why = _first_update(session, policy.id)[1]
                 session.alert(
                     f"{_subject(session, policy.id)} has learned nothing: there was no update in "
-                    f"{steps:,.0f} env steps ({_first_update(session, policy.id)[1]}). Train for "
-                    "longer"
+                    f"{steps:,.0f} env steps, because {why}. Train for longer"
                 )
 
 
@@ -76,9 +76,13 @@ def _learns_nothing(session: Session) -> bool:
 
 def _first_update(session: Session, policy: str) -> tuple[int, str]:
     """Return the env steps that the first update needs at least, and the reason in words."""
+    plan = session.agents_of(policy).plan
     starts = getattr(session.resolved, "learning_starts", None)
     if starts is not None:
-        why = f"learning begins with {starts:,} transitions in the replay (--learning-starts)"
-        return starts, why
-    size = session.agents_of(policy).plan.batch_size
+        why = (
+            f"learning begins with {starts:,} transitions in the replay (--learning-starts), to "
+            f"which whole rollouts are added, of {plan.rollout} steps x {plan.rows} env rows"
+        )
+        return max(starts, plan.rollout * plan.rows), why
+    size = plan.batch_size
     return size, f"an update needs a batch of {size:,} env steps (--batch-size)"

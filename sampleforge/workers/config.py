@@ -21,8 +21,8 @@ updates."""
 @dataclass(frozen=True)
 class RanksConfig(Checked):
     num_ranks: int | None = None
-    """Processes that each sample and learn (default: one per core; under torchrun as many as it
-    starts)."""
+    """Processes that each sample and learn (default: one per GPU, else one per core, at most 16;
+    under torchrun as many as it starts)."""
     rank_timeout: float = 60.0
     """Seconds after which a rank that the others wait for counts as lost. A rank that has died is
     noticed at once."""
@@ -262,10 +262,11 @@ class WorkersConfig(Checked):
 @dataclass(frozen=True)
 class SamplerConfig(WorkersConfig):
     num_workers: int | None = None
-    """Actor processes (default: one per core)."""
+    """Actor processes (default: as many as there are cores, or fewer, so that each has the same
+    number of environments)."""
     num_envs_per_worker: int | None = None
-    """Environments of one actor worker or rank, over all its splits (default: 64 for vectors, 16 or
-    32 for images; with --no-async-rl 16 over all workers)."""
+    """Environments of one actor worker or rank, over all its splits (default: an equal share of
+    the run's: 16 with --no-async-rl, else 128 for vectors, 32 or 64 for images)."""
     num_splits: int | None = None
     """Parts of an actor's environments; 2 is double buffering: one part steps while the other waits
     for actions (default: 2 where the two can overlap, else 1)."""

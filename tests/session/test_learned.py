@@ -145,7 +145,7 @@ def test_a_run_that_learns_has_no_skipped_updates_and_no_warning(tmp_path: Path)
 
 def test_a_run_that_ends_before_its_first_update_says_so(tmp_path: Path) -> None:
     told = trained(appo(tmp_path, train_for_env_steps=64))
-    text = "The run has learned nothing: there was no update in 64 env steps (an update needs"
+    text = "The run has learned nothing: there was no update in 64 env steps, because an update"
     assert any(warning.startswith(text) for warning in told.warnings)
 
 
@@ -162,4 +162,13 @@ def test_ape_x_that_ends_before_learning_starts_says_so(tmp_path: Path) -> None:
     told = trained(ApexConfig(**{**SERIAL, "run_dir": str(tmp_path), "model": SMALL, **more}))
     assert told.warnings[0].startswith("--train-for-env-steps 400: nothing will be learned")
     assert all("learning begins with 500 transitions" in text for text in told.warnings)
+    assert len(told.warnings) == 2, "at the start and at the end"
+
+
+def test_ape_x_that_ends_before_its_first_rollout_says_so(tmp_path: Path) -> None:
+    """Enough env steps for --learning-starts, and none of them in the replay yet."""
+    more = {"learning_starts": 100, "train_for_env_steps": 400, "rollout": 200}
+    told = trained(ApexConfig(**{**SERIAL, "run_dir": str(tmp_path), "model": SMALL, **more}))
+    assert told.warnings[0].startswith("--train-for-env-steps 400: nothing will be learned")
+    assert all("whole rollouts are added, of 200 steps x " in text for text in told.warnings)
     assert len(told.warnings) == 2, "at the start and at the end"
