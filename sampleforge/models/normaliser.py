@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,8 @@ more, plus `PART` of a batch, have come, `FAR` and `CLIP` are ten times as wide 
 and so on. (Rarer ones can never be within `CLIP` deviations, however they are counted.)"""
 MANY_NUMBERS = 4096
 """Numbers of a leaf above which it counts as large, as images are: 28 thousand each."""
+WIDE = 64
+"""Rows of a batch whose extremes are taken side by side."""
 LARGE_INTERVAL = 61
 """Of so many large leaves in a row, one is counted: a batch has thousands. A prime, so that those
 of a batch are of different rows."""
@@ -168,13 +172,12 @@ class LeafNormaliser(nn.Module):
         y = torch.addcmul(buffers["shift"], x.float(), buffers["scale"])  # type: ignore[arg-type]
         return y.clamp_(-CLIP, CLIP)
 
-    @torch.no_grad()
     def moments(self, x: Tensor, mask: Tensor | None = None) -> Moments:
         """Return the moments of ``x`` [N, *shape] where ``mask`` is True, in which observations
         that are far by the statistics so far count as near ones. Without far ones the moments are
         those of `sampleforge.ops.running_stats.moments`. Does not wait for the device."""
         own = moments(x, mask)
-        if self.of_bytes or (x.device.type == "cpu" and self._surely_near(x, own)):
+        if self.of_bytes or (x.is_cpu and self._surely_near(x, own)):
             return own
         x = x.double()
         seen = torch.ones(len(x), dtype=torch.bool, device=x.device) if mask is None else mask
@@ -192,17 +195,19 @@ class LeafNormaliser(nn.Module):
     def _surely_near(self, x: Tensor, own: Moments) -> bool:
         """Return whether the moments of a batch show that none of its observations is far, because
         all of them together are not as far from the mean, or else its extremes."""
-        if self.evidence.numpy().any():
+        # Counting is how numpy decides fastest; 2,048 x 4 numbers take 8 us here, 53 in `moments`.
+        buffers = self._buffers  # attribute look-ups of a Module are slow
+        if np.count_nonzero(buffers["evidence"].numpy()):  # type: ignore[union-attr]
             return False
-        if self.count.numpy() < WARM_UP:
-            return True
-        mean, nearest = self.total_mean.numpy(), FAR / self.scale.double().numpy()
+        mean: npt.NDArray[Any] = buffers["total_mean"].numpy()  # type: ignore[union-attr]
+        scale: npt.NDArray[Any] = buffers["scale"].numpy()  # type: ignore[union-attr]
         offset = own.mean.numpy() - mean
-        squares = own.count.numpy() * (own.var.numpy() + offset * offset)
-        if (squares <= nearest * nearest).all():
+        squares = (own.var.numpy() + offset * offset) * scale * scale
+        near = np.count_nonzero(x.shape[0] * squares <= FAR * FAR)
+        if near == squares.size or self.count.numpy() < WARM_UP:
             return True
-        low, high = (each.double().numpy() for each in torch.aminmax(x, dim=0))
-        return bool(((mean - low <= nearest) & (high - mean <= nearest)).all())
+        low, high = extremes(x.numpy())
+        return bool((np.maximum(mean - low, high - mean) * scale).max() <= FAR)
 
     def merge(self, more: Moments) -> None:
         total = merge(Moments(self.total_mean, self.total_var, self.count), more)
@@ -216,6 +221,18 @@ class LeafNormaliser(nn.Module):
             (self.shift, -total.mean * scale),
         ):
             buffer.copy_(torch.where(some, value, buffer))
+
+
+def extremes(x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the least and the largest of each element of ``x`` [N, ...], N > 0."""
+    # Short rows are slow, so many are taken side by side: 16,384 x 17 floats in 70 us, not 890.
+    whole = len(x) - len(x) % WIDE
+    parts = [x[whole:]]
+    if whole:
+        wide = x[:whole].reshape(-1, WIDE * x[0].size)
+        parts += [f(wide, axis=0).reshape(WIDE, *x.shape[1:]) for f in (np.min, np.max)]
+    few = np.concatenate(parts)
+    return few.min(axis=0), few.max(axis=0)
 
 
 class ImageNormaliser(LeafNormaliser):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from sampleforge.encoding import Encoding, encodings
-from sampleforge.models.normaliser import WARM_UP, LeafNormaliser, ObservationNormaliser
+from sampleforge.models.normaliser import (
+    WARM_UP,
+    LeafNormaliser,
+    ObservationNormaliser,
+    extremes,
+)
 from sampleforge.ops.running_stats import moments
 from sampleforge.spec import ArraySpec
 
@@ -52,6 +58,42 @@ def test_ordinary_numbers_are_counted_exactly() -> None:
     whole = moments(everything)
     torch.testing.assert_close(leaf.total_mean, whole.mean, rtol=1e-10, atol=0)
     torch.testing.assert_close(leaf.total_var, whole.var, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 2000, 20_001])
+def test_moments_of_ordinary_numbers_are_the_plain_ones_to_the_bit(rows: int) -> None:
+    leaf = statistics()
+    updated(leaf, normal(0))
+    found, plain = leaf.moments(normal(1, rows)), moments(normal(1, rows))
+    assert torch.equal(found.mean, plain.mean) and torch.equal(found.var, plain.var)
+    assert found.count == plain.count
+
+
+def test_a_batch_without_rows_changes_nothing() -> None:
+    leaf = statistics()
+    updated(leaf, normal(0))
+    before = leaf.total_mean.clone()
+    updated(leaf, normal(1, 0))
+    updated(leaf, normal(1), torch.zeros(2000, dtype=torch.bool))
+    assert torch.equal(leaf.total_mean, before) and leaf.count == 2000
+
+
+@pytest.mark.parametrize("row", [0, 12_345, 20_000])
+@pytest.mark.parametrize("absurd", [1e8, -1e8, torch.inf])
+def test_one_absurd_number_is_found_in_a_batch_of_any_size(row: int, absurd: float) -> None:
+    leaf, x = statistics(), normal(1, 20_001)
+    updated(leaf, normal(0))
+    x[row, 1] = absurd
+    assert leaf.moments(x).var[1] < 1.1
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (63, 2), (64, 2), (1000, 17), (130, 2, 3), (200,)])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_extremes_are_those_of_each_element(shape: tuple[int, ...], dtype: str) -> None:
+    x = (np.random.default_rng(0).normal(size=shape) * 1000).astype(dtype)
+    low, high = extremes(x)
+    np.testing.assert_array_equal(low, x.min(0))
+    np.testing.assert_array_equal(high, x.max(0))
 
 
 @pytest.mark.parametrize("rows", [2000, 20_000])
