@@ -57,8 +57,8 @@ CHANGES = {
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module of its own in the working directory, whose environment a test changes: compiled anew each
-    time, as Python takes a change of equal length within the same second for none."""
+    """A module of its own in the working directory, whose environment a test changes: compiled anew
+    each time, as Python takes a change of equal length within the same second for none."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     file = tmp_path / "own_env.py"

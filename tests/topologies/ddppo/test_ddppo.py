@@ -355,8 +355,8 @@ def test_a_rank_that_stands_still_is_named(start_cli: Any, tmp_path: Path) -> No
 
 @pytest.mark.multiprocess(timeout=120)
 def test_two_ranks_learn_to_balance(tmp_path: Path) -> None:
-    """20 is random, 500 perfect. At 60 thousand steps ten runs, half of them on a busy machine, had 264 to
-    470; at half of them 54 to 172."""
+    """20 is random, 500 perfect. At 60 thousand steps ten runs, half of them on a busy machine, had
+    264 to 470; at half of them 54 to 172."""
     flags = ["--preset", "cartpole", "--train-for-env-steps", "60000", "--device", "cpu", "--quiet"]
     found = parse_config("ddppo", [*flags, "--seed", "1", "--run-dir", str(tmp_path / "run")])
     assert train(found).summary["return_mean"] > 150
