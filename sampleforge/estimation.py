@@ -101,7 +101,8 @@ def estimate(
         "episodes": len(episodes),
         "episodes_effective": effective,
         "episodes_left_out": sorted_out.incomplete,
-        "episodes_not_independent": len(sorted_out.dependent),
+        "episodes_beside_cut": sorted_out.beside_cut,
+        "episodes_not_independent": sorted_out.dependent,
         **{f"dropped_{name}": count for name, count in data.dropped._asdict().items()},
         "steps": sum(map(len, episodes)),
         "ratios_clipped": _clipped(trajectories, rule),
@@ -115,14 +116,20 @@ def estimate(
 
 
 class SortedOut(NamedTuple):
-    """The episodes of a dataset. ``weighable``: recorded from beginning to end, with actions that
-    were drawn independently; ``dependent``: the same, but some actions were not, so that their
-    probabilities say nothing about the episode's; ``incomplete``: the number of all others.
-    ``unmarked``: the number of weighable episodes that do not say how their actions were drawn."""
+    """The episodes of a dataset. ``weighable``: those that an estimate weighs; ``others``: recorded
+    from beginning to end as well, but not weighed. These are ``dependent`` ones (their number), of
+    which some actions were not drawn independently, so that their probabilities say nothing about
+    the episode's, and ``beside_cut`` ones, see `_chosen_by_time`. ``incomplete``: the number of
+    those that are not recorded from beginning to end, or were shortened. ``untimed``: the number of
+    these of which it is not known when they were cut; ``unmarked``: that of weighable ones that do
+    not say how their actions were drawn."""
 
     weighable: list[Episode]
-    dependent: list[Episode]
+    others: list[Episode]
+    dependent: int
+    beside_cut: int
     incomplete: int
+    untimed: int
     unmarked: int
 
 
@@ -133,12 +140,18 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
         check_memory("the dataset", data.nbytes)
     except ValueError as error:
         raise ConfigError(f"{data.source}: {error}; estimate from fewer episodes") from error
-    weighable: list[Episode] = []
+    independent: list[Episode] = []
     dependent: list[Episode] = []
-    incomplete = unmarked = 0
+    cut: list[tuple[int, int]] = []
+    incomplete = untimed = 0
     for episode in whole_episodes(data.episodes()):
+        is_independent = episode.independent is None or bool(episode.independent.all())
         if episode.shortened or not (episode.begins and episode.ends):
             incomplete += 1
+            if episode.span is None:
+                untimed += not episode.shortened
+            elif is_independent and not episode.shortened:
+                cut.append(episode.span)
             continue
         if episode.log_probs is None:
             raise ConfigError(_why_no_log_probs(data))
@@ -146,18 +159,45 @@ def _sorted_out(data: OfflineDataset) -> SortedOut:
         kept = dataclasses.replace(
             episode, observations={n: leaf[:-1] for n, leaf in episode.observations.items()}
         )
-        unmarked += episode.independent is None
-        is_weighable = episode.independent is None or bool(episode.independent.all())
-        (weighable if is_weighable else dependent).append(kept)
+        (independent if is_independent else dependent).append(kept)
+    weighable, beside_cut = _chosen_by_time(independent, cut)
     if len(weighable) < LEAST_EPISODES:
         raise ConfigError(
             f"{data.source} has {len(weighable)} episodes that an estimate can use, and it needs "
             f"at least {LEAST_EPISODES}: {incomplete} were not recorded from beginning to end, or "
-            f"were shortened by --decorrelate, and in {len(dependent)} the actions were not drawn "
-            f"independently ({_NOT_INDEPENDENT}); record the policy with `sampleforge record "
-            "--explore`"
+            f"were shortened by --decorrelate, {len(beside_cut)} began while one of these was "
+            f"going on, and in {len(dependent)} the actions were not drawn independently "
+            f"({_NOT_INDEPENDENT}); record a longer training, or the policy with `sampleforge "
+            "record --explore`"
         )
-    return SortedOut(weighable, dependent, incomplete, unmarked)
+    return SortedOut(
+        weighable,
+        [*dependent, *beside_cut],
+        len(dependent),
+        len(beside_cut),
+        incomplete,
+        untimed,
+        sum(episode.independent is None for episode in weighable),
+    )
+
+
+def _chosen_by_time(
+    episodes: Sequence[Episode], cut: Sequence[tuple[int, int]]
+) -> tuple[list[Episode], list[Episode]]:
+    """Return the ``episodes`` that are chosen, and the others, which began while one of the
+    episodes with the spans ``cut`` was going on.
+
+    Where a recording ends, it is rather long episodes that are cut, so that those of the time
+    before which are complete are rather short ones: taken alone they bias an estimate. So none that
+    began then is chosen, whatever its length."""
+    if not cut:
+        return list(episodes), []
+    began = np.array([-1 if each.span is None else each.span[0] for each in episodes])
+    begins, untils = np.array(sorted(cut)).T
+    until, last = np.maximum.accumulate(untils), np.searchsorted(begins, began, "right") - 1
+    is_beside = (last >= 0) & (began <= until[last])
+    chosen = [each for each, beside in zip(episodes, is_beside, strict=True) if not beside]
+    return chosen, [each for each, beside in zip(episodes, is_beside, strict=True) if beside]
 
 
 _NOT_INDEPENDENT = "correlated noise, --noise-correlation, or an epsilon of 0"
@@ -183,8 +223,8 @@ def _trajectories(
     loaded: LoadedPolicy, model: ModelConfig, given: SortedOut, rule: EstimationRule
 ) -> Trajectories:
     """Return the weighable episodes as the estimates take them. The Q-function is fitted to the
-    dependent ones, too."""
-    episodes = [*given.weighable, *(given.dependent if rule.doubly_robust else ())]
+    others, too."""
+    episodes = [*given.weighable, *(given.others if rule.doubly_robust else ())]
     specs, lengths = loaded.spec.actions, np.array([len(episode) for episode in episodes])
     weighable = np.arange(len(lengths)) < len(given.weighable)
     obs = _joined([episode.observations for episode in episodes])
@@ -276,16 +316,26 @@ def _warnings(effective: float, episodes: int, rule: EstimationRule) -> list[str
 def _data_warnings(data: OfflineDataset, given: SortedOut, rule: EstimationRule) -> list[str]:
     """Return what the dataset lacks."""
     warnings = []
+    fitted = "; the Q-function is fitted to them all the same" if rule.doubly_robust else ""
     if given.incomplete:
         warnings.append(
             f"{given.incomplete} episodes were left out, because they were not recorded from "
-            "beginning to end, or were shortened by --decorrelate; if those are the long ones, the "
-            "estimates are of the others"
+            "beginning to end, or were shortened by --decorrelate"
+        )
+    if given.untimed:
+        warnings.append(
+            f"of {given.untimed} of these it is not known when they were cut: if they are the long "
+            "ones, the estimates are of the others"
+        )
+    if given.beside_cut:
+        warnings.append(
+            f"{given.beside_cut} episodes were left out, because they began while one was going on "
+            "that was not recorded to its end, as at the end of the recording: those of that time "
+            f"that are complete are rather short{fitted}"
         )
     if given.dependent:
-        fitted = "; the Q-function is fitted to them all the same" if rule.doubly_robust else ""
         warnings.append(
-            f"{len(given.dependent)} episodes were left out, because their actions were not drawn "
+            f"{given.dependent} episodes were left out, because their actions were not drawn "
             f"independently ({_NOT_INDEPENDENT}), so that their recorded probabilities are not "
             f"those of the episode; {len(given.weighable)} are left{fitted}"
         )

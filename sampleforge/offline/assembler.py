@@ -34,7 +34,9 @@ class RecordedEpisode:
     ``begins``: whether ``observations`` begin with those of a reset; if not, ``frames_before`` has
     the k-1 frames before, leaf -> [k-1, ...], of each stack of k frames. ``number``: count of the
     episodes of ``env_row``, the same for all parts of one. ``shortened``: decorrelation gave the
-    episode a shorter limit than the environment has."""
+    episode a shorter limit than the environment has. ``span``: env steps of the whole run when the
+    rollouts began in which the episode began, and in which its last step here was taken (None:
+    unknown)."""
 
     env_row: EnvRow
     number: int
@@ -44,6 +46,7 @@ class RecordedEpisode:
     policy: npt.NDArray[np.int64]
     frames_before: dict[str, Array]
     shortened: bool = False
+    span: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.policy)
@@ -63,8 +66,8 @@ class RecordedEpisode:
 class _Open:
     """An episode of which steps are still to come. ``chunks``: column -> arrays of consecutive
     steps; ``last``: the observation after the last step, leaf -> [...]; ``before``: the frames
-    before the first observation (empty at the beginning of an episode); ``shortened``: see
-    `RecordedEpisode`."""
+    before the first observation (empty at the beginning of an episode); ``began`` and ``until``:
+    the span, see `RecordedEpisode`, as ``shortened``."""
 
     number: int
     begins: bool
@@ -75,6 +78,8 @@ class _Open:
     steps: int = 0
     nbytes: int = 0
     shortened: bool = False
+    began: int = -1
+    until: int = -1
 
 
 class EpisodeAssembler:
@@ -159,7 +164,7 @@ class EpisodeAssembler:
             return
         number = self._numbers[env_row] = self._numbers.get(env_row, -1) + 1
         last = self._observation(rollout, env_row.row, t)
-        self._open[env_row] = _Open(number, True, {}, last)
+        self._open[env_row] = _Open(number, True, {}, last, began=rollout.about.at)
 
     def _take(
         self,
@@ -184,6 +189,7 @@ class EpisodeAssembler:
         episode.policies.append((rollout.about.policy, end - begin))
         episode.steps += end - begin
         episode.last = last
+        episode.until = rollout.about.at
 
     def _close(self, env_row: EnvRow) -> Iterator[RecordedEpisode]:
         """Yield the open episode of an env row, if it has one with a step, and take no more of
@@ -204,7 +210,9 @@ class EpisodeAssembler:
         self._nbytes -= episode.nbytes
         before = self._frames_before(episode, observations)
         self._open[env_row] = _Open(
-            episode.number, False, before, episode.last, shortened=episode.shortened
+            *(episode.number, False, before, episode.last),
+            shortened=episode.shortened,
+            began=episode.began,
         )
         return RecordedEpisode(
             env_row,
@@ -215,6 +223,7 @@ class EpisodeAssembler:
             np.repeat(*(np.array(each, np.int64) for each in zip(*episode.policies, strict=True))),
             episode.before,
             episode.shortened,
+            None if episode.began < 0 else (episode.began, episode.until),
         )
 
     def _frames_before(self, episode: _Open, observations: dict[str, Array]) -> dict[str, Array]:

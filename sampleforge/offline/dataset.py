@@ -67,7 +67,9 @@ class Episode:
     [T]; ``policy_version`` int64 [T]; ``parameters`` float32 [T, P], of the distribution that the
     action was drawn from, in the order of `sampleforge.ops.distributions`; ``independent`` bool
     [T]: whether it was drawn from it, independently of the steps before; ``number``: stream and
-    count of the episode, the same for all its parts, which follow each other in the dataset.
+    count of the episode, the same for all its parts, which follow each other in the dataset;
+    ``span``: env steps of the whole run when the episode began, and when its last step was taken,
+    both to within a rollout.
     """
 
     observations: dict[str, Array]
@@ -82,6 +84,7 @@ class Episode:
     shortened: bool = False
     independent: npt.NDArray[np.bool_] | None = None
     number: tuple[int, ...] | None = None
+    span: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -300,6 +303,7 @@ class _EpisodeReader:
             bool(about.get("shortened", False)),
             self._info(infos, fields.INDEPENDENT, np.bool_, steps),
             _number(about),
+            _span(about),
         )
         _check_finite(rewards=read.rewards, log_prob=read.log_probs)
         return read
@@ -355,6 +359,13 @@ def _number(about: Mapping[str, Any]) -> tuple[int, ...] | None:
     if "stream" not in about or "number" not in about:
         return None
     return (*np.ravel(about["stream"]).tolist(), int(about["number"]))
+
+
+def _span(about: Mapping[str, Any]) -> tuple[int, int] | None:
+    if "span" not in about:
+        return None
+    began, until = np.ravel(about["span"]).tolist()
+    return int(began), int(until)
 
 
 def _check_finite(**columns: Array | None) -> None:

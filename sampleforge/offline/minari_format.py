@@ -55,6 +55,8 @@ ATTRIBUTES = {
     "shortened": "whether decorrelation gave the episode a shorter limit than the environment has",
     "stream": "int64 [4]: actor, split, seat and row that sampled it",
     "number": "count of the episodes of that stream, the same for all parts of one episode",
+    "span": "int64 [2]: env steps of the whole run when the rollouts began in which the episode "
+    "began, and in which its last step (of this part) was taken; only of a recorded training",
 }
 """The attributes of an episode beside those of Minari. An episode may have several parts, which
 follow each other; the last step of a part that does not end the episode is neither terminated nor

@@ -34,7 +34,8 @@ PATIENCE = 5.0
 
 class Rollout(NamedTuple):
     """Where a rollout is from. ``number``: count of the rollouts of its stream; the steps ``begin``
-    to ``end`` - 1 of its slot are new. ``admits``: the episodes that begin in it are recorded."""
+    to ``end`` - 1 of its slot are new. ``admits``: the episodes that begin in it are recorded.
+    ``at``: env steps of the whole run when it began (-1: unknown)."""
 
     split: int
     seat: int
@@ -43,6 +44,7 @@ class Rollout(NamedTuple):
     begin: int
     end: int
     admits: bool = True
+    at: int = -1
 
 
 @dataclass(frozen=True)

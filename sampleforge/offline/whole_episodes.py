@@ -61,7 +61,11 @@ def _joined(parts: Sequence[Episode]) -> Episode:
     columns: dict[str, Any] = {
         name: _column([getattr(part, name) for part in parts]) for name in _PER_STEP
     }
-    return dataclasses.replace(parts[0], observations=observations, actions=actions, **columns)
+    begin, end = parts[0].span, last.span
+    span = None if begin is None or end is None else (begin[0], end[1])
+    return dataclasses.replace(
+        parts[0], observations=observations, actions=actions, span=span, **columns
+    )
 
 
 def _column(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:

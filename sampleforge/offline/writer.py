@@ -304,6 +304,8 @@ class DatasetWriter:
             "stream": np.array(episode.env_row, np.int64),
             "number": np.int64(episode.number),
         }
+        if episode.span is not None:
+            attributes["span"] = np.array(episode.span, np.int64)
         compressed = {}
         group = Hdf5Group(self._file, name)
         for each, value in attributes.items():

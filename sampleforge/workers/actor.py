@@ -203,7 +203,7 @@ class ActorWorker(EventDriven):
         slots = lease(trained, self._index)
         if slots is None:
             return False
-        split.begin(picked, slots)
+        split.begin(picked, slots, self._progress.env_steps)
         self._ask(split)
         return True
 

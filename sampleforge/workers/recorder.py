@@ -94,11 +94,8 @@ class RecorderWorker(EventDriven):
         return True
 
     def _write(self, episode: RecordedEpisode) -> None:
-        writer = self._writer
-        if writer is None:  # recording has ended with the episode before
-            return
-        writer.add(episode)
-        if writer.size >= self._max_bytes:
+        self._add(episode)
+        if self._writer is not None and self._writer.size >= self._max_bytes:
             log.warning(
                 "Recording has ended: the dataset has the %.3g GB of --record-max-gb; training "
                 "goes on",
@@ -106,17 +103,22 @@ class RecorderWorker(EventDriven):
             )
             self._end()
 
+    def _add(self, episode: RecordedEpisode) -> None:
+        if self._writer is not None:  # recording may have ended with the episode before
+            self._writer.add(episode)
+
     def _finish(self) -> None:
-        """Write what was sent so far, and close the dataset."""
+        """Write what was sent so far."""
         while any([self._take(actor) for actor in self._queue.ready_actors()]):
             self._count["heartbeat"][0] = monotonic()
-        for episode in self._assembler.flush():
-            self._try(self._write, episode)
         self._end()
 
     def _end(self) -> None:
-        """Close the open segment, and record nothing more."""
+        """Write the unfinished episodes, close the dataset, and record nothing more. Were these not
+        written, it would not be seen that long episodes are missing."""
         self._queue.end()
+        for episode in self._assembler.flush():
+            self._try(self._add, episode)
         writer = self._writer
         if writer is not None:
             writer.dropped = self._queue.dropped

@@ -46,14 +46,16 @@ class Split:
         self.rebuilt = 0
         self._frozen: dict[tuple[int, int], FrozenStream] = {}
 
-    def begin(self, ports: Sequence[PolicyPort | FrozenPort], slots: Sequence[int]) -> None:
+    def begin(
+        self, ports: Sequence[PolicyPort | FrozenPort], slots: Sequence[int], env_steps: int
+    ) -> None:
         """Begin a rollout, in which the policies of ``ports`` play the seats. ``slots``: one for
-        each policy that is trained."""
+        each policy that is trained; ``env_steps``: of the run so far."""
         free = iter(slots)
         before = self.streams
         for seat, port in zip(self.seats, ports, strict=True):
             if isinstance(port, PolicyPort):
-                seat.begin(port, next(free))
+                seat.begin(port, next(free), env_steps)
         self.streams = tuple(
             seat if isinstance(port, PolicyPort) else self._frozen_stream(seat, port)
             for seat, port in zip(self.seats, ports, strict=True)

@@ -52,8 +52,9 @@ class Stream:
     The policy is picked where a rollout begins, so that a slot holds the steps of one policy.
     ``port``: the port to its group (None before the first rollout); ``inference`` and ``slots`` are
     those of the port. ``slot``: None between two rollouts. ``t``: the rollout's next step;
-    ``begun_at``: its first step that was not a part of the rollout before. ``valuing``: values of
-    final observations have been requested. ``carry`` holds the last observation of a rollout, with
+    ``begun_at``: its first step that was not a part of the rollout before; ``env_steps``: of the
+    whole run when it began. ``valuing``: values of final observations have been requested.
+    ``carry`` holds the last observation of a rollout, with
     which the next one begins, because the slot belongs to the learner by then. Leaves that the
     slots store as single frames are written to ``carry`` at every step. ``overlap``: the steps that
     the next rollout begins with, if sequences are drawn. ``before``: the recurrent state of the
@@ -79,7 +80,7 @@ class Stream:
         self.rollouts = rollouts
         self.port: PolicyPort | None = None
         self.slot: int | None = None
-        self.t = self.begun_at = 0
+        self.t = self.begun_at = self.env_steps = 0
         self.valuing = False
         self.bad_rollouts = 0
         self.dropped_steps = 0
@@ -125,9 +126,9 @@ class Stream:
         self.rollouts += 1
         self._kept.forget()
 
-    def begin(self, port: PolicyPort, slot: int) -> None:
+    def begin(self, port: PolicyPort, slot: int, env_steps: int) -> None:
         """Begin a rollout in ``slot``, which was leased from ``port``, with the last observation of
-        the rollout before."""
+        the rollout before. ``env_steps``: of the run so far."""
         if port is not self.port:
             self._change_policy(port)
         slots = self.slots
@@ -140,7 +141,7 @@ class Stream:
         slots.first[slot, t] = self.carry_first
         if self.overlap is None:
             slots.state[slot] = self.inference.state[self.index]
-        self.slot, self.t, self.begun_at = slot, t, t
+        self.slot, self.t, self.begun_at, self.env_steps = slot, t, t, env_steps
         if port.recorder is not None:
             self.shortened = self.env.shortened_rows()
             self._kept.begin(admits=port.recorder.has_room())
@@ -295,7 +296,7 @@ class Stream:
         if recorder is None:
             return
         place = self.id.split, self.id.seat, self.policy, self.rollouts
-        about = Rollout(*place, self.begun_at, end, self._kept.admits)
+        about = Rollout(*place, self.begun_at, end, self._kept.admits, self.env_steps)
         recorder.send(self.slots, self.slot, about, self._kept, self.shortened, waiting)
 
     def end_early(self) -> None:

@@ -194,6 +194,36 @@ def test_an_episode_in_several_parts_is_one_episode(
     assert result["steps"] == expected["steps"] and "2 episodes were left out" in said
 
 
+def test_episodes_that_begin_beside_one_that_is_cut_are_left_out_and_said(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the end of a recording, and where an actor was lost. One that was shortened, or was not
+    drawn independently, says nothing about the others."""
+    policy = load_policy(run)
+    given = [
+        dataclasses.replace(each, span=(10 * i, 10 * i + 15))
+        for i, each in enumerate(independent(recorded_in(policy, 40), True))
+    ]
+    cut = dataclasses.replace(given[0], terminations=np.zeros(5, bool), span=(355, 400))
+    lost = dataclasses.replace(cut, span=(100, 120))
+    no_window = [
+        dataclasses.replace(given[0], shortened=True, span=(0, 400)),
+        *independent([dataclasses.replace(cut, span=(0, 400))], False),
+    ]
+    left = [each for i, each in enumerate(given) if i not in (10, 11, 12, 36, 37, 38, 39)]
+    expected, said = estimated(run, write_dataset(tmp_path / "left", policy.spec, left), capsys)
+    assert "began while one was going on" not in said and expected["episodes_beside_cut"] == 0
+    episodes = [*given[:20], lost, *no_window, *given[20:], cut]
+    result, said = estimated(run, write_dataset(tmp_path / "all", policy.spec, episodes), capsys)
+    for name in ("is", "wis", "pdis"):
+        assert result[name] == expected[name]
+    assert result["dr"] != expected["dr"], "the Q-function is fitted to them as well"
+    assert (result["episodes"], result["episodes_beside_cut"]) == (33, 7)
+    assert result["episodes_left_out"] == 4
+    assert "7 episodes were left out, because they began while one was going on" in said
+    assert "it is not known when they were cut" not in said
+
+
 def part(episode: Episode, begin: int, end: int) -> Episode:
     return dataclasses.replace(
         episode,

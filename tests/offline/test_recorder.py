@@ -18,6 +18,7 @@ import pytest
 from sampleforge.cli import main
 from sampleforge.offline import writer
 from sampleforge.offline.dataset import Episode, open_dataset
+from sampleforge.offline.whole_episodes import whole_episodes
 from sampleforge.offline.writer import DatasetFormat, DatasetWriter
 from sampleforge.workers import recorder
 from tests.support.graphs import running
@@ -142,6 +143,20 @@ def test_recording_ends_and_training_goes_on(
     assert 0 < sum(map(len, kept)) < 300 <= graph.total("env_steps")
     for episode in kept:
         check_code(episode)
+    going_on = [episode for episode in kept if not episode.ends]
+    assert bool(going_on) == (why == "size"), "so that it is seen what is missing"
+
+
+def test_the_time_at_which_an_episode_began_is_recorded(tmp_path: Path) -> None:
+    """In env steps of the run, to within a rollout: of four rows that take six steps in each. Also
+    of an episode in several parts."""
+    folder = tmp_path / "data"
+    record(config(folder, serial=True, env_kwargs={"length": 9}, decorrelate=False), 200)
+    for episode in whole_episodes(open_dataset(folder).episodes()):
+        assert episode.number is not None and episode.span is not None
+        before = 9 * episode.number[-1]  # steps of the row
+        for step, at in zip((before, before + len(episode) - 1), episode.span, strict=True):
+            assert at % 4 == 0 and at // 4 <= step < at // 4 + 6
 
 
 def test_a_trained_policy_is_recorded_episode_by_episode(

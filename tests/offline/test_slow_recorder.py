@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from sampleforge.offline.dataset import open_dataset
 from sampleforge.offline.kept_episodes import KeptEpisodes
 from sampleforge.offline.minari_format import Dropped
 from sampleforge.topologies.config import AppoConfig
-from sampleforge.topologies.graph import Graph
-from sampleforge.workers.actor import END_RECORDING, ActorWorker
+from sampleforge.workers.actor import ActorWorker
 from tests.support.envs import episode_length
-from tests.support.offline import wired
+from tests.support.offline import run_slowly, wired
 from tests.support.recordings import check_code, config
 
 
@@ -42,27 +40,6 @@ def test_episodes_are_kept_or_dropped_as_their_rollout_decides() -> None:
         kept.begin(admits=admits)
         assert kept.admits == admits
         assert kept.take(first, valid) == (some, episodes, missing)
-
-
-def run_slowly(
-    graph: Graph, rounds: int, waiting: Callable[[], bool] | None = None, every: int = 11
-) -> None:
-    """Step the recorder in one of ``every`` rounds. It takes a rollout of each actor then."""
-    assert graph.recording is not None
-    workers = [node.worker for node in graph.nodes]
-    recorder = graph.recording.node.worker
-    for worker in workers:
-        worker.start()
-    try:
-        for number in range(rounds):
-            for worker in workers:
-                if worker is not recorder or number % every == 0:
-                    worker.step()
-        for node in graph.having("actor"):
-            node.worker.handle(END_RECORDING, None)
-    finally:
-        for worker in reversed(workers):
-            worker.close()
 
 
 def slow(folder: Path, longest: int = 60) -> AppoConfig:

@@ -18,6 +18,7 @@ from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.registry import topology
+from sampleforge.workers.actor import END_RECORDING
 from tests.support.envs import CodeEnv, MaskedEnv
 from tests.support.graphs import one_policy, spec_of
 from tests.support.recorded_envs import ACTIONS, SpaceEnv
@@ -113,6 +114,25 @@ def record(config: AnyConfig, steps: int = 300) -> tuple[Graph, EnvSpec]:
     finally:
         runner.close()
     return graph, spec
+
+
+def run_slowly(graph: Graph, rounds: int, every: int = 11) -> None:
+    """Step the recorder in one of ``every`` rounds. It takes a rollout of each actor then."""
+    assert graph.recording is not None
+    workers = [node.worker for node in graph.nodes]
+    recorder = graph.recording.node.worker
+    for worker in workers:
+        worker.start()
+    try:
+        for number in range(rounds):
+            for worker in workers:
+                if worker is not recorder or number % every == 0:
+                    worker.step()
+        for node in graph.having("actor"):
+            node.worker.handle(END_RECORDING, None)
+    finally:
+        for worker in reversed(workers):
+            worker.close()
 
 
 class Stored(NamedTuple):

@@ -122,6 +122,8 @@ def write_dataset(
             if episode.number is not None:
                 group.attrs["stream"] = episode.number[:-1]
                 group.attrs["number"] = episode.number[-1]
+            if episode.span is not None:
+                group.attrs["span"] = episode.span
             for path, column in columns.items():
                 group.create_dataset(path, data=column)
     metadata = {

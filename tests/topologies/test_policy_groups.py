@@ -567,9 +567,9 @@ def test_a_stream_of_overlapping_sequences_refuses_another_policy() -> None:
     envs = graph.nodes[0].envs[0]()
     try:
         stream = Stream(StreamId(0, 0, 0), 0, envs)
-        stream.begin(ports[0], 0)
-        stream.begin(ports[0], 1)
+        stream.begin(ports[0], 0, 0)
+        stream.begin(ports[0], 1, 0)
         with pytest.raises(ValueError, match="its sequences overlap"):
-            stream.begin(ports[1], 0)
+            stream.begin(ports[1], 0, 0)
     finally:
         envs.close()
