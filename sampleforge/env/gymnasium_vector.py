@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import env_spec, offset
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.env_code import making
 from sampleforge.env.interface import checked_reset, refuse_step
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
@@ -92,7 +93,8 @@ class GymnasiumVector(EnvVector):
             self._tasks.follow(0, self._env)
         # Only gymnasium's own VectorEnvs take a seed per row; others are promised to take an int.
         seed: Any = self._seeds if self._is_gymnasiums_own else self._seeds[0]
-        result = self._env.reset(seed=seed)
+        with making():
+            result = self._env.reset(seed=seed)
         observations, info = checked_reset(result, self.spec.env_id, self._all_rows)
         if ACTION_MASK in info:
             raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Any
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_stats
@@ -127,8 +128,8 @@ class ParallelRows(MultiAgentRows):
                     continue
             except ConfigError:
                 raise  # another environment would give the same
-            except Exception as error:
-                first = self._rebuild(row, error)
+            except BaseException as error:
+                first = self._rebuild(row, as_error(error))
             self._begin_episode(row, *first)
         self._complete_masks()
 
@@ -203,14 +204,11 @@ class ParallelRows(MultiAgentRows):
             count += 1
             self._faults[row] = count, first
             self.rebuilt += 1
-            with suppress(Exception):  # a broken environment may fail to close as well
+            with suppress(Exception), env_code:  # a broken one may fail to close as well
                 self._envs[row].close()
             try:
-                self._envs[row] = self._make(row)
-                if self._tasks is not None:
-                    self._tasks.renew(row, self._envs[row])
-                seed = next_seed(self._seeds[row], self.rebuilt)
-                fresh: Reset = self._envs[row].reset(seed=seed)
+                with making():
+                    fresh = self._renewed(row)
             except Exception as again:
                 error = again
                 continue
@@ -221,6 +219,14 @@ class ParallelRows(MultiAgentRows):
             f"between which the environment was rebuilt {count} times"
         )
         raise first
+
+    def _renewed(self, row: int) -> Reset:
+        """Construct and reset the environment of ``row`` anew."""
+        env = self._envs[row] = self._make(row)
+        if self._tasks is not None:
+            self._tasks.renew(row, env)
+        fresh: Reset = env.reset(seed=next_seed(self._seeds[row], self.rebuilt))
+        return fresh
 
     def row_env(self, row: int) -> Any:
         return self._envs[row]

@@ -25,6 +25,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from sampleforge.config import ConfigError, nearest
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.env_code import making
 from sampleforge.env.family import Family
 from sampleforge.env.gymnasium_vector import GymnasiumVector, TruncatedVector
 from sampleforge.env.parallel import ParallelRows, is_multi_agent
@@ -79,7 +80,7 @@ def load_plugins() -> None:
             continue
         is_root = entry.name.startswith("__") and entry.name.endswith("__")
         try:
-            with nullcontext() if is_root else registration.namespace(entry.name):
+            with making(), nullcontext() if is_root else registration.namespace(entry.name):
                 loaded = entry.load()
                 if callable(loaded):
                     loaded()
@@ -118,7 +119,8 @@ def make_vector(
     Raises ConfigError for an unknown name or a missing library, and the environment's own
     exceptions.
     """
-    vector = _vector(config, num_rows, seeds, place)
+    with making():
+        vector = _vector(config, num_rows, seeds, place)
     if config.rescale_actions:
         for seat in vector.seats:
             seat.rescale_actions()
@@ -141,6 +143,11 @@ def _vector(config: EnvConfig, num_rows: int, seeds: Sequence[int], place: Place
 def make_single(config: EnvConfig, render_mode: str | None = None) -> Env:
     """Return a single environment, of gymnasium or PettingZoo, with its raw rewards, for videos or
     use by hand; evaluation uses `make_vector`."""
+    with making():
+        return _single(config, render_mode)
+
+
+def _single(config: EnvConfig, render_mode: str | None) -> Env:
     factory, config = resolve(config)
     if factory is None:
         family = find(config.env)
@@ -377,7 +384,8 @@ def _import(env: str, module_name: str) -> ModuleType:
     ConfigError if it does not exist."""
     make_cwd_importable()
     try:
-        return importlib.import_module(module_name)
+        with making():
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(missing + "."):

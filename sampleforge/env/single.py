@@ -17,6 +17,7 @@ from gymnasium.wrappers import TimeLimit
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.interface import checked_reset, first_reset, refuse_step
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
@@ -174,8 +175,8 @@ class SyncVector(EnvVector):
                         self._take_info(row, info)
             except ConfigError:
                 raise  # another env would give the same
-            except Exception as error:
-                value, info = self._rebuild(row, error)
+            except BaseException as error:
+                value, info = self._rebuild(row, as_error(error))
                 rewards[row], terminated[row], truncated[row] = 0.0, False, False
             if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype:
                 plain_obs[row] = value
@@ -217,8 +218,8 @@ class SyncVector(EnvVector):
             value, info = self._reset_row(row)
         except ConfigError:
             raise
-        except Exception as error:
-            value, info = self._rebuild(row, error)
+        except BaseException as error:
+            value, info = self._rebuild(row, as_error(error))
         self._observations.write(row, value, info, obs)
         if self._observations.has_mask:
             nowhere = np.zeros(self.num_rows, np.bool_)
@@ -241,17 +242,11 @@ class SyncVector(EnvVector):
             faults.count += 1
             self.rebuilt += 1
             self._log(row, error)
-            with suppress(Exception):  # a broken env may fail to close as well
+            with suppress(Exception), env_code:  # a broken env may fail to close as well
                 self._envs[row].close()
             try:
-                self._envs[row] = self._make(row)
-                if self._shaping:
-                    self._envs[row].unwrapped.reward_shaping.update(  # type: ignore[attr-defined]
-                        self._shaping
-                    )
-                if self._tasks is not None:
-                    self._tasks.renew(row, self._envs[row])
-                first = self._envs[row].reset(seed=next_seed(self._seeds[row], self.rebuilt))
+                with making():
+                    first = self._renewed(row)
             except Exception as again:
                 error = again
                 continue
@@ -262,6 +257,15 @@ class SyncVector(EnvVector):
             f"between which the environment was rebuilt {faults.count} times"
         )
         raise faults.first
+
+    def _renewed(self, row: int) -> tuple[Any, dict[str, Any]]:
+        """Construct and reset the env of ``row`` anew; return its first observation and info."""
+        env = self._envs[row] = self._make(row)
+        if self._shaping:
+            env.unwrapped.reward_shaping.update(self._shaping)  # type: ignore[attr-defined]
+        if self._tasks is not None:
+            self._tasks.renew(row, env)
+        return env.reset(seed=next_seed(self._seeds[row], self.rebuilt))
 
     def _log(self, row: int, error: Exception) -> None:
         """Log a rebuild, but only the first, second, fourth, eighth, ..., as there may be

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from sampleforge.env.env_code import begin_thread
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut, own_outputs
-from sampleforge.shared.events import send_through_in_thread, sender_of_thread
+from sampleforge.shared.events import Send, send_through_in_thread, sender_of_thread
 
 
 class ThreadedVector(EnvVector):
@@ -21,9 +22,7 @@ class ThreadedVector(EnvVector):
     """
 
     def __init__(self, make: Callable[[], EnvVector], wake: Callable[[], None]) -> None:
-        self._thread = ThreadPoolExecutor(
-            1, "env rows", send_through_in_thread, (sender_of_thread(),)
-        )
+        self._thread = ThreadPoolExecutor(1, "env rows", _begin_thread, (sender_of_thread(),))
         self._wake = wake
         try:
             self._inner = self._thread.submit(make).result()
@@ -90,3 +89,10 @@ class ThreadedVector(EnvVector):
                 out.final_obs[name][ended] = leaf[ended]
         self.valid_rows, self.rebuilt = self._inner.valid_rows, self._inner.rebuilt
         self.fault = self._inner.fault
+
+
+def _begin_thread(sender: Send | None) -> None:
+    """Set up a thread of environments: events go to ``sender``, and settings of the process stay
+    those of the actor, which computes beside it."""
+    send_through_in_thread(sender)
+    begin_thread()

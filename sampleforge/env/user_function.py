@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from sampleforge.config import ConfigError
+from sampleforge.env.env_code import making
 from sampleforge.env.scratch import make_cwd_importable
 
 
@@ -29,7 +30,8 @@ def import_user_module(flag: str, name: str) -> ModuleType:
     module_name = name.partition(":")[0]
     make_cwd_importable()
     try:
-        return importlib.import_module(module_name)
+        with making():
+            return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one that it imports does not

@@ -26,6 +26,7 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ConvertedActions
+from sampleforge.env.env_code import env_code
 from sampleforge.env.not_finite import NotFiniteEvents
 from sampleforge.ops.far_values import TypicalSize
 from sampleforge.ops.finite import rows_not_finite
@@ -91,8 +92,8 @@ class EnvVector(ABC):
     """
 
     always_finite: ClassVar[bool] = False
-    """Whether the backend's arithmetic rules out values that are not finite, so that no check is
-    needed."""
+    """Whether the backend is arithmetic of our own that rules out values that are not finite, so
+    that neither they nor what the code changes of its process need a check."""
 
     agent = ""
     """The name of the agent, in a multi-agent environment."""
@@ -208,11 +209,15 @@ class EnvVector(ABC):
     def recv(self, out: StepOut) -> list[Episode]:
         """Complete the step: fill every column of ``out`` and return the episodes that ended.
         Raises NotFiniteError; see `sampleforge.env.not_finite`."""
-        self._complete(out)
         self._clock += 1
-        if not (self.always_finite or self._is_ordinary(out)):
-            self._drop_not_finite(out)
-            self._bound(out.obs)
+        if self.always_finite:
+            self._complete(out)
+        else:
+            with env_code:
+                self._complete(out)
+                if not self._is_ordinary(out):
+                    self._drop_not_finite(out)
+                    self._bound(out.obs)
         return self._account(out)
 
     @abstractmethod

@@ -13,6 +13,7 @@ import numpy as np
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.env_code import making
 from sampleforge.env.parallel import ParallelRows, as_parallel, is_multi_agent
 from sampleforge.env.registry import for_evaluation, make_single, sync_vector
 from sampleforge.env.seeding import row_seeds
@@ -76,10 +77,11 @@ class Camera:
             env = made.pop() if made else self._made(config)  # the first one tells their kind
             return (FilmedAgents if several else Filmed)(env, self, config.env)
 
-        if several:
-            row: EnvVector = ParallelRows(config, lambda row: film(), 1, seeds).seats[0]
-        else:
-            row = sync_vector(config, film, 1, seeds)
+        with making():
+            if several:
+                row: EnvVector = ParallelRows(config, lambda row: film(), 1, seeds).seats[0]
+            else:
+                row = sync_vector(config, film, 1, seeds)
         if config.rescale_actions:
             for seat in row.seats:
                 seat.rescale_actions()

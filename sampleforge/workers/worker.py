@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.env.env_code import begin_process
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
@@ -177,6 +178,7 @@ def run_worker(
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # Torch's compiled code is shared by the run's workers, and removed when the run ends.
     os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
+    begin_process()
     send_through(events)
     logging.basicConfig(format="%(message)s", handlers=[EventLogHandler()])
     logging.captureWarnings(True)
