@@ -1,45 +1,96 @@
 """Returns of trainings whose environments give one absurd finite number each, next to undisturbed
 ones: serial runs with fixed seeds, judged by 100 episodes of the last weights, undisturbed.
 
-    python benchmarks/robustness.py [--seeds 3] [--algos appo apex] [--env-steps 40000]
+    python benchmarks/robustness.py [--seeds 1 2 3] [--algos appo apex] [--env-steps 20000]
 
-The task is `tests.support.spike_envs:SpikeEnv`: random 6.7, the best 20. The number comes at the
-500th step of each of 32 environments, or at the third, which is in the first batch.
+The task is `tests.support.spike_envs:HardSpikeEnv`: random 6.7, the best 20. Each of 16
+environments gives the number at its third step, which is in the first batch, or at the 100th or
+500th. "no limits": the same with the limits of SampleForge switched off.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import math
 import statistics
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from machine import describe, table
 
 from sampleforge.api import Trainer
+from sampleforge.models import normaliser
 from sampleforge.models.config import ModelConfig
+from sampleforge.ops import far_values
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 
 COMMON: dict[str, Any] = {
-    **{"env": "tests.support.spike_envs:SpikeEnv", "serial": True, "device": "cpu"},
-    **{"num_envs_per_worker": 32, "evaluation_env_kwargs": {"where": ""}},
+    **{"env": "tests.support.spike_envs:HardSpikeEnv", "serial": True, "device": "cpu"},
+    **{"num_envs_per_worker": 16, "evaluation_env_kwargs": {"where": ""}},
     "evaluate_interval": 10**9,
 }
 ALGOS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "appo": (AppoConfig, {"num_workers": 1, "batch_size": 1024, "minibatch_size": 256}),
     "appo, V-trace": (AppoConfig, {"num_workers": 1, "async_rl": True, "batch_size": 1024}),
     "ddppo": (DdppoConfig, {"num_ranks": 1, "batch_size": 1024, "minibatch_size": 256}),
-    "apex": (ApexConfig, {"num_workers": 1, "learning_starts": 2000, "samples_per_insert": 4.0}),
+    "apex": (
+        ApexConfig,
+        {
+            **{"num_workers": 1, "rollout": 10, "batch_size": 64, "learning_rate": 1e-3},
+            **{"learning_starts": 500, "replay_capacity": 20_000, "samples_per_insert": 8.0},
+            "target_update_interval": 50,
+        },
+    ),
 }
-SPIKES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "obs 1e8": {"where": "obs", "value": 1e8},
-    "obs 1e38": {"where": "obs", "value": 1e38},
-    "reward 1e8": {"where": "reward", "value": 1e8},
-    "reward 1e38": {"where": "reward", "value": 1e38},
-}
+SPIKES: tuple[tuple[str, float, tuple[int, ...]], ...] = (
+    ("obs", 1e3, (3, 100, 500)),
+    ("obs", 1e8, (3, 100, 500)),
+    ("obs", 1e38, (100,)),
+    ("reward", 1e3, (3, 100, 500)),
+    ("reward", 1e4, (100,)),
+    ("reward", 1e8, (3, 100, 500)),
+    ("reward", 1e38, (100,)),
+)
+"""Where the number comes, the number, and the steps."""
+UNLIMITED = (("obs", 1e3, 3), ("obs", 1e8, 100), ("reward", 1e3, 100), ("reward", 1e8, 100))
+"""The same for the trainings without limits."""
+
+
+def cases() -> Iterator[tuple[str, bool, bool, dict[str, Any]]]:
+    """Yield name, whether observations are normalised, whether there are limits, env kwargs."""
+    yield "none", True, True, {}
+    for where, value, steps in SPIKES:
+        for at in steps:
+            given = {"where": where, "value": value, "at": at}
+            yield f"{where} {value:g}, step {at}", True, True, given
+    for at in (100, 500):  # the probe refuses what comes at once
+        given = {"where": "obs", "value": 1e8, "at": at, "bounded": True}
+        yield f"obs 1e+08, step {at}, Box with bounds", True, True, given
+    yield "none, not normalised", False, True, {}
+    for at in (3, 500):
+        given = {"where": "obs", "value": 1e8, "at": at}
+        yield f"obs 1e+08, step {at}, not normalised", False, True, given
+    for where, value, at in UNLIMITED:
+        given = {"where": where, "value": value, "at": at}
+        yield f"{where} {value:g}, step {at}, no limits", True, False, given
+
+
+@contextmanager
+def limits(on: bool) -> Iterator[None]:
+    """Switch all limits off for a while, unless ``on``."""
+    names = ((far_values, "FAR"), (far_values, "FIRST_FAR"), (far_values, "UNUSUAL"))
+    places = (*names, (normaliser, "FAR"))
+    before = [getattr(module, name) for module, name in places]
+    for module, name in places if not on else ():
+        setattr(module, name, math.inf)
+    try:
+        yield
+    finally:
+        for (module, name), value in zip(places, before, strict=True):
+            setattr(module, name, value)
 
 
 def score(
@@ -65,30 +116,24 @@ def score(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--env-steps", type=int, default=40_000)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
+    parser.add_argument("--env-steps", type=int, default=20_000)
     parser.add_argument("--algos", nargs="*", default=list(ALGOS))
     given = parser.parse_args()
     print(describe("torch"))
-    rows = []
-    for algo, normalise, bounded in itertools.product(given.algos, (True, False), (False, True)):
-        of_rewards = [name for name in SPIKES if name.startswith("reward")]
-        for (name, spike), at in itertools.product(SPIKES.items(), (3, 500)):
-            # Where the space has bounds, the probe refuses a number that comes at once.
-            if at == 3 and (bounded or "value" not in spike or spike["value"] != 1e8):
-                continue
-            if bounded and (name in of_rewards or name == "obs 1e38"):
-                continue
-            kwargs = {**spike, "at": at, "bounded": bounded}
-            seeds = range(1, given.seeds + 1)
-            found = [score(algo, seed, given.env_steps, normalise, kwargs) for seed in seeds]
-            words = ["no", "yes"]
-            cells = [algo, words[normalise], words[bounded], name, str(at) if spike else ""]
-            rows.append([*cells, f"{statistics.mean(found):.2f}"])
-            print(*rows[-1], flush=True)
-    header = ["algorithm", "normalised", "bounded", "number", "step", "return"]
-    print(table(header, rows))
+    columns: dict[str, list[str]] = {}
+    for algo in given.algos:
+        undisturbed: dict[bool, float] = {}
+        for name, normalise, on, kwargs in cases():
+            with limits(on):
+                found = [score(algo, s, given.env_steps, normalise, kwargs) for s in given.seeds]
+            mean = statistics.mean(found)
+            control = undisturbed.setdefault(normalise, mean)
+            cell = f"{mean:.2f} ({mean / control - 1:+.0%})"
+            columns.setdefault(name, []).append(cell)
+            print(algo, name, cell, [round(each, 2) for each in found], flush=True)
+    print(table(["number", *given.algos], [[name, *cells] for name, cells in columns.items()]))
 
 
 if __name__ == "__main__":

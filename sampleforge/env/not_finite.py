@@ -38,14 +38,15 @@ class NotFiniteError(ValueError):
 class NotFiniteEvents:
     """Counts the events of values that are not finite in the rows of one env vector.
     ``dropped_steps``: env steps that were dropped because of them; ``first``: the first event as
-    text, or empty. ``first_far``: the first observation that was bounded because it was far beyond
-    all others (`sampleforge.ops.far_values`), as text, or empty; ``bounds_far``: False leaves such
-    observations as they are, for checks of the environment."""
+    text, or empty. ``far_values``: numbers of observations that were bounded because they were far
+    beyond all others (`sampleforge.ops.far_values`); ``first_far``: the first one of each leaf, as
+    text; ``bounds_far``: False leaves them as they are, for checks of the environment."""
 
     def __init__(self, env_id: str, rows: int) -> None:
         self.dropped_steps = 0
         self.first = ""
-        self.first_far = ""
+        self.far_values = 0
+        self.first_far: dict[str, str] = {}
         self.bounds_far = True
         self._env_id = env_id
         self._in_a_row = np.zeros(rows, np.int64)

@@ -330,9 +330,10 @@ class EnvVector(ABC):
                 continue
             given, size = leaf.copy(), typical.size
             far = typical.bound(leaf)
-            if not self.not_finite.first_far and far.any():
+            self.not_finite.far_values += int(np.count_nonzero(far))
+            if name not in self.not_finite.first_far and far.any():
                 row, *at = np.argwhere(far)[0].tolist()
-                self.not_finite.first_far = (
+                self.not_finite.first_far[name] = (
                     f"{self.spec.env_id}, row {row}: observation leaf {name!r} holds "
                     f"{given[(row, *at)]:g} at {at}, far beyond all values before, whose typical "
                     f"size is {size:.3g}; it is taken for {leaf[(row, *at)]:.3g}"
@@ -409,7 +410,7 @@ class EnvVector(ABC):
         for name, typical in self._typical.items():
             ended = out.final_obs[name][self._ended]
             if not typical.takes(ended):
-                typical.bound(ended)
+                self.not_finite.far_values += int(np.count_nonzero(typical.bound(ended)))
                 out.final_obs[name][self._ended] = ended
 
     def _drop_step(self, row: int, out: StepOut) -> None:

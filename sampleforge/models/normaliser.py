@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sampleforge.config import ConfigError
 from sampleforge.encoding import Encoding, describe
 from sampleforge.models.config import ModelConfig
+from sampleforge.ops.far_values import extremes
 from sampleforge.ops.running_stats import Gather, Moments, alone, merge, moments, over_ranks
 from sampleforge.spec import ACTION_MASK, ArraySpec
 
@@ -24,15 +25,16 @@ FAR = 100.0
 """An observation of so many deviations from the mean is far; it counts in the statistics as one of
 `CLIP` deviations, which is how the network sees it."""
 WARM_UP = 1000
-"""Number of observations from which on the statistics tell which ones are far."""
+"""Number of observations from which on the statistics tell which ones are far; before, the middle
+half of each batch does."""
+MIDDLE = 1.349
+"""Width of the middle half of a normal distribution, in deviations."""
 RARE, MANY, PART = 1 / CLIP**2, 1000.0, 0.1
 """If more than `RARE` of the observations of an element are far, its scale has changed: when `MANY`
 more, plus `PART` of a batch, have come, `FAR` and `CLIP` are ten times as wide for its statistics,
 and so on. (Rarer ones can never be within `CLIP` deviations, however they are counted.)"""
 MANY_NUMBERS = 4096
 """Numbers of a leaf above which it counts as large, as images are: 28 thousand each."""
-WIDE = 64
-"""Rows of a batch whose extremes are taken side by side."""
 LARGE_INTERVAL = 61
 """Of so many large leaves in a row, one is counted: a batch has thousands. A prime, so that those
 of a batch are of different rows."""
@@ -166,6 +168,7 @@ class LeafNormaliser(nn.Module):
         self.register_buffer("shift", torch.zeros(shape))
         zeros = torch.zeros(shape, dtype=torch.float64)
         self.register_buffer("evidence", zeros, persistent=False)
+        self._known = False
 
     def forward(self, x: Tensor) -> Tensor:
         buffers = self._buffers  # attribute look-ups of a Module are slow
@@ -175,22 +178,28 @@ class LeafNormaliser(nn.Module):
     def moments(self, x: Tensor, mask: Tensor | None = None) -> Moments:
         """Return the moments of ``x`` [N, *shape] where ``mask`` is True, in which observations
         that are far by the statistics so far count as near ones. Without far ones the moments are
-        those of `sampleforge.ops.running_stats.moments`. Does not wait for the device."""
+        those of `sampleforge.ops.running_stats.moments`. Waits for the device during the first
+        `WARM_UP` observations only."""
         own = moments(x, mask)
         if self.of_bytes or (x.is_cpu and self._surely_near(x, own)):
             return own
         x = x.double()
+        if not self._is_known():
+            return moments(near_middle(x), mask) if len(x) >= 4 else own
         seen = torch.ones(len(x), dtype=torch.bool, device=x.device) if mask is None else mask
         seen = seen.view(-1, *[1] * (x.ndim - 1))
         wide = 10.0**self.evidence / self.scale
         offset = x - self.total_mean
-        known = self.count >= WARM_UP
-        far = (offset.abs() > FAR * wide) & seen & known
+        far = (offset.abs() > FAR * wide) & seen
         near = self.total_mean + offset.sign() * CLIP * wide
-        count, counted = far.sum(0), torch.where(known, own.count, 0.0)
-        more = (count - RARE * counted) / (MANY + PART * counted)
+        more = (far.sum(0) - RARE * own.count) / (MANY + PART * own.count)
         self.evidence.copy_((self.evidence + more).clamp(0.0, 40.0))
         return moments(torch.where(far, near, x), mask)
+
+    def _is_known(self) -> bool:
+        """Return whether `WARM_UP` observations have been counted."""
+        self._known = self._known or bool(self.count >= WARM_UP)
+        return self._known
 
     def _surely_near(self, x: Tensor, own: Moments) -> bool:
         """Return whether the moments of a batch show that none of its observations is far, because
@@ -204,7 +213,9 @@ class LeafNormaliser(nn.Module):
         offset = own.mean.numpy() - mean
         squares = (own.var.numpy() + offset * offset) * scale * scale
         near = np.count_nonzero(x.shape[0] * squares <= FAR * FAR)
-        if near == squares.size or self.count.numpy() < WARM_UP:
+        if not self._is_known():
+            return False
+        if near == squares.size:
             return True
         low, high = extremes(x.numpy())
         return bool((np.maximum(mean - low, high - mean) * scale).max() <= FAR)
@@ -223,16 +234,16 @@ class LeafNormaliser(nn.Module):
             buffer.copy_(torch.where(some, value, buffer))
 
 
-def extremes(x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the least and the largest of each element of ``x`` [N, ...], N > 0."""
-    # Short rows are slow, so many are taken side by side: 16,384 x 17 floats in 70 us, not 890.
-    whole = len(x) - len(x) % WIDE
-    parts = [x[whole:]]
-    if whole:
-        wide = x[:whole].reshape(-1, WIDE * x[0].size)
-        parts += [f(wide, axis=0).reshape(WIDE, *x.shape[1:]) for f in (np.min, np.max)]
-    few = np.concatenate(parts)
-    return few.min(axis=0), few.max(axis=0)
+def near_middle(x: Tensor) -> Tensor:
+    """Return ``x`` [N, ...], in which numbers that are far from the middle half of their element
+    count as near ones: the first observations, when no statistics tell what is far. An element
+    whose middle half is one value is left as it is."""
+    ordered = x.sort(0).values
+    low, middle, high = (ordered[len(x) * part // 4] for part in (1, 2, 3))
+    wide = (high - low) / MIDDLE
+    offset = x - middle
+    far = (offset.abs() > FAR * wide) & (wide > 0)
+    return torch.where(far, middle + offset.sign() * CLIP * wide, x)
 
 
 class ImageNormaliser(LeafNormaliser):

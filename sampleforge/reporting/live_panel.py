@@ -109,6 +109,9 @@ class Panel:
         if dropped := values.get("nonfinite_steps"):
             text = f"{number(dropped)} env steps dropped: values that are not finite"
             notes.append(Text(text, "yellow"))
+        if far := values.get("far_values"):
+            text = f"{number(far)} numbers far beyond all others: the log names the first"
+            notes.append(Text(text, "yellow"))
         return notes
 
 

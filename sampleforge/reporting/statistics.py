@@ -67,6 +67,7 @@ class RunStatistics:
         self._restarts_by_role: dict[str, int] = run.get("restarts_by_role", {})
         self._nonfinite = int(run.get("nonfinite_steps", 0))
         self._nonfinite_told = False
+        self._far = int(run.get("far_values", 0))
         self._env_restarts = int(run.get("env_restarts", 0))
         self._frames = int(run.get("env_frames", 0))
         self._trained = int(run.get("trained_steps", 0))
@@ -132,6 +133,7 @@ class RunStatistics:
             "restarts": self._restarts_so_far(),
             "restarts_by_role": self._by_role(),
             "nonfinite_steps": self._nonfinite_so_far(),
+            "far_values": self._far_so_far(),
             "env_restarts": self._env_restarts_so_far(),
             "env_frames": self._frames + int(self._total("env_frames")),
             "trained_steps": self._trained + int(self._total("trained_steps")),
@@ -172,6 +174,7 @@ class RunStatistics:
             "restarts": float(self._restarts_so_far()),
             **{f"restarts_{role}": float(count) for role, count in self._by_role().items()},
             "nonfinite_steps": float(self._nonfinite_so_far()),
+            "far_values": float(self._far_so_far()),
             "env_restarts": float(self._env_restarts_so_far()),
             "updates": float(self._updates_so_far()),
             "skipped_updates": float(self._skipped_so_far()),
@@ -205,6 +208,7 @@ class RunStatistics:
             "restarts": self._restarts_so_far(),
             "restarts_by_role": self._by_role(),
             "nonfinite_steps": self._nonfinite_so_far(),
+            "far_values": self._far_so_far(),
             "env_restarts": self._env_restarts_so_far(),
             **return_summary(self.policies),
         }
@@ -242,6 +246,10 @@ class RunStatistics:
     def _nonfinite_so_far(self) -> int:
         """Return the number of env steps dropped because of values that are not finite."""
         return self._nonfinite + int(self._total("nonfinite_steps"))
+
+    def _far_so_far(self) -> int:
+        """Return the number of rewards and numbers of observations that were far beyond others."""
+        return self._far + int(self._total("far_values"))
 
     def first_nonfinite(self) -> str | None:
         """Return a message about the first value that was not finite since the run began or was

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 GROUPS = {
     "rollout": (
         *("env_steps", "env_frames", "episodes", "length_mean", "nonfinite_steps"),
+        "far_values",
         *("return_mean", "return_std", "return_best", "return_mean_all"),
         *("return_mean_early", "return_episodes"),
         *("return_mean_middle_third", "return_mean_exploring_third"),

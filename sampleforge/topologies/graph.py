@@ -328,6 +328,7 @@ COUNTERS = (
     "episodes",
     "restarts",  # of this worker
     "env_restarts",  # environments that raised and were rebuilt
+    "far_values",  # numbers of observations, and rewards, that were far beyond all others
     "nonfinite_steps",  # env steps dropped because of values that are not finite
     "split_steps",
     "rollouts",

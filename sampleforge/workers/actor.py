@@ -24,7 +24,7 @@ from sampleforge.workers.policy_mapping import PolicyMapping, only_policy
 from sampleforge.workers.policy_outputs import MAX_IN_A_ROW
 from sampleforge.workers.rollout_view import rollout_hooks
 from sampleforge.workers.split import Split
-from sampleforge.workers.stream import PolicyPort, Stream, lease
+from sampleforge.workers.stream import REWARD, PolicyPort, Stream, lease
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
 END_RECORDING = "end_recording"
@@ -316,16 +316,21 @@ class ActorWorker(EventDriven):
         self._count["rollouts"] += 1
 
     def _tell_of_far_values(self, split: Split, stream: Stream) -> None:
-        """Warn once of an observation, and once of a reward, that is far beyond all others."""
-        far = {"observation": stream.env.not_finite.first_far, "reward": stream.far_reward}
-        for kind, what in far.items():
-            if what and kind not in self._told_of_far:
-                self._told_of_far.add(kind)
-                text = (
-                    f"{self.name}, split {split.index}, {what}; correct the environment, or, if it "
-                    f"is meant, scale its {kind}s, so that they differ by less than 10,000 times"
-                )
-                send("log", ("warning", text))
+        """Count the numbers that were far beyond all others, and warn of the first one of each leaf
+        and of the first reward."""
+        events = stream.env.not_finite
+        self._count["far_values"] += events.far_values + stream.far_values
+        events.far_values = stream.far_values = 0
+        for what, text in {**stream.first_far, **events.first_far}.items():
+            if what in self._told_of_far:
+                continue
+            self._told_of_far.add(what)
+            meant = "scale the rewards" if what == REWARD else f"scale leaf {what!r}"
+            remedy = (
+                "such numbers are counted as far_values; correct the environment, or, if it is "
+                f"meant, {meant}, so that numbers differ by less than 100 times"
+            )
+            send("log", ("warning", f"{self.name}, split {split.index}, {text}; {remedy}"))
 
     def _look_at_bounds(self, split: Split, stream: Stream) -> None:
         """Warn once of an observation that is outside of its bounds; training goes on with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ import numpy.typing as npt
 
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.vector import EnvVector, Episode, StepOut
+from sampleforge.models.normaliser import FAR, MANY_NUMBERS, WARM_UP
 from sampleforge.offline.kept_episodes import KeptEpisodes
 from sampleforge.offline.rollout_queue import Rollout, RolloutSender
-from sampleforge.ops.far_values import TypicalSize, bound_rewards
+from sampleforge.ops.far_values import FarFromMean, TypicalSize, bound_rewards
 from sampleforge.rollouts.exchange import RolloutExchange
 from sampleforge.rollouts.overlap import Overlap
 from sampleforge.rollouts.slots import TrajectorySlots, end_rollout, length
@@ -22,6 +24,9 @@ from sampleforge.workers.policy_mapping import StreamId
 from sampleforge.workers.policy_outputs import drop_rows, outputs_not_finite
 
 Array = npt.NDArray[Any]
+
+REWARD = "a reward"
+"""Key of the first far reward among the first far values, where observations have their leaf."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +68,9 @@ class Stream:
     [rows], if the rollout is recorded and there are any.
     ``bad_rollouts``: number of successive rollouts with policy outputs that are not finite.
     ``dropped_steps``: the number of dropped env steps that the counters already include.
-    ``far_reward``: the first reward that was far beyond all others, in words, or empty.
+    ``far_values``: number of rewards that were bounded, and of numbers in observations that were
+    far from the mean of their element, since the actor has last counted them. ``first_far``: the
+    first reward (under "a reward") and the first observation of each leaf, in words.
 
     ``env``: the env vector of the seat. ``index`` is the stream's index in the arrays of each
     port's `Inference`."""
@@ -91,8 +98,15 @@ class Stream:
         self.carry_first = np.ones(env.num_rows, np.bool_)
         self.overlap: Overlap | None = None
         self.shortened: Array | None = None
-        self.far_reward = ""
+        self.far_values = 0
+        self.first_far: dict[str, str] = {}
         self._typical_reward = TypicalSize(few=0)
+        self._had_unusual = np.zeros(env.num_rows, np.bool_)
+        self._means = {
+            name: FarFromMean(leaf.shape, FAR, WARM_UP)
+            for name, leaf in env.spec.observations.items()
+            if leaf.dtype.startswith("float") and math.prod(leaf.shape) <= MANY_NUMBERS
+        }
         self._kept = KeptEpisodes(env.num_rows)
         self._bounds: Bounds | None = None
 
@@ -265,24 +279,47 @@ class Stream:
         the recorder, and calls ``waiting`` meanwhile."""
         assert self.slot is not None and self.port is not None
         self._send(length(self.slots, self.slot), waiting)
+        self._look_for_far(self.slot, length(self.slots, self.slot))
         self._bound_rewards(self.slots.reward[self.slot, self.begun_at :])
         if self.overlap is not None:
             self.overlap.keep(self.slot)
         self.port.exchange.hand_over(self.id.actor, self.slot)
         self.slot = None
 
+    def _look_for_far(self, slot: int, end: int) -> None:
+        """Look for observations of the rollout that are far from the mean of their element. What is
+        learned from them is bounded by the statistics that normalise them; here they are named."""
+        for name, mean in self._means.items():
+            new = self.slots.obs[name][slot, self.begun_at : end]
+            deviation = mean.deviation
+            found = mean.find(new.reshape(-1, *new.shape[2:])) if len(new) else None
+            if found is None:
+                continue
+            self.far_values += found.number
+            index, *at = found.at
+            away = abs(found.value - mean.mean[tuple(at)]) / deviation[tuple(at)]
+            self.first_far.setdefault(
+                name,
+                f"{self.env.spec.env_id}, row {index % self.env.num_rows}: observation leaf "
+                f"{name!r} holds {found.value:g} at {at}, {away:.0f} deviations from the mean; "
+                "where observations are normalised it counts as ten",
+            )
+
     def _bound_rewards(self, reward: Array) -> None:
         """Replace rewards [T, rows] that are far beyond all others by what they count as for
         learning (`sampleforge.ops.far_values`). Returns and recordings have them as they were."""
         size = self._typical_reward.size
-        found = bound_rewards(self._typical_reward, reward)
-        if found is not None and not self.far_reward:
-            (t, row), given = found
-            so_far = f", whose typical size is {size:.3g}" if size else ""
-            self.far_reward = (
-                f"{self.env.spec.env_id}, row {row}: the reward is {given:g}, far beyond all others"
-                f"{so_far}; for learning it counts as {reward[t, row]:.3g}"
-            )
+        found = bound_rewards(self._typical_reward, reward, self._had_unusual)
+        if found is None:
+            return
+        self.far_values += found.number
+        _, row = found.at
+        so_far = f", whose typical size is {size:.3g}" if size else ""
+        self.first_far.setdefault(
+            REWARD,
+            f"{self.env.spec.env_id}, row {row}: the reward is {found.value:g}, far beyond all "
+            f"others{so_far}; for learning it counts as {reward[found.at]:.3g}",
+        )
 
     def end_recording(self, waiting: Callable[[], None]) -> None:
         """Send the steps that an incomplete rollout has so far to the recorder, if there is one."""

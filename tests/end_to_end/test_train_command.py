@@ -17,6 +17,7 @@ SUMMARY = {
     *("env_steps_per_s", "trained_per_s", "updates", "episodes", "return_mean", "return_std"),
     *("return_best", "return_episodes", "return_is_early", "stopped_by", "skipped_updates"),
     *("policy_lag", "restarts", "restarts_by_role", "env_restarts", "nonfinite_steps", "error"),
+    "far_values",
 }
 IN_FLIGHT = 4 * 32 * 8
 """Env steps that may be under way when the goal is reached: rollouts of `SMALL`, twice over."""

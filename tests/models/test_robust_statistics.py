@@ -7,12 +7,8 @@ import pytest
 import torch
 
 from sampleforge.encoding import Encoding, encodings
-from sampleforge.models.normaliser import (
-    WARM_UP,
-    LeafNormaliser,
-    ObservationNormaliser,
-    extremes,
-)
+from sampleforge.models.normaliser import WARM_UP, LeafNormaliser, ObservationNormaliser
+from sampleforge.ops.far_values import extremes
 from sampleforge.ops.running_stats import moments
 from sampleforge.spec import ArraySpec
 
@@ -48,6 +44,29 @@ def test_an_absurd_number_in_each_environment_does_not_change_them(
     assert leaf.count == control.count
     torch.testing.assert_close(leaf.total_var, control.total_var, rtol=0.2, atol=0)
     assert ((leaf.total_mean - control.total_mean).abs() < 0.02 * control.total_var.sqrt()).all()
+
+
+@pytest.mark.parametrize("absurd", [1e3, 1e5, -1e8])
+@pytest.mark.parametrize("part", [16, 2])
+def test_the_first_observations_are_bounded_by_the_middle_half_of_them(
+    absurd: float, part: int
+) -> None:
+    leaf, control = statistics(1), statistics(1)
+    for seed in range(5):
+        x = normal(seed, 160)[:, 1:2].clone()
+        updated(control, x)
+        if seed == 0:
+            x[:part] = absurd
+        updated(leaf, x)
+    assert leaf.count == control.count == 800 < WARM_UP
+    assert leaf.total_var < 4 * control.total_var, "not 20,000"
+
+
+def test_first_observations_of_which_most_are_one_value_are_counted_as_they_are() -> None:
+    leaf, x = statistics(1), torch.zeros(160, 1)
+    x[::8] = 1e3
+    updated(leaf, x)
+    assert leaf.total_mean.item() == pytest.approx(125)
 
 
 def test_ordinary_numbers_are_counted_exactly() -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sampleforge.ops.far_values import COUNTS_AS, TypicalSize, bound_rewards
+from sampleforge.ops.far_values import (
+    COUNTS_AS,
+    FarFromMean,
+    TypicalSize,
+    bound_rewards,
+)
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -68,7 +73,7 @@ def test_a_rare_goal_is_learned_from_and_an_absurd_reward_is_bounded(first: bool
     if not first:
         bound_rewards(typical, rewards(-0.05))
     absurd = rewards(1e8)
-    assert bound_rewards(typical, absurd) == ((20, 3), 1e8)
+    assert bound_rewards(typical, absurd) == (1, (20, 3), 1e8)
     assert absurd[20, 3] == pytest.approx(0.5)
     assert (np.delete(absurd, 20 * 8 + 3) == np.float32(-0.05)).all()
 
@@ -80,3 +85,53 @@ def test_the_first_reward_of_a_run_is_taken_as_it_is() -> None:
     reward[5, 2] = 1e6
     assert bound_rewards(typical, reward) is None
     assert reward[5, 2] == 1e6
+
+
+@pytest.mark.parametrize("unusual", [1e3, -1e4])
+def test_the_first_unusual_reward_of_an_environment_is_bounded_and_further_ones_are_meant(
+    unusual: float,
+) -> None:
+    typical, had = TypicalSize(few=0), np.zeros(8, np.bool_)
+    assert bound_rewards(typical, np.ones((32, 8), np.float32), had) is None
+    reward = np.ones((32, 8), np.float32)
+    reward[[5, 9], 2] = reward[7, 4] = unusual
+    expected = reward.copy()
+    expected[5, 2] = expected[7, 4] = np.sign(unusual) * COUNTS_AS
+    assert bound_rewards(typical, reward, had) == (2, (5, 2), unusual)
+    np.testing.assert_array_equal(reward, expected)
+    assert had.nonzero()[0].tolist() == [2, 4]
+
+
+def test_a_goal_that_is_reached_again_and_again_is_learned_from() -> None:
+    typical, had = TypicalSize(few=0), np.zeros(8, np.bool_)
+    for t in range(32):
+        goal = np.full((32, 8), -0.05, np.float32)
+        goal[t, :] = 100.0
+        bound_rewards(typical, goal, had)
+        assert (goal[t] == 100.0).all() == (t > 0)
+
+
+def found_after(before: list[np.ndarray], x: np.ndarray) -> object:
+    far = FarFromMean((4,), 100.0, 1000)
+    for each in before:
+        assert far.find(each) is None
+    return far.find(x)
+
+
+def test_a_number_far_from_the_mean_of_its_element_is_found_with_its_place() -> None:
+    scales = np.array([1e-2, 1.0, 1e2, 0.0], np.float32)
+    before = [normal(seed, 640, 4) * scales for seed in range(3)]
+    x = normal(3, 640, 4) * scales
+    assert found_after(before, x) is None
+    x[7, 3] = 1.0
+    assert found_after(before, x) is None, "a flag, next to numbers of 100"
+    x[5, 2] = x[600, 1] = 5e4
+    assert found_after(before, x) == (2, (5, 2), 5e4)
+
+
+def test_a_change_of_scale_is_far_only_at_first() -> None:
+    far = FarFromMean((4,), 100.0, 1000)
+    for seed in range(20):
+        far.find(normal(seed, 640, 4))
+    found = [far.find(1e6 * normal(seed, 640, 4)) is not None for seed in range(30)]
+    assert found[0] and not any(found[-10:])

@@ -42,9 +42,12 @@ class SpikeEnv(gym.Env[Any, Any]):
         shown[:3] = np.eye(3)[self.target] + self.np_random.normal(0, 0.1, 3)
         return shown.clip(-3, 3)
 
+    def _reward(self, action: Any) -> float:
+        return float(int(action) == self.target)
+
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = float(int(action) == self.target)
         self.steps += 1
+        reward = self._reward(action)
         self.taken += 1
         shown = self._show()
         if self.taken == self.at:
@@ -53,3 +56,22 @@ class SpikeEnv(gym.Env[Any, Any]):
             elif self.where == "obs":
                 shown[0] = self.value
         return shown, reward, self.steps == self.length, False, {}
+
+
+class HardSpikeEnv(SpikeEnv):
+    """SpikeEnv in which what was absurd would show in the return: element 0 alone tells the target,
+    as -1, 0 or 1, and a reward comes two steps after its action, the last ones at the end."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.owed = [0.0, 0.0]
+        return super().reset(seed=seed, options=options)
+
+    def _show(self) -> Any:
+        shown = super()._show()
+        shown[:3] = self.np_random.normal(0, 0.1, 3)
+        shown[0] += self.target - 1
+        return shown
+
+    def _reward(self, action: Any) -> float:
+        self.owed.append(super()._reward(action))
+        return sum(self.owed) if self.steps == self.length else self.owed.pop(0)

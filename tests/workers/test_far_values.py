@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.session.callback import Callback, Message
 from sampleforge.session.session import Session
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from tests.support.apex_graphs import build_apex, serial_rounds
 from tests.support.graphs import rollouts
+from tests.support.runs import summary
 
 SPIKES: dict[str, Any] = {
     "env": "tests.support.spike_envs:SpikeEnv",
@@ -45,7 +47,7 @@ def test_an_absurd_observation_reaches_no_learner(at: int, value: float, bounded
 
 
 @pytest.mark.parametrize("at", [1, 40])
-@pytest.mark.parametrize("value", [1e8, -1e8, 1e38])
+@pytest.mark.parametrize("value", [1e3, 1e8, -1e8, 1e38])
 def test_an_absurd_reward_reaches_no_learner(at: int, value: float) -> None:
     chosen = AppoConfig(**SPIKES, env_kwargs={"where": "reward", "value": value, "at": at})
     found = np.concatenate([np.asarray(batch.reward) for batch in rollouts(chosen, 6)])
@@ -73,7 +75,7 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
         **SPIKES, env_kwargs=given, train_for_env_steps=1000, run_dir=str(tmp_path / "run")
     )
     train(config, callbacks=[told])
-    said = [text for text in told.warnings if "far beyond all" in text]
+    said = [text for text in told.warnings if "far_values" in text]
     assert len(said) == bool(where), "once per actor"
     if where:
         assert said[0].startswith("actor 0, split 0, tests.support.spike_envs:SpikeEnv, row 0: ")
@@ -82,6 +84,31 @@ def test_it_is_a_warning_with_env_row_leaf_and_value(where: str, tmp_path: Path)
         assert "observation leaf 'obs' holds 1e+08 at [0]" in said[0]
     if where == "reward":
         assert "for learning it counts as 10" in said[0]
+
+
+WORKERS = {name: value for name, value in SPIKES.items() if name != "num_workers"}
+RUNS: dict[str, AnyConfig] = {
+    "appo": AppoConfig(**SPIKES),
+    "ddppo": DdppoConfig(**WORKERS, num_ranks=1),
+    "apex": ApexConfig(**SPIKES, learning_starts=200),
+    "population": AppoConfig(**SPIKES, num_policies=2, pbt=True),
+}
+
+
+@pytest.mark.parametrize("where", ["obs", "reward"])
+@pytest.mark.parametrize("name", RUNS)
+def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
+    name: str, where: str, tmp_path: Path
+) -> None:
+    told, run = Told(), tmp_path / "run"
+    given: dict[str, Any] = {"where": where, "value": 1e3, "at": 400}
+    chosen: dict[str, Any] = {"env_kwargs": given, "train_for_env_steps": 6000, "run_dir": str(run)}
+    train(replace(RUNS[name], **chosen), callbacks=[told])
+    said = [text for text in told.warnings if "counted as far_values" in text]
+    assert len(said) == 1 and "SpikeEnv, row 0: " in said[0], told.warnings
+    assert ("leaf 'obs' holds 1000 at [0], " if where == "obs" else "is 1000, far") in said[0]
+    rows = 8 if name == "population" else 4
+    assert summary(run)["far_values"] == rows, "one in each environment"
 
 
 def test_the_check_of_the_bounds_sees_the_number_as_it_is() -> None:
