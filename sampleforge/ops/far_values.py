@@ -19,7 +19,8 @@ COUNTS_AS = 10.0
 """Far values count as so many typical sizes."""
 UNUSUAL = 300.0
 """The first reward of an environment that is so many typical sizes counts like a far one. Further
-ones are taken as they are: what an environment gives again is meant, such as a goal."""
+ones are taken as they are, and so is one whose step terminates the episode: what an environment
+gives again is meant, and what ends an episode is its goal, or a failure."""
 HORIZON = 100_000
 """Number of values that a typical size covers; older ones fade. So it follows a real change of
 scale, by steps that grow geometrically: each far value raises the mean square by its share of
@@ -105,21 +106,25 @@ class FarFound(NamedTuple):
 
 
 def bound_rewards(
-    typical: TypicalSize, reward: Array, had_unusual: Array | None = None
+    typical: TypicalSize,
+    reward: Array,
+    terminated: Array | None = None,
+    had_unusual: Array | None = None,
 ) -> FarFound | None:
     """Replace far rewards in place, in an array of any shape; return them, or None if there are
     none. The typical size is that of the rewards that are not 0, however rare.
 
     ``had_unusual`` (bool [rows], written): which rows of ``reward`` [T, rows] have given one of
-    more than `UNUSUAL` typical sizes. The first one of each row is replaced, too."""
+    more than `UNUSUAL` typical sizes where the episode has not ``terminated`` (bool [T, rows]). The
+    first one of each row is replaced, too."""
     some = reward != 0
     given = reward[some]
     if not given.size or typical.takes(given, FAR if had_unusual is None else UNUSUAL):
         return None
     typical.begin(given)
     first = None
-    if had_unusual is not None:
-        unusual = np.abs(reward) > np.float64(UNUSUAL * typical.size)
+    if had_unusual is not None and terminated is not None:
+        unusual = (np.abs(reward) > np.float64(UNUSUAL * typical.size)) & ~terminated
         first = (unusual & (unusual.cumsum(0) == 1) & ~had_unusual)[some]
         had_unusual |= unusual.any(0)
     before = given.copy()

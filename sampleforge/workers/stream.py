@@ -280,7 +280,8 @@ class Stream:
         assert self.slot is not None and self.port is not None
         self._send(length(self.slots, self.slot), waiting)
         self._look_for_far(self.slot, length(self.slots, self.slot))
-        self._bound_rewards(self.slots.reward[self.slot, self.begun_at :])
+        new = self.slot, slice(self.begun_at, None)
+        self._bound_rewards(self.slots.reward[new], self.slots.terminated[new])
         if self.overlap is not None:
             self.overlap.keep(self.slot)
         self.port.exchange.hand_over(self.id.actor, self.slot)
@@ -305,11 +306,11 @@ class Stream:
                 "where observations are normalised it counts as ten",
             )
 
-    def _bound_rewards(self, reward: Array) -> None:
+    def _bound_rewards(self, reward: Array, terminated: Array) -> None:
         """Replace rewards [T, rows] that are far beyond all others by what they count as for
         learning (`sampleforge.ops.far_values`). Returns and recordings have them as they were."""
         size = self._typical_reward.size
-        found = bound_rewards(self._typical_reward, reward, self._had_unusual)
+        found = bound_rewards(self._typical_reward, reward, terminated, self._had_unusual)
         if found is None:
             return
         self.far_values += found.number

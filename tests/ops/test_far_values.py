@@ -92,23 +92,29 @@ def test_the_first_unusual_reward_of_an_environment_is_bounded_and_further_ones_
     unusual: float,
 ) -> None:
     typical, had = TypicalSize(few=0), np.zeros(8, np.bool_)
-    assert bound_rewards(typical, np.ones((32, 8), np.float32), had) is None
+    ended = np.zeros((32, 8), np.bool_)
+    assert bound_rewards(typical, np.ones((32, 8), np.float32), ended, had) is None
     reward = np.ones((32, 8), np.float32)
-    reward[[5, 9], 2] = reward[7, 4] = unusual
+    reward[[5, 9], 2] = reward[7, 4] = reward[30, 6] = unusual
+    ended[30] = True
     expected = reward.copy()
     expected[5, 2] = expected[7, 4] = np.sign(unusual) * COUNTS_AS
-    assert bound_rewards(typical, reward, had) == (2, (5, 2), unusual)
+    assert bound_rewards(typical, reward, ended, had) == (2, (5, 2), unusual)
     np.testing.assert_array_equal(reward, expected)
     assert had.nonzero()[0].tolist() == [2, 4]
 
 
-def test_a_goal_that_is_reached_again_and_again_is_learned_from() -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_goal_is_learned_from_at_once_if_it_ends_the_episode_and_else_from_the_second(
+    ends: bool,
+) -> None:
+    ended = np.full((32, 8), ends)
     typical, had = TypicalSize(few=0), np.zeros(8, np.bool_)
     for t in range(32):
         goal = np.full((32, 8), -0.05, np.float32)
         goal[t, :] = 100.0
-        bound_rewards(typical, goal, had)
-        assert (goal[t] == 100.0).all() == (t > 0)
+        bound_rewards(typical, goal, ended, had)
+        assert (goal[t] == 100.0).all() == (ends or t > 0)
 
 
 def found_after(before: list[np.ndarray], x: np.ndarray) -> object:

@@ -46,7 +46,7 @@ def test_an_absurd_observation_reaches_no_learner(at: int, value: float, bounded
     assert 3 < largest < 20, "ten times the typical size, in every environment"
 
 
-@pytest.mark.parametrize("at", [1, 40])
+@pytest.mark.parametrize("at", [1, 45])
 @pytest.mark.parametrize("value", [1e3, 1e8, -1e8, 1e38])
 def test_an_absurd_reward_reaches_no_learner(at: int, value: float) -> None:
     chosen = AppoConfig(**SPIKES, env_kwargs={"where": "reward", "value": value, "at": at})
@@ -101,7 +101,7 @@ def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     name: str, where: str, tmp_path: Path
 ) -> None:
     told, run = Told(), tmp_path / "run"
-    given: dict[str, Any] = {"where": where, "value": 1e3, "at": 400}
+    given: dict[str, Any] = {"where": where, "value": 1e3, "at": 405}
     chosen: dict[str, Any] = {"env_kwargs": given, "train_for_env_steps": 6000, "run_dir": str(run)}
     train(replace(RUNS[name], **chosen), callbacks=[told])
     said = [text for text in told.warnings if "counted as far_values" in text]
