@@ -27,7 +27,7 @@ def run(args: Sequence[str]) -> int:
     try:
         graph, config, plan, spec = wired(asked)
     except EnvProbeError as error:
-        raise ConfigError(f"The environment could not be created:\n{error}") from error
+        raise ConfigError(f"The environment {error.what}:\n{error}") from error
     print(plan_line(config, plan))
     print(reason_line(config, plan, spec))
     print(graph.describe())

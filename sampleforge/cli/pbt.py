@@ -161,7 +161,8 @@ def offered_shaping(flags: PbtFlags, config: AnyConfig) -> Mapping[str, float]:
         raise type(error)(
             f"{error}\nThe environment was asked here for its reward-shaping numbers. If it works "
             "only where the jobs run, name the hyperparameters that are perturbed, as in "
-            "--pbt-perturb learning-rate gamma: then it is not asked"
+            "--pbt-perturb learning-rate gamma: then it is not asked",
+            error.stage,
         ) from error
 
 

@@ -98,7 +98,7 @@ def _space(flags: TuneFlags) -> SearchSpace:
     try:
         spec = probe(config)
     except EnvProbeError as error:
-        raise ConfigError(f"The environment could not be created:\n{error}") from error
+        raise ConfigError(f"The environment {error.what}:\n{error}") from error
     return search_space(config, spec)
 
 

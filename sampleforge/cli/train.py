@@ -54,7 +54,7 @@ def _run(args: Sequence[str]) -> int:
     try:
         return run_training(config, preset=preset)
     except EnvProbeError as error:
-        raise type(error)(environment_failed(str(error), config.run_dir)) from error
+        raise type(error)(environment_failed(error, config.run_dir)) from error
 
 
 def parse_config(algo: str, args: Sequence[str], verb: str = "train") -> Any:

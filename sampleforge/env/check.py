@@ -31,32 +31,38 @@ def check_env(config: EnvConfig, seconds: float) -> Iterator[Finding | Progress]
     MissingMainGuard is raised, see `probe`.
     """
     yield Progress(0.0, "the probe")
-    began = monotonic()
+    began, not_closed = monotonic(), list[str]()
     try:
-        spec = probe(config)
+        spec = probe(config, not_closed.append)
     except EnvProbeError as error:
-        yield _failed("start", "the probe, with which every training begins, failed", error)
+        yield _failed("start", "in the probe, with which every training begins,", error)
         return
+    for text in not_closed:
+        fault, _, remedy = text.rpartition("; ")
+        yield Finding("warning", "closing", fault, remedy)
     rows = f", {spec.num_seats} agents" if spec.num_seats > 1 else ""
     protocol = f"; {spec.protocol}" if spec.protocol else ""
     text = f"2 rows{rows} were made, reset and stepped in {human_time(monotonic() - began)}"
     yield Finding("ok", "start", f"{text}{protocol}")
     progress = Progress(0.0, "starting")
+    options = {"seconds": seconds, "closes": not not_closed}
     try:
-        for message in child_messages(config, "check", seconds=seconds):
+        for message in child_messages(config, "check", **options):
             if "finding" in message:
                 yield Finding(**message["finding"])
             elif "progress" in message:
                 progress = Progress(message["progress"], message["doing"])
                 yield progress
     except EnvProbeError as error:
-        yield _failed("play", f"it failed after the probe ({progress.doing})", error)
+        if error.stage == "closed":
+            text = f"its close() {error.cause}; what is measured afterwards is missing"
+            yield Finding("warning", "closing", text, "correct close()", str(error))
+        else:
+            yield _failed("play", f"after the probe ({progress.doing})", error)
 
 
 def _failed(name: str, what: str, error: EnvProbeError) -> Finding:
-    """Return the finding of an environment that ended its check."""
-    lines = str(error).strip().splitlines()
-    cause = lines[-1].replace(" (the stacks are above)", "")
-    detail = str(error) if len(lines) > 1 else ""
+    """Return the finding of an environment that ended its check. ``what``: where it was."""
+    detail = str(error) if "\n" in str(error).strip() else ""
     remedy = "correct what the traceback or the stacks show" if isinstance(error, EnvFailed) else ""
-    return Finding("error", name, f"{what}: {cause}", remedy, detail)
+    return Finding("error", name, f"{what} it {error.what}: {error.cause}", remedy, detail)

@@ -69,18 +69,22 @@ HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Command lines of processes that Python starts once and keeps until it ends."""
 
 
-def examine(config: EnvConfig, seconds: float, tell: Tell) -> None:
+def examine(config: EnvConfig, seconds: float, tell: Tell, *, closes: bool = True) -> None:
     """Play for about ``seconds`` in all, and tell the findings, {"finding": ...}, and the progress,
     {"progress": fraction, "doing": text}. Raises the environment's exceptions, if it cannot be
-    started or repeated; those of the long play are findings."""
-    Examination(replace(config, decorrelate=False), seconds, tell).run()
+    started or repeated; those of the long play are findings. ``closes``: False if the environments
+    are not to be closed, because that is known to end or stop the process."""
+    Examination(replace(config, decorrelate=False), seconds, tell, closes=closes).run()
 
 
 class Examination:
     """One examination of ``config``. ``seconds``: how long it may play."""
 
-    def __init__(self, config: EnvConfig, seconds: float, tell: Tell) -> None:
+    def __init__(
+        self, config: EnvConfig, seconds: float, tell: Tell, *, closes: bool = True
+    ) -> None:
         self._config = config
+        self._closes = closes
         self._seconds = seconds
         self._tell = tell
         self._done = 0.0
@@ -112,8 +116,10 @@ class Examination:
             self._give(verdicts.throughput(speed, cores, played))
             self._give(verdicts.flags(spec, speed.per_s, cores, played))
         self._give(verdicts.memory(played, rss, row_bytes))
-        left, files = self._left_behind(), len(self._files())
-        self._give(*verdicts.processes(played, left, files, self._closing))
+        files = len(self._files())
+        self._give(*verdicts.starts(played, files))
+        if self._closes:
+            self._give(*verdicts.closing(self._left_behind(), self._closing))
 
     def _give(self, *findings: Finding | None) -> None:
         for finding in filter(None, findings):
@@ -229,11 +235,15 @@ class Examination:
 
     def _close(self, play: RandomPlay) -> None:
         """Close the environment, and count the open files of this process."""
+        if not self._closes:
+            return
         tell_of_row()
+        self._tell({"stage": "closed"})
         try:
             play.close()
-        except Exception:
+        except BaseException:
             self._closing = self._closing or traceback.format_exc().strip()
+        self._tell({"stage": None})
         self._open_files.append(open_files())
 
     def _left_behind(self) -> list[str]:

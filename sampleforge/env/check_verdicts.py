@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from sampleforge.encoding import encodings, lines
+from sampleforge.runtime.causes import causes
 from sampleforge.runtime.growth import Growth
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.spec import ACTION_MASK, EnvSpec
@@ -236,17 +237,15 @@ def finite(played: Played) -> Finding:
 def exceptions(played: Played) -> Finding | None:
     """Judge the errors that the environment has raised; None if there were none."""
     if played.failure:
-        last = played.failure.strip().splitlines()[-1]
-        text = f"the play ended after {played.env_steps:,} env steps: {last}"
+        text = f"the play ended after {played.env_steps:,} env steps: {causes(played.failure)}"
         return Finding("error", "errors", text, "correct the environment", played.failure)
     if not played.errors:
         return None
-    *lines, place = played.traceback.splitlines()  # its last line has the environment and the row
-    cause = next((line for line in reversed(lines) if line and line[0] != " "), "")
     return Finding(
         "error",
         "errors",
-        f"{played.errors:,} in {played.env_steps:,} env steps; the first: {cause} {place}",
+        f"{played.errors:,} in {played.env_steps:,} env steps; the first: "
+        f"{causes(played.traceback)}",
         "correct the environment; training builds it anew and drops the episode, and ends if more "
         "than --max-env-restart-rate of the episodes are lost",
         played.traceback,
@@ -509,10 +508,8 @@ def memory(played: Played, rss: float, row_bytes: float | None) -> Finding:
     )
 
 
-def processes(played: Played, left: Sequence[str], files: int, closes: str) -> Iterator[Finding]:
-    """Judge what the environment starts and what ``close`` leaves: ``left`` are processes, folders
-    and files in words; ``files``: how many files lie in its working directory; ``closes``: the
-    error of ``close``, or empty."""
+def starts(played: Played, files: int) -> Iterator[Finding]:
+    """Judge what the environment starts; ``files``: how many lie in its working directory."""
     started = f"{played.processes} of its own per row" if played.processes else "none of its own"
     yield Finding("ok", "processes", started)
     if files:
@@ -522,8 +519,13 @@ def processes(played: Played, left: Sequence[str], files: int, closes: str) -> I
             f"{files} in its working directory",
             "each worker has a scratch directory for them, which is removed",
         )
+
+
+def closing(left: Sequence[str], closes: str) -> Iterator[Finding]:
+    """Judge what ``close`` leaves: ``left`` are processes, folders and files in words; ``closes``:
+    the traceback of what it has raised, or empty."""
     if closes:
-        text = f"close() raised {closes.strip().splitlines()[-1]}"
+        text = f"close() raised {causes(closes)}"
         yield Finding("warning", "closing", text, "correct close()", closes)
     if left:
         yield Finding(

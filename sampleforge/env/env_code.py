@@ -54,6 +54,7 @@ def as_error(raised: BaseException) -> Exception:
         "must raise an Exception"
     )
     found.__cause__ = raised
+    found.__dict__.update(raised.__dict__)  # such as the stage in which it was raised
     return found
 
 

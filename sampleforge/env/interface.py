@@ -3,9 +3,14 @@ remedy, not with an error of unpacking."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NoReturn
 
 from sampleforge.config import ConfigError
+
+Stage = Literal["created", "reset", "stepped", "closed"]
+"""What was done to an environment."""
 
 _AS_BEFORE = (
     "as environments for gym before 0.26 do. Change the environment, or wrap it in a factory of "
@@ -13,11 +18,30 @@ _AS_BEFORE = (
 )
 
 
+@contextmanager
+def stage(name: Stage) -> Iterator[None]:
+    """Mark an error in the body, unless it is marked, for `stage_of`."""
+    try:
+        yield
+    except BaseException as error:
+        if stage_of(error) is None:
+            error.env_stage = name  # type: ignore[attr-defined]
+        raise
+
+
+def stage_of(error: BaseException) -> Stage | None:
+    """Return what was done to the environment that has raised ``error``; None if that is not
+    known."""
+    found: Stage | None = getattr(error, "env_stage", None)
+    return found
+
+
 def first_reset(env: Any, seed: int, env_id: str, row: int) -> tuple[Any, dict[str, Any]]:
     """Return (observation, info) of the first ``reset`` of an environment. Raises ConfigError if
     ``reset`` takes no seed or gives something else."""
     try:
-        result = env.reset(seed=seed)
+        with stage("reset"):
+            result = env.reset(seed=seed)
     except TypeError as error:
         if "unexpected keyword argument 'seed'" not in str(error):
             raise

@@ -15,6 +15,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error, env_code, making
+from sampleforge.env.interface import stage
 from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_stats
@@ -77,7 +78,9 @@ class ParallelRows(MultiAgentRows):
         for row, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             if self._tasks is not None:
                 self._tasks.follow(row, env)
-            self._first.append(_checked_reset(env.reset(seed=seed), config.env))
+            with stage("reset"):
+                result = env.reset(seed=seed)
+            self._first.append(_checked_reset(result, config.env))
             tell_of_row()
         env, infos = self._envs[0], self._first[0][1]
         agents = {
@@ -120,7 +123,9 @@ class ParallelRows(MultiAgentRows):
                     self._faults.pop(row, None)
                     if self._tasks is not None:
                         self._tasks.follow(row, env)
-                    first = _checked_reset(env.reset(), self.seats[0].spec.env_id)
+                    with stage("reset"):
+                        result = env.reset()
+                    first = _checked_reset(result, self.seats[0].spec.env_id)
                 else:
                     acting = [seat for seat in self.seats if present[row][seat.seat]]
                     given = {seat.agent: chosen[seat.seat][row] for seat in acting}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -16,16 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import spawn
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 from sampleforge.config import ConfigError, to_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import Stage
 from sampleforge.env.scratch import make_cwd_importable
 from sampleforge.env.spec_json import spec_from_plain
+from sampleforge.runtime.causes import causes
 from sampleforge.runtime.processes import MissingMainGuard, check_main_guard
 from sampleforge.spec import EnvSpec
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 """Seconds after the time-out at which the child is killed. At the time-out it dumps its stacks and
@@ -43,7 +48,18 @@ main(payload)
 
 
 class EnvProbeError(ConfigError):
-    """The environment failed its probe; the root cause is the last line of the message."""
+    """The environment failed its probe. ``cause``: the errors behind it in one line; ``stage``:
+    what was done to the environment, None if that is not known."""
+
+    def __init__(self, text: str, stage: Stage | None = None) -> None:
+        super().__init__(text)
+        self.cause = causes(text)
+        self.stage = stage
+
+    @property
+    def what(self) -> str:
+        """What has happened, as the beginning of a message."""
+        return f"could not be {self.stage}" if self.stage else "failed"
 
 
 class EnvFailed(EnvProbeError):
@@ -56,16 +72,33 @@ class Silent(Exception):
     """The child has written nothing for too long."""
 
 
-def probe(config: EnvConfig) -> EnvSpec:
+def probe(config: EnvConfig, warn: Callable[[str], None] = log.warning) -> EnvSpec:
     """Return the spec of ``config.env``, after constructing, resetting and stepping two rows of it.
 
     Raises EnvProbeError with the child's traceback, or with its stacks if a row's construction or
     reset, or a step of both rows, took longer than ``config.env_timeout`` seconds. Raises
     MissingMainGuard, which is no error but the end of the program, if the script that calls this
-    would do so again where the child imports it. No process is left in any case.
+    would do so again where the child imports it. No process is left in any case. An environment
+    that does not close is no error: ``warn`` is told.
     """
-    (message,) = child_messages(config, "probe")
-    return spec_from_plain(message["spec"])
+    spec, closing = None, ""
+    try:
+        for message in child_messages(config, "probe"):
+            if "spec" in message:
+                spec = spec_from_plain(message["spec"])
+            elif message["closing"]:
+                closing = f"raised {causes(message['closing'])}"
+    except EnvFailed as error:
+        if spec is None:
+            raise
+        closing = error.cause
+    assert spec is not None
+    if closing:
+        warn(
+            f"{config.env}: its close() {closing}; training goes on, but what the environment has "
+            "started may be left behind: correct close()"
+        )
+    return spec
 
 
 def child_messages(
@@ -85,10 +118,11 @@ def child_messages(
             child = _start(config, {"work": work, **options}, write_end, output, scratch)
         finally:
             os.close(write_end)
-        last, hangs = None, False
+        last, hangs, stage = None, False, None
         try:
             for line in _lines(child, answers, config.env_timeout + GRACE_S):
                 last = json.loads(line)
+                stage = last.pop("stage", stage)
                 if not last.pop("goes_on", False):
                     child.wait(GRACE_S)
                     break
@@ -99,7 +133,8 @@ def child_messages(
             pass  # it has answered but does not end; `_end` kills it
         finally:
             _end(child)
-        yield _checked(config, work, last, hangs, (child.returncode, _printed(output)))
+        ended = Ended(child.returncode, _printed(output), hangs, stage)
+        yield _checked(config, work, last, ended)
 
 
 def _start(
@@ -181,24 +216,38 @@ def _printed(output: IO[bytes]) -> str:
     return output.read().decode(errors="replace").strip()
 
 
+class Ended(NamedTuple):
+    """The end of the child: its exit code, what it has printed, whether it was killed because it
+    was silent, and in which stage it was."""
+
+    code: int
+    printed: str
+    hangs: bool
+    stage: Stage | None
+
+
 def _checked(
-    config: EnvConfig, work: str, last: dict[str, Any] | None, hangs: bool, ended: tuple[int, str]
+    config: EnvConfig, work: str, last: dict[str, Any] | None, ended: Ended
 ) -> dict[str, Any]:
     """Return ``last``, the child's last message. Raises EnvProbeError if it is an error, or not the
     end of the work (``last`` is None or has been yielded), and MissingMainGuard if our script would
-    start itself in the child. ``ended``: the child's exit code, and what it has printed."""
-    code, printed = ended
+    start itself in the child."""
+    code, printed, hangs, stage = ended
     if last and "error" in last:
         kind = EnvFailed if "Traceback (" in last["error"] else EnvProbeError
-        raise kind(last["error"])
+        raise kind(last["error"], stage)
     if last and last.get("unguarded"):
         raise MissingMainGuard(os.path.basename(sys.argv[0]))
     if last and last.get("done"):
         return last
-    if hangs or "Timeout (" in printed:
+    hangs = hangs or "Timeout (" in printed
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if stage == "closed":
+        what = "hangs" if hangs else f"ended its process, with {how}"
+        raise EnvFailed(f"{printed}\n{what}", stage)
+    if hangs:
         raise EnvFailed(
             f"{printed}\n{config.env} hangs: its construction, a reset or a step took more than "
             f"{config.env_timeout:g} s (the stacks are above); --env-timeout sets the limit"
         )
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     raise EnvFailed(f"{printed}\n{config.env} ended its process in the {work}, with {how}")

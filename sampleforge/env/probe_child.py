@@ -17,15 +17,17 @@ from typing import Any, cast
 
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.interface import stage, stage_of
 from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.spec_json import spec_to_plain
 from sampleforge.env.starting import tell_of_row, told_of_rows
 from sampleforge.runtime.processes import MissingMainGuard
-from sampleforge.spec import EnvSpec
 
 ROWS = 2
 STEPS = 4
+CLOSE_S = 5.0
+"""Seconds that the environments have to close; the answer has been given by then."""
 ALIVE = b" "
 """Written before the answer, whenever the time-out begins anew; JSON ignores it."""
 
@@ -59,9 +61,9 @@ def main(payload: dict[str, Any]) -> None:
         answer = {"error": str(error)}
     except MissingMainGuard:
         answer = {"unguarded": True}
-    except BaseException:
+    except BaseException as error:
         text = f"{config.env} failed in the {payload['work']}"
-        answer = {"error": f"{text}\n{traceback.format_exc().strip()}"}
+        answer = {"error": f"{text}\n{traceback.format_exc().strip()}", "stage": stage_of(error)}
     tell(answer)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -73,10 +75,12 @@ def _work(
 ) -> dict[str, Any]:
     """Do the work that the payload asks for, and return the last message."""
     if payload["work"] == "probe":
-        return {"done": True, "spec": spec_to_plain(try_out(config))}
+        play = try_out(config)
+        tell({"spec": spec_to_plain(play.vector.spec), "stage": "closed"})
+        return {"done": True, "closing": close(play)}
     from sampleforge.env.check_child import examine  # the probe need not wait for it
 
-    examine(config, payload["seconds"], tell)
+    examine(config, payload["seconds"], tell, closes=payload["closes"])
     return {"done": True}
 
 
@@ -98,21 +102,34 @@ def _leave_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)  # with what the environment has started
 
 
-def try_out(config: EnvConfig) -> EnvSpec:
+def try_out(config: EnvConfig) -> RandomPlay:
     """Construct, reset and step two rows with random actions, check every observation, and return
-    the spec.
+    them.
 
     Raises the environment's exceptions, and ConfigError for a bad observation.
     """
-    play = RandomPlay(config, ROWS)
-    play.reset()
+    with stage("created"):
+        play = RandomPlay(config, ROWS)
+    with stage("reset"):
+        play.reset()
     _check(play)
     for _ in range(STEPS):
         tell_of_row()  # the time-out begins anew
-        play.step()
+        with stage("stepped"):
+            play.step()
         _check(play)
-    play.close()
-    return play.vector.spec
+    return play
+
+
+def close(play: RandomPlay) -> str:
+    """Close the environments within `CLOSE_S`, and return the traceback of what ``close`` has
+    raised, or an empty text."""
+    faulthandler.dump_traceback_later(CLOSE_S, exit=True)
+    try:
+        play.close()
+    except BaseException:
+        return traceback.format_exc().strip()
+    return ""
 
 
 def _check(play: RandomPlay) -> None:

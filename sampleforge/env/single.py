@@ -18,7 +18,7 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import as_error, env_code, making
-from sampleforge.env.interface import checked_reset, first_reset, refuse_step
+from sampleforge.env.interface import checked_reset, first_reset, refuse_step, stage
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
 from sampleforge.env.tasks import RowTasks, task_setter
@@ -211,7 +211,9 @@ class SyncVector(EnvVector):
             self._limits[row] = self.spec.max_episode_steps or 0  # after a shorter first episode
         if self._tasks is not None:
             self._tasks.follow(row, self._envs[row])
-        return checked_reset(self._envs[row].reset(), self.spec.env_id, f"row {row}")
+        with stage("reset"):
+            result = self._envs[row].reset()
+        return checked_reset(result, self.spec.env_id, f"row {row}")
 
     def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
         try:

@@ -36,6 +36,7 @@ from sampleforge.populations.merged_lineage import MergedLineage
 from sampleforge.populations.published import Published, PublishedStates
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
 from sampleforge.populations.training_job import forget_outcome, read_outcome
+from sampleforge.runtime.causes import causes
 from sampleforge.topologies.builders import seed_of_policy
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import PbtConfig
@@ -218,7 +219,8 @@ class Population:
         env_steps = self._newest_env_steps(member)
         place.deaths = 1 if env_steps > place.env_steps else place.deaths + 1
         place.env_steps = env_steps
-        self.problems.append(f"member {member} has died, and starts again: {_last(place.error)}")
+        why = causes(place.error or "unknown error")
+        self.problems.append(f"member {member} has died, and starts again: {why}")
         self._failures += outcome is not None
         if self._failures >= HOPELESS and not self._states.read() and not self._any_checkpoint():
             raise PopulationFailed(f"{self._failures} jobs have failed; {place.error}")
@@ -325,8 +327,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
     return dict(stored)
-
-
-def _last(error: str | None) -> str:
-    """Return the last line of an error."""
-    return (error or "unknown error").strip().splitlines()[-1]

@@ -13,6 +13,7 @@ from sampleforge.folder.line_file import LineFile
 from sampleforge.reporting.progress import number
 
 if TYPE_CHECKING:
+    from sampleforge.env.probe import EnvProbeError
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.config import AnyConfig
     from sampleforge.topologies.graph import Graph
@@ -115,15 +116,14 @@ def opening(
     return messages
 
 
-def environment_failed(problem: str, run_dir: str | Path) -> str:
-    """Return the error message for an environment that failed its probe. If ``problem`` holds a
-    traceback, write it to log.txt of the run folder, and name only its last line, the cause. A
-    folder that has a run already stays as it is, and the message has the traceback."""
-    folder = Path(run_dir)
+def environment_failed(failed: EnvProbeError, run_dir: str | Path) -> str:
+    """Return the error message for an environment that failed its probe. If it holds a traceback,
+    write that to log.txt of the run folder, and name only the stage and the causes. A folder that
+    has a run already stays as it is, and the message has the traceback."""
+    folder, problem = Path(run_dir), str(failed)
     has_traceback = "Traceback (" in problem or "Timeout (" in problem
     if not has_traceback or (folder / "config.yaml").exists():
         return problem
-    cause = problem.strip().splitlines()[-1]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log = LineFile(folder / "log.txt")
@@ -132,9 +132,8 @@ def environment_failed(problem: str, run_dir: str | Path) -> str:
         log.close()
     except OSError as error:
         return f"{problem}\n(The traceback could not be written to {folder}: {error.strerror})"
-    cause = cause.replace(" (the stacks are above)", "")
     where = folder / "log.txt"
-    return f"The environment could not be created: {cause} (the traceback is in {where})"
+    return f"The environment {failed.what}: {failed.cause} (the traceback is in {where})"
 
 
 def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:

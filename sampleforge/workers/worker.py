@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.env.env_code import begin_process
+from sampleforge.env.env_code import as_error, begin_process
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.machine import CACHE
 from sampleforge.runtime.processes import become_worker
@@ -218,5 +218,5 @@ def close(worker: Worker) -> None:
     """Close ``worker``. An error is only logged: it is not why a run ends."""
     try:
         worker.close()
-    except Exception as error:
-        log.warning("%s: closing its environments failed: %r", worker.name, error)
+    except BaseException as error:
+        log.warning("%s: closing its environments failed: %r", worker.name, as_error(error))

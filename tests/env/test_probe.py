@@ -17,7 +17,7 @@ from gymnasium.vector import AsyncVectorEnv
 
 from sampleforge.env.bounds import Bounds
 from sampleforge.env.config import EnvConfig
-from sampleforge.env.probe import EnvProbeError, probe
+from sampleforge.env.probe import EnvFailed, EnvProbeError, probe
 from sampleforge.env.registry import make_vector
 from sampleforge.env.single import SyncVector
 from sampleforge.env.starting import told_of_rows
@@ -26,6 +26,7 @@ from tests.support.envs import CodeEnv, CountingVectorEnv
 
 pytestmark = pytest.mark.multiprocess
 FAKES = "tests.support.envs"
+ENDING = "tests.support.impolite_envs:EndingEnv"
 
 
 def config(name: str, timeout: float = 20.0, **kwargs: Any) -> EnvConfig:
@@ -63,6 +64,44 @@ def test_the_spec_is_the_one_of_the_rows(name: str) -> None:
 def test_a_bad_environment_is_an_error_message(name: str, kwargs: Any, message: str) -> None:
     with pytest.raises(EnvProbeError, match=message):
         probe(config(name, **kwargs))
+
+
+@pytest.mark.parametrize("raises", ["ValueError", "SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    ("where", "stage"), [("init", "created"), ("reset", "reset"), ("step", "stepped")]
+)
+def test_the_error_says_what_was_done_and_every_cause(raises: str, where: str, stage: str) -> None:
+    with pytest.raises(EnvFailed) as failed:
+        probe(config(ENDING, raises=raises, where=where))
+    assert failed.value.stage == stage
+    cause, error = failed.value.cause, str(failed.value)
+    assert "Traceback" in error
+    if raises == "ValueError":
+        assert cause.startswith("ValueError: no such level")
+        assert "caused by KeyError: 'level 7'" in cause
+    else:
+        assert f"caused by {raises}" in cause or cause.startswith(raises)
+
+
+@pytest.mark.parametrize(
+    ("raises", "told"),
+    [
+        (
+            "ValueError",
+            "its close() raised ValueError: no such level, caused by KeyError: 'level 7'",
+        ),
+        ("SystemExit", "its close() raised SystemExit: 3"),
+        ("exit", "its close() ended its process, with exit code 3"),
+        ("crash", "its close() ended its process, with signal SIGSEGV"),
+        ("hang", "its close() hangs"),
+    ],
+)
+def test_a_close_that_fails_is_a_warning(raises: str, told: str) -> None:
+    warned: list[str] = []
+    spec = probe(config(ENDING, raises=raises, where="close"), warned.append)
+    assert spec.env_id == ENDING
+    (text,) = warned
+    assert told in text and text.endswith("correct close()")
 
 
 def dies() -> None:

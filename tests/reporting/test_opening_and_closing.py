@@ -15,6 +15,7 @@ from sampleforge.api import train
 from sampleforge.cli import main
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
+from sampleforge.env.probe import EnvFailed, EnvProbeError
 from sampleforge.folder.run_folder import with_folder_and_seed
 from sampleforge.reporting.bottleneck import BottleneckWatch
 from sampleforge.reporting.closing import end_line, next_commands, resume_command
@@ -154,16 +155,15 @@ def test_the_end_line_and_the_next_commands() -> None:
 
 def test_a_traceback_of_the_probe_goes_to_the_log(tmp_path: Path) -> None:
     problem = "Traceback (most recent call last):\n  File x\nValueError: no such level"
-    told = environment_failed(problem, tmp_path / "run")
+    told = environment_failed(EnvFailed(problem, "stepped"), tmp_path / "run")
     log = tmp_path / "run" / "log.txt"
     assert told == (
-        "The environment could not be created: ValueError: no such level "
+        "The environment could not be stepped: ValueError: no such level "
         f"(the traceback is in {log})"
     )
     assert "File x" in log.read_text()
-    assert environment_failed("Unknown environment X.", tmp_path / "other") == (
-        "Unknown environment X."
-    )
+    unknown = EnvProbeError("Unknown environment X.")
+    assert environment_failed(unknown, tmp_path / "other") == ("Unknown environment X.")
     assert not (tmp_path / "other").exists()
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -62,9 +63,23 @@ class ImpoliteEnv(CodeEnv):
         return super().step(action)
 
 
+def _raise(error: BaseException, cause: BaseException | None = None) -> None:
+    raise error from cause
+
+
+ENDS: dict[str, Callable[[], object]] = {
+    "SystemExit": lambda: _raise(SystemExit(3)),
+    "KeyboardInterrupt": lambda: _raise(KeyboardInterrupt()),
+    "ValueError": lambda: _raise(ValueError("no such level"), KeyError("level 7")),
+    "exit": lambda: os._exit(3),
+    "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "hang": lambda: time.sleep(100),
+}
+
+
 class EndingEnv(CodeEnv):
-    """Raises ``raises``, "SystemExit" or "KeyboardInterrupt", in ``where``: "init", "reset",
-    "step" or "close"; in each step of its life from ``after`` on."""
+    """Does in ``where``, which is "init", "reset", "step" or "close", what ``raises`` says: one of
+    `ENDS`; from the step ``after`` of its life on."""
 
     def __init__(self, raises: str, where: str, after: int = 0) -> None:
         super().__init__()
@@ -73,9 +88,7 @@ class EndingEnv(CodeEnv):
 
     def _do(self, where: str) -> None:
         if where == self.where and self.taken >= self.after:
-            raise {"SystemExit": SystemExit(3), "KeyboardInterrupt": KeyboardInterrupt()}[
-                self.raises
-            ]
+            ENDS[self.raises]()
 
     def reset(self, **kwargs: Any) -> Any:
         self._do("reset")

@@ -1,0 +1,37 @@
+"""What a traceback says in one line."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from sampleforge.runtime.causes import causes
+
+
+def raises() -> None:
+    try:
+        try:
+            raise KeyError("level 7")
+        except KeyError as error:
+            raise ValueError("no level\nof this number") from error
+    except ValueError as error:
+        error.add_note("row 1: the first of 4 errors in a row")
+        raise
+
+
+def test_every_error_is_named_the_last_one_first_with_its_notes() -> None:
+    with pytest.raises(ValueError, match="no level") as caught:
+        raises()
+    text = "".join(traceback.format_exception(caught.value))
+    assert causes(f"actor 0 failed; its traceback:\n\n{text}") == (
+        "ValueError: no level of this number row 1: the first of 4 errors in a row, "
+        "caused by KeyError: 'level 7'"
+    )
+
+
+def test_without_a_traceback_it_is_the_last_line() -> None:
+    assert causes("Timeout!\n  File x\nE hangs (the stacks are above); raise it") == (
+        "E hangs; raise it"
+    )
+    assert causes("it was killed") == "it was killed"
