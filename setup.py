@@ -8,8 +8,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-INIT = (HERE / "sampleforge" / "__init__.py").read_text(encoding="utf-8")
-VERSION = re.findall(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[0]
+WRITTEN = (HERE / "sampleforge" / "version.py").read_text(encoding="utf-8")
+VERSION = re.findall(r'^__version__ = "(.+)"$', WRITTEN, re.MULTILINE)[0]
 
 EXTRAS = {
     "atari": ["ale-py>=0.12", "opencv-python-headless>=4.10"],
@@ -53,7 +53,12 @@ setup(
     packages=[*find_packages(include=["sampleforge", "sampleforge.*"]), "sampleforge_envs"],
     package_dir={"sampleforge_envs": "envs"},
     package_data={
-        "sampleforge": ["presets/*/*.yaml", "presets/scores.jsonl", "serve/page.*", "py.typed"]
+        "sampleforge": [
+            "presets/*/*.yaml",
+            "presets/scores.jsonl",
+            "tools/serve/page.*",
+            "py.typed",
+        ]
     },
     install_requires=[
         "torch>=2.5",

@@ -58,7 +58,7 @@ class Timed:
 def train(flags: list[str], costs: Path) -> int:
     """Train in this process; write calls and seconds of each hook into the file ``costs``."""
     from sampleforge.cli import main as command_line
-    from sampleforge.session import session
+    from sampleforge.run import session
 
     timed = Timed(session.tell)  # type: ignore[attr-defined]
     session.tell = timed  # type: ignore[assignment, attr-defined]

@@ -42,10 +42,10 @@ from machine import describe, table
 import sampleforge.loaded_policy
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
-from sampleforge.folder.checkpoint import CheckpointError, CheckpointStore
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.stored_config import read_yaml
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.folder.checkpoint import CheckpointError, CheckpointStore
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.stored_config import read_yaml
 from sampleforge.topologies.config import AppoConfig
 
 REFUSALS = (ConfigError, CheckpointError)

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sampleforge.offline.estimates import Terms, effective_episodes, estimates, terms
+from sampleforge.tools.estimate.estimates import Terms, effective_episodes, estimates, terms
 from tests.support.tabular import TabularTask
 
 NORMAL = NormalDist()

@@ -22,7 +22,7 @@ from torch import nn
 
 from sampleforge.api import train
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 

@@ -166,7 +166,7 @@ def settings(algo: str, actors: int, step_ms: float, folder: str) -> Any:
 
 def measure_here(args: argparse.Namespace) -> None:
     """Train in this process, and print the figures."""
-    from sampleforge.session.session import Session
+    from sampleforge.run.session import Session
 
     actors, begun = int(args.here[0]), float(args.here[1])
     with tempfile.TemporaryDirectory() as folder:

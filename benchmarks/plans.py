@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sampleforge.config import from_plain
-from sampleforge.folder.stored_config import nested
 from sampleforge.models.config import ModelConfig
 from sampleforge.presets import preset_names, preset_values
+from sampleforge.run.folder.stored_config import nested
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.config import ALGOS, AnyConfig, ApexConfig, DdppoConfig, MarwilConfig

@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.populations import lineage
-from sampleforge.populations.published import PublishedStates
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.tools.population.published import PublishedStates
 
 MEMBERS, ROUND, ROUNDS = 3, 4_000, 6
 """Members of a population, env steps of a round, rounds until the stop condition."""

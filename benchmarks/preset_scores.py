@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import machine
 
-from sampleforge.folder.run_folder import RunFolder
 from sampleforge.presets import preset_names
 from sampleforge.presets.scores import (
     PresetScore,
@@ -41,6 +40,7 @@ from sampleforge.presets.scores import (
     read_scores,
     write_score,
 )
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.topologies.config import ALGOS
 
 HERE = Path(__file__).resolve().parent
@@ -112,7 +112,7 @@ def protocol(run_dir: Path, args: argparse.Namespace) -> str:
 
 def measure(algo: str, preset: str, args: argparse.Namespace) -> None:
     """Measure a preset, and write its score and curves."""
-    from sampleforge.reporting.plots import draw
+    from sampleforge.tools.plots.runs import draw
 
     conditions = dict(
         line.split(maxsplit=1) for line in machine.describe("torch", "gymnasium").splitlines()

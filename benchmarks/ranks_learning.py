@@ -49,8 +49,8 @@ def learn(env_kwargs: str, way: str, seed: int) -> TrainingResult:
     from sampleforge.api import train
     from sampleforge.cli.train import parse_config
     from sampleforge.evaluation import evaluate
-    from sampleforge.folder.trust import Trust
-    from sampleforge.reporting.metrics_file import read_metrics
+    from sampleforge.run.folder.trust import Trust
+    from sampleforge.run.reports.metrics_file import read_metrics
 
     with tempfile.TemporaryDirectory() as folder:
         flags = (

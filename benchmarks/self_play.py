@@ -18,14 +18,14 @@ import numpy as np
 
 import sampleforge as sf
 from sampleforge.algos.policy import FrozenPolicy
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import load_model
-from sampleforge.populations.games import Game, GamePlayer
 from sampleforge.populations.opponents import DRAW_RULES, DrawRule
 from sampleforge.populations.self_play import load_snapshots
-from sampleforge.populations.tournament import tournament_envs
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import Trust
 from sampleforge.runtime.threads import limit_threads
+from sampleforge.tools.tournament.games import Game, GamePlayer
+from sampleforge.tools.tournament.tournament import tournament_envs
 
 SNAPSHOTS = 20
 

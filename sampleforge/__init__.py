@@ -13,14 +13,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from sampleforge.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sampleforge.api import LoadedPolicy, Result, Trainer, load_policy, train
     from sampleforge.config import ConfigError
     from sampleforge.models.config import ModelConfig
-    from sampleforge.session.callback import Callback, Message
-    from sampleforge.session.session import Session
+    from sampleforge.run.callback import Callback, Message
+    from sampleforge.run.session import Session
     from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, MarwilConfig
     from sampleforge.workers.episode_callbacks import EpisodeHandle
     from sampleforge.workers.learner_update import LearnerUpdate
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 _HOMES = {
     "ApexConfig": "sampleforge.topologies.config",
     "AppoConfig": "sampleforge.topologies.config",
-    "Callback": "sampleforge.session.callback",
+    "Callback": "sampleforge.run.callback",
     "ConfigError": "sampleforge.config",
     "DdppoConfig": "sampleforge.topologies.config",
     "EpisodeHandle": "sampleforge.workers.episode_callbacks",
     "LearnerUpdate": "sampleforge.workers.learner_update",
     "LoadedPolicy": "sampleforge.api",
     "MarwilConfig": "sampleforge.topologies.config",
-    "Message": "sampleforge.session.callback",
+    "Message": "sampleforge.run.callback",
     "ModelConfig": "sampleforge.models.config",
     "Result": "sampleforge.api",
     "RolloutView": "sampleforge.workers.rollout_view",
-    "Session": "sampleforge.session.session",
+    "Session": "sampleforge.run.session",
     "Trainer": "sampleforge.api",
     "load_policy": "sampleforge.api",
     "train": "sampleforge.api",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sampleforge.loaded_policy import LoadedPolicy, load_policy
 from sampleforge.result import Result
-from sampleforge.session.callback import Callback
+from sampleforge.run.callback import Callback
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.trainer import Trainer
 
@@ -25,7 +25,7 @@ def train(
     """
     trainer = Trainer(config, callbacks, display=display)
     if config.benchmark:
-        from sampleforge.benchmark import run_benchmark
+        from sampleforge.tools.benchmark.benchmark import run_benchmark
 
         session = trainer.session
         session.open()

@@ -16,15 +16,15 @@ from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.starting import told_of_rows
 from sampleforge.env.vector import EnvVector
-from sampleforge.export.onnx_policy import OnnxPolicy
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import Trust, imports_code
 from sampleforge.loaded_policy import load_model, load_other_groups, read_config
 from sampleforge.recorded_play import PlayRecorder
+from sampleforge.run.camera import Camera
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import Trust, imports_code
+from sampleforge.run.onnx_policy import OnnxPolicy
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig, roles_of_policies
-from sampleforge.video.camera import Camera
 from sampleforge.workers.episode_player import (
     EpisodePlayer,
     EpisodePolicy,

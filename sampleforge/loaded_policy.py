@@ -22,13 +22,13 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter, ObservationAdapter
 from sampleforge.env.probe import probe
 from sampleforge.env.scratch import make_cwd_importable
-from sampleforge.folder.checkpoint import CheckpointStore
-from sampleforge.folder.resume import load_weights, model_tensors
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.registry import resolve_encoder
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.resume import load_weights, model_tensors
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import ALGOS, AnyConfig, roles_of_policies
 from sampleforge.topologies.registry import topology

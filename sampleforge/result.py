@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sampleforge.config import ConfigError
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.reports.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     import pandas

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sampleforge import __version__
 from sampleforge.config import ConfigError, difference, from_plain, to_plain
+from sampleforge.run.callback import named_callbacks
+from sampleforge.run.deployment import processes
+from sampleforge.run.session import Session, describe
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
-from sampleforge.session.callback import named_callbacks
-from sampleforge.session.deployment import processes
-from sampleforge.session.session import Session, describe
 from sampleforge.topologies.config import AnyConfig, DdppoConfig
+from sampleforge.version import __version__
 
 if TYPE_CHECKING:
     from sampleforge.distributed.rendezvous import StartupRendezvous
@@ -231,7 +231,7 @@ def follower_graph(
             f"{rank_name(rendezvous.world)}, was started with other settings than rank 0 (rank 0 "
             f"-> this rank):\n  {lines}\ngive all ranks the same command"
         )
-    from sampleforge.folder.stored_config import with_own_code
+    from sampleforge.run.folder.stored_config import with_own_code
 
     kept = {name: own[name] for name in RANK_FIELDS}
     leaders = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")

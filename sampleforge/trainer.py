@@ -17,22 +17,22 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.newest_policies import NewestPolicies
 from sampleforge.populations.callbacks import population_callbacks, with_schedule_seed
-from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.reporting.notebook_display import in_notebook
 from sampleforge.result import Result, dataframe
+from sampleforge.run.callback import Callback
+from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.screen.notebook_display import in_notebook
+from sampleforge.run.session import Session
 from sampleforge.runtime.interrupts import DeferredInterrupt
 from sampleforge.runtime.stop_condition import StopCondition
-from sampleforge.session.callback import Callback
-from sampleforge.session.newest_policies import NewestPolicies
-from sampleforge.session.session import Session
+from sampleforge.tools.tracking.callbacks import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.tracking.callbacks import tracking_callbacks
 
 if TYPE_CHECKING:
     import pandas
 
-    from sampleforge.export.write import Format
+    from sampleforge.tools.export.write import Format
 
 Report = dict[str, float]
 """The scalars of a report, by name; docs/metrics.md explains them."""
@@ -96,7 +96,7 @@ class Trainer:
             self._pace,
         ]
         if self._display:
-            from sampleforge.cli.screen import Screen
+            from sampleforge.run.screen.screen import Screen
 
             callbacks.append(Screen())
         return Session(self._config, callbacks, policies=self._policy_ids)
@@ -276,7 +276,7 @@ class Trainer:
         and a new run with it as run_dir take it. Raises OSError if a file cannot be written, and
         ConfigError if ``path`` is not empty.
         """
-        from sampleforge.folder.checkpoint_copy import check_empty, copy_newest
+        from sampleforge.run.folder.checkpoint_copy import check_empty, copy_newest
 
         session = self._working()
         to = None if path is None else check_empty(path)
@@ -296,10 +296,10 @@ class Trainer:
         Raises ConfigError if ``path`` has no checkpoint of each policy, or of another algorithm,
         ValueError if it is of another model, and CheckpointError if it is damaged.
         """
-        from sampleforge.folder.checkpoint import CheckpointStore
-        from sampleforge.folder.resume import model_tensors
-        from sampleforge.folder.run_folder import RunFolder
-        from sampleforge.session.loading import fitting_weights, load_into
+        from sampleforge.run.folder.checkpoint import CheckpointStore
+        from sampleforge.run.folder.resume import model_tensors
+        from sampleforge.run.folder.run_folder import RunFolder
+        from sampleforge.run.loading import fitting_weights, load_into
 
         session, folder = self._learning(), RunFolder.existing(path)
         if folder.algo != self._config.algo:
@@ -324,8 +324,8 @@ class Trainer:
     ) -> dict[str, Any]:
         """Write a policy, with its newest weights, to a file that runs without SampleForge; return
         the file's metadata. ``format``, the metadata and the errors are those of
-        `sampleforge.export.write.export_policy`."""
-        from sampleforge.export.write import export_policy
+        `sampleforge.tools.export.write.export_policy`."""
+        from sampleforge.tools.export.write import export_policy
 
         acting, ids = self._acting(policy), self.policies
         details: dict[str, Any] = {"env_steps": self.session.graph.progress.env_steps}
@@ -416,7 +416,7 @@ class Trainer:
         Raises ValueError, before anything changes, for weights that are not those of the model or
         not finite.
         """
-        from sampleforge.session.loading import fitting_weights, load_into
+        from sampleforge.run.loading import fitting_weights, load_into
 
         session, newest = self._learning(), self._newest()
         group = newest.group(policy)
@@ -441,7 +441,7 @@ class Trainer:
         evaluation play the same episodes. With an evaluation_function, return the metrics that it
         returns; it gets ``episodes``, ``explore`` and ``seed`` in its context.
         """
-        from sampleforge.session.evaluating import NewestEvaluation
+        from sampleforge.newest_policies import NewestEvaluation
         from sampleforge.workers.episode_player import evaluation_seed
 
         newest = self._newest()

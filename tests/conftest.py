@@ -272,7 +272,7 @@ def run_cli(start_cli: StartCli, tmp_path: Path) -> RunCli:
 @pytest.fixture(autouse=True)
 def refusals_change_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that cannot be opened, whatever the reason, leaves its run folder as it was."""
-    module = sys.modules.get("sampleforge.session.session")
+    module = sys.modules.get("sampleforge.run.session")
     if module is None:
         return
     opened = module.Session.open

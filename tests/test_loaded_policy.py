@@ -25,10 +25,10 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import env_spec
 from sampleforge.env.spec_json import spec_from_plain, spec_to_plain
 from sampleforge.evaluation import evaluate
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import Trust
 from sampleforge.spec import ACTION, EnvSpaces, EnvSpec, with_action_units
 from sampleforge.topologies.config import ALGOS, AnyConfig
 from tests.support import recorded_envs

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 
 import sampleforge as sf
 from sampleforge.models.config import ModelConfig
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback
+from sampleforge.run.session import Session
 from sampleforge.trainer import Trainer
 from tests.support.processes import RunCli
 from tests.support.runs import newest, summary

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from sampleforge import __version__
 from sampleforge.config import ConfigError, nearest
 from sampleforge.runtime.imports import is_importing
 from sampleforge.runtime.streams import open_closed_streams, write_any_letter
+from sampleforge.version import __version__
 
 VERBS = {
     "train": "train an agent, or resume a run",

@@ -15,7 +15,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.trust_flags import TrustFlags
 from sampleforge.config import ConfigError, check_range
-from sampleforge.folder.atomic_file import to_json
+from sampleforge.run.folder.atomic_file import to_json
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def run(args: Sequence[str]) -> int:
     check_range(flags, "env_timeout", low=0, above=True)
     if flags.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", flags.repo):
         raise ConfigError(f"--repo {flags.repo}: must be USER/NAME")
-    from sampleforge.folder.checkpoint import CheckpointError
-    from sampleforge.reporting.evaluating import EvaluationDisplay
+    from sampleforge.run.folder.checkpoint import CheckpointError
+    from sampleforge.run.screen.evaluating import EvaluationDisplay
     from sampleforge.runtime.watch import HangWatch
-    from sampleforge.sharing.card import CardRequest, make_card
+    from sampleforge.tools.card import CardRequest, make_card
 
     out = Path(flags.out) if flags.out is not None else Path(flags.run_dir) / "card"
     request = CardRequest(flags.episodes, flags.checkpoint, flags.policy, flags.video, flags.repo)

@@ -44,7 +44,7 @@ def run(args: Sequence[str]) -> int:
     0. Raises ConfigError for bad flags."""
     config = parse_config(args)
     from sampleforge.env.check import Progress, check_env
-    from sampleforge.folder.atomic_file import to_json
+    from sampleforge.run.folder.atomic_file import to_json
 
     findings: list[Finding] = []
     with Screen(silent=config.json) as screen:

@@ -17,13 +17,13 @@ from sampleforge.cli.jobs import FILE_WIDTH
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.plot import check_out, warn
 from sampleforge.config import Checked, ConfigError, check_range
-from sampleforge.folder.atomic_file import to_json, write_atomically
+from sampleforge.run.folder.atomic_file import to_json, write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sampleforge.comparison.comparison import Comparison
-    from sampleforge.comparison.statistics import Estimate
+    from sampleforge.tools.compare.comparison import Comparison
+    from sampleforge.tools.compare.statistics import Estimate
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def run(args: Sequence[str]) -> int:
     out = None if flags.out is None else check_out(flags.out)
     if flags.csv is not None and not Path(flags.csv).parent.is_dir():
         raise ConfigError(f"--csv {flags.csv}: there is no folder {Path(flags.csv).parent}")
-    from sampleforge.comparison.comparison import compare
-    from sampleforge.comparison.normalisation import scales
-    from sampleforge.comparison.scores import Rule
-    from sampleforge.reporting.curves import read_curves
+    from sampleforge.tools.compare.comparison import compare
+    from sampleforge.tools.compare.normalisation import scales
+    from sampleforge.tools.compare.scores import Rule
+    from sampleforge.tools.plots.curves import read_curves
 
     runs = [curves for path in paths for curves in read_curves(path, warn)]
     by = tuple(name.removeprefix("--").replace("-", "_") for name in flags.by)
@@ -88,7 +88,7 @@ def run(args: Sequence[str]) -> int:
     if flags.csv is not None:
         write_atomically(Path(flags.csv), to_csv(comparison).encode())
     if out is not None:
-        from sampleforge.comparison.figure import draw_comparison
+        from sampleforge.tools.compare.figure import draw_comparison
 
         draw_comparison(comparison, out)
     if not flags.json:
@@ -116,7 +116,7 @@ def show(comparison: Comparison) -> None:
 def tables(comparison: Comparison) -> list[Table]:
     """Return the aggregates, the mean returns in each environment if there are several, and the
     probabilities of improvement if there are several settings."""
-    from sampleforge.comparison.comparison import TITLES
+    from sampleforge.tools.compare.comparison import TITLES
 
     settings, pick = comparison.settings, comparison.rule.pick
     until = "" if comparison.rule.at is None else f" up to {comparison.rule.at:,} env steps"

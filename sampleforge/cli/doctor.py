@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sampleforge import __version__
 from sampleforge.cli.flags import parse
-from sampleforge.folder.versions import git_commit, installed_version
+from sampleforge.run.folder.versions import git_commit, installed_version
 from sampleforge.runtime.cgroup import cgroup_cpu_quota, cgroup_memory_limit
 from sampleforge.runtime.machine import bf16_instructions, lacking
+from sampleforge.version import __version__
 
 GIB = 1 << 30
 PACKAGES = (

@@ -12,7 +12,7 @@ import tyro
 from sampleforge.cli.flags import parse
 from sampleforge.cli.trust_flags import TrustFlags
 from sampleforge.config import check_range
-from sampleforge.folder.atomic_file import to_json
+from sampleforge.run.folder.atomic_file import to_json
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def run(args: Sequence[str]) -> int:
     )
     flags = parse(EstimateFlags, args, "sampleforge estimate", text)
     from sampleforge.cli.plot import check_out
-    from sampleforge.estimation import NAMES, EstimationRule, estimate
-    from sampleforge.folder.checkpoint import CheckpointError
+    from sampleforge.run.folder.checkpoint import CheckpointError
+    from sampleforge.tools.estimate.estimation import NAMES, EstimationRule, estimate
 
     out = None if flags.out is None else check_out(flags.out)
     rule = EstimationRule(
@@ -93,7 +93,7 @@ def run(args: Sequence[str]) -> int:
         print(f"sampleforge: error: {error}", file=sys.stderr)
         return 1
     if out is not None:
-        from sampleforge.reporting.estimates_plot import draw_estimates
+        from sampleforge.tools.plots.estimates import draw_estimates
 
         draw_estimates(result, NAMES, out)
     for warning in result["warnings"]:

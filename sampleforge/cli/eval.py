@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from sampleforge.cli.flags import parse
 from sampleforge.cli.play_flags import PlayFlags, play
 from sampleforge.config import ConfigError, typed
-from sampleforge.folder.atomic_file import to_json
-from sampleforge.video import FILMED
+from sampleforge.run.folder.atomic_file import to_json
 
 if TYPE_CHECKING:
-    from sampleforge.video.camera import Camera
+    from sampleforge.run.camera import Camera
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,11 @@ def run(args: Sequence[str]) -> int:
     flags = parse(EvalFlags, args, "sampleforge eval", text)
     _check_onnx(flags)
     if flags.video is not None:
-        from sampleforge.video.video_file import check_video
+        from sampleforge.run.video_file import FILMED, check_video
 
         check_video(Path(flags.video))
         flags = replace(flags, episodes=flags.episodes or FILMED)
-    from sampleforge.folder.checkpoint import CheckpointError
+    from sampleforge.run.folder.checkpoint import CheckpointError
 
     try:
         result = play(
@@ -62,7 +61,7 @@ def _camera(flags: EvalFlags) -> Camera | None:
     """Return what films the episodes, if --video is given."""
     if flags.video is None:
         return None
-    from sampleforge.video.camera import Camera
+    from sampleforge.run.camera import Camera
 
     assert flags.episodes is not None
     return Camera(Path(flags.video).absolute(), flags.episodes)

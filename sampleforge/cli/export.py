@@ -13,8 +13,8 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.config import ConfigError
-from sampleforge.folder.atomic_file import to_json
-from sampleforge.folder.trust import Trust
+from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.trust import Trust
 
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 
@@ -50,8 +50,8 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"--out {out}: a file of --format {flags.format} must end in {suffix}")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.parent}")
-    from sampleforge.export.write import ExportError, export_run
-    from sampleforge.folder.checkpoint import CheckpointError
+    from sampleforge.run.folder.checkpoint import CheckpointError
+    from sampleforge.tools.export.write import ExportError, export_run
 
     repeated = {} if flags.encoder is None else {"model.encoder": flags.encoder}
     try:

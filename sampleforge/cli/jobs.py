@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
-from sampleforge.populations.jobs_config import JobsConfig
 from sampleforge.runtime.interrupts import Interrupts
+from sampleforge.tools.jobs.config import JobsConfig
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from sampleforge.populations.jobs import Jobs
+    from sampleforge.tools.jobs.jobs import Jobs
 
 POLL_S = 0.1
 _DRAW_S = 0.5
@@ -109,7 +109,7 @@ def run_jobs(launched: Launched, jobs: Jobs, screen: JobsScreen, *, leave: bool)
 
 def end_jobs(jobs: Jobs) -> None:
     """End all jobs in order, and at once those that take too long."""
-    from sampleforge.populations.jobs import STOP_S
+    from sampleforge.tools.jobs.jobs import STOP_S
 
     for ask, seconds in ((jobs.stop, STOP_S), (jobs.kill, KILLED_S)):
         deadline = time.monotonic() + seconds

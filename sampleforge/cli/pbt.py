@@ -15,14 +15,18 @@ from sampleforge.cli.jobs import JobsFlags, JobsScreen, run_jobs
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range, typed
-from sampleforge.folder.atomic_file import to_json
+from sampleforge.run.folder.atomic_file import to_json
 from sampleforge.topologies.config import ALGOS, AnyConfig
 from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sampleforge.populations.across_runs import MemberStatus, Population, PopulationSettings
+    from sampleforge.tools.population.across_runs import (
+        MemberStatus,
+        Population,
+        PopulationSettings,
+    )
 
 SHOWN = 5
 """Hyperparameters in the table of the members."""
@@ -71,9 +75,9 @@ def run(args: Sequence[str]) -> int:
         raise ConfigError(f"There is no algorithm ({', '.join(ALGOS)}) after the flags: {EXAMPLE}")
     config = parse_config(algo, rest, "pbt ...")
     from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.populations.across_runs import Population, PopulationFailed
     from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.populations.launcher import open_jobs
+    from sampleforge.tools.jobs.launcher import open_jobs
+    from sampleforge.tools.population.across_runs import Population, PopulationFailed
 
     make_cwd_importable()
     settings = population_settings(flags, config)
@@ -110,9 +114,9 @@ def population_settings(flags: PbtFlags, config: AnyConfig) -> PopulationSetting
     """Return the settings of the population. Raises ConfigError for flags that do not fit."""
     import numpy as np
 
-    from sampleforge.populations.across_runs import PopulationSettings
-    from sampleforge.populations.member_change import MemberRules
     from sampleforge.populations.population_rules import rules_of
+    from sampleforge.tools.population.across_runs import PopulationSettings
+    from sampleforge.tools.population.member_change import MemberRules
 
     check_own(config)
     ids = [str(index) for index in range(flags.population)]

@@ -13,7 +13,7 @@ from sampleforge.config import check_range
 
 if TYPE_CHECKING:
     from sampleforge.recorded_play import PlayRecorder
-    from sampleforge.video.camera import Camera
+    from sampleforge.run.camera import Camera
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def play(
     and the errors are its, too. ``command``: its name, for the message of an environment that
     hangs."""
     from sampleforge.evaluation import Observers, evaluate
-    from sampleforge.reporting.evaluating import EvaluationDisplay
+    from sampleforge.run.screen.evaluating import EvaluationDisplay
     from sampleforge.runtime.watch import HangWatch
 
     with (

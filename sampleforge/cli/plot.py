@@ -20,16 +20,16 @@ CURVES_ONLY = ("group", "smooth", "log_x", "log_y")
 
 
 def _curves(folders: Sequence[Path], out: Path, flags: PlotFlags) -> None:
-    from sampleforge.reporting.plots import Look, draw
+    from sampleforge.tools.plots.runs import Look, draw
 
     draw(folders, out, Look(flags.smooth, flags.log_x, flags.log_y, flags.group), warn)
 
 
 def _lineage(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.folder.stored_config import read_yaml
     from sampleforge.populations.lineage import read
-    from sampleforge.reporting.descent import History
-    from sampleforge.reporting.lineage_plot import draw_lineage
+    from sampleforge.run.folder.stored_config import read_yaml
+    from sampleforge.tools.plots.descent import History
+    from sampleforge.tools.plots.lineage import draw_lineage
 
     (folder,) = folders
     file, config_file = folder / "lineage.jsonl", folder / "config.yaml"
@@ -62,9 +62,8 @@ def _of_population(folder: Path) -> dict[str, Any]:
 
 
 def _self_play(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.folder.stored_config import read_yaml
-    from sampleforge.populations.self_play import read_win_rates
-    from sampleforge.reporting.win_rates_plot import draw_win_rates
+    from sampleforge.run.folder.stored_config import read_yaml
+    from sampleforge.tools.plots.win_rates import draw_win_rates, read_win_rates
 
     (folder,) = folders
     config = read_yaml(folder / "config.yaml")
@@ -73,8 +72,8 @@ def _self_play(folders: Sequence[Path], out: Path) -> None:
 
 
 def _sweep(folders: Sequence[Path], out: Path) -> None:
-    from sampleforge.populations.sweep import picture
-    from sampleforge.reporting.sweep_plot import draw_sweep
+    from sampleforge.tools.plots.sweep import draw_sweep
+    from sampleforge.tools.sweep.sweep import picture
 
     draw_sweep(picture(folders[0]), out)
 

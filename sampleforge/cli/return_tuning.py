@@ -13,16 +13,16 @@ from sampleforge.cli.jobs import JobsScreen, run_jobs
 from sampleforge.cli.sweep import SHOWN, news, shown, table
 from sampleforge.cli.tune import TuneFlags, file_stem, write_tuned
 from sampleforge.config import ConfigError, from_plain
-from sampleforge.populations.jobs_config import JobsConfig
 from sampleforge.presets import preset_values
+from sampleforge.tools.jobs.config import JobsConfig
 from sampleforge.topologies.config import ALGOS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sampleforge.populations.search_space import SearchSpace
-    from sampleforge.populations.sweep import Sweep
-    from sampleforge.populations.sweep_spec import SweepSpec
+    from sampleforge.tools.sweep.search_space import SearchSpace
+    from sampleforge.tools.sweep.spec import SweepSpec
+    from sampleforge.tools.sweep.sweep import Sweep
 
 MINUTES = 30.0
 """Default budget."""
@@ -43,8 +43,8 @@ def run(flags: TuneFlags, out: Path) -> int:
     seconds = trial_seconds(flags, minutes)
     space = _space(flags)
     from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.populations.launcher import open_jobs
-    from sampleforge.populations.sweep import Sweep, SweepFailed
+    from sampleforge.tools.jobs.launcher import open_jobs
+    from sampleforge.tools.sweep.sweep import Sweep, SweepFailed
 
     name = f"{file_stem(flags.env)}-{flags.algo}-tune-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(flags.folder or Path("sweeps") / name)
@@ -90,7 +90,7 @@ def _space(flags: TuneFlags) -> SearchSpace:
     """Return the settings to search. Raises ConfigError if the environment cannot be made."""
     from sampleforge.env.probe import EnvProbeError, probe
     from sampleforge.env.scratch import make_cwd_importable
-    from sampleforge.populations.search_space import search_space
+    from sampleforge.tools.sweep.search_space import search_space
 
     values = preset_values(flags.algo, flags.preset) if flags.preset else {}
     config = from_plain(ALGOS[flags.algo], {**values, "env": flags.env})
@@ -106,7 +106,7 @@ def _spec(flags: TuneFlags, space: SearchSpace, seconds: float, path: Path) -> S
     """Return the sweep, after writing it to ``path`` as a file for `sampleforge sweep`."""
     import yaml
 
-    from sampleforge.populations.sweep_spec import read_spec
+    from sampleforge.tools.sweep.spec import read_spec
 
     content: dict[str, Any] = {"algo": flags.algo}
     content |= {"preset": flags.preset} if flags.preset else {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from sampleforge.cli.screen import Screen
 from sampleforge.config import ConfigError
 from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.presets.fit import PresetFit
+from sampleforge.run.deployment import Deployment
+from sampleforge.run.screen.screen import Screen
+from sampleforge.run.session import Session, describe
 from sampleforge.runtime.interrupts import Interrupts
-from sampleforge.session.deployment import Deployment
-from sampleforge.session.session import Session, describe
+from sampleforge.tools.tracking.callbacks import tracking_callbacks
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.tracking.callbacks import tracking_callbacks
 
 
 def run(
@@ -48,7 +48,7 @@ def run(
 def work(session: Session) -> None:
     """Run an open session from its start to its end: train, or measure with --benchmark."""
     if session.config.benchmark:
-        from sampleforge.benchmark import run_benchmark
+        from sampleforge.tools.benchmark.benchmark import run_benchmark
 
         run_benchmark(session)
         return

@@ -35,7 +35,7 @@ def run(args: Sequence[str]) -> int:
             f"RUNS_DIR {folder}: there is no such folder; give the one that has your run folders, "
             "for example: sampleforge serve runs"
         )
-    from sampleforge.serve.server import Server
+    from sampleforge.tools.serve.server import Server
 
     try:
         server = Server(folder, flags.port)

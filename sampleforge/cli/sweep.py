@@ -12,14 +12,14 @@ import tyro
 
 from sampleforge.cli.flags import parse
 from sampleforge.cli.jobs import JobsFlags, JobsScreen, run_jobs
-from sampleforge.folder.atomic_file import to_json
+from sampleforge.run.folder.atomic_file import to_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sampleforge.populations.study import TrialResult
-    from sampleforge.populations.sweep import Sweep
-    from sampleforge.populations.sweep_spec import SweepSpec
+    from sampleforge.tools.sweep.spec import SweepSpec
+    from sampleforge.tools.sweep.study import TrialResult
+    from sampleforge.tools.sweep.sweep import Sweep
 
 SHOWN = 15
 """Trials in the table that changes."""
@@ -41,13 +41,13 @@ def run(args: Sequence[str]) -> int:
         "sampleforge sweep sweep.yaml --folder sweeps/lr --jobs 4"
     )
     flags = parse(SweepFlags, args, "sampleforge sweep", text)
-    from sampleforge.populations.sweep_spec import read_spec
+    from sampleforge.tools.sweep.spec import read_spec
 
     spec, folder = read_spec(Path(flags.spec)), Path(flags.folder)
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.populations.folder import PopulationFolder
-    from sampleforge.populations.launcher import open_jobs
-    from sampleforge.populations.sweep import TRIALS_ON_SLURM, Sweep, SweepFailed
+    from sampleforge.tools.jobs.launcher import open_jobs
+    from sampleforge.tools.sweep.sweep import TRIALS_ON_SLURM, Sweep, SweepFailed
 
     make_cwd_importable()
     with PopulationFolder(folder) as locked:

@@ -14,7 +14,7 @@ from sampleforge.cli.flags import parse
 from sampleforge.cli.plot import check_out
 from sampleforge.cli.trust_flags import TrustFlags
 from sampleforge.config import ConfigError, check_range
-from sampleforge.folder.atomic_file import to_json
+from sampleforge.run.folder.atomic_file import to_json
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def run(args: Sequence[str]) -> int:
             "Give the folders of the runs that play: sampleforge tournament runs/a runs/b"
         )
     out = None if flags.out is None else check_out(flags.out)
-    from sampleforge.folder.checkpoint import CheckpointError
-    from sampleforge.populations.tournament import play_tournament
-    from sampleforge.reporting.evaluating import EvaluationDisplay
+    from sampleforge.run.folder.checkpoint import CheckpointError
+    from sampleforge.run.screen.evaluating import EvaluationDisplay
     from sampleforge.runtime.watch import HangWatch
+    from sampleforge.tools.tournament.tournament import play_tournament
 
     try:
         with (
@@ -86,7 +86,7 @@ def run(args: Sequence[str]) -> int:
     if not flags.quiet:
         show(plain)
     if out is not None:
-        from sampleforge.reporting.win_rates_plot import draw_win_rates
+        from sampleforge.tools.plots.win_rates import draw_win_rates
 
         draw_win_rates(standings.drawn(), out)
     print(to_json(plain))

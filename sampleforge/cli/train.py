@@ -16,8 +16,8 @@ import tyro
 
 from sampleforge.cli import flags
 from sampleforge.config import ConfigError, from_plain, nearest
-from sampleforge.folder.stored_config import config_values
 from sampleforge.presets import preset_names, preset_values
+from sampleforge.run.folder.stored_config import config_values
 from sampleforge.runtime.streams import lasting_streams
 from sampleforge.runtime.torchrun import World
 from sampleforge.topologies.config import ALGOS
@@ -44,9 +44,9 @@ def _run(args: Sequence[str]) -> int:
         return run_rank(config, world, partial(run_session, preset=preset))
     from sampleforge.cli.running import run as run_training
     from sampleforge.env.probe import EnvProbeError
-    from sampleforge.folder.run_folder import with_folder_and_seed
     from sampleforge.populations.callbacks import with_schedule_seed
-    from sampleforge.reporting.opening import banner, environment_failed
+    from sampleforge.run.folder.run_folder import with_folder_and_seed
+    from sampleforge.run.screen.opening import banner, environment_failed
 
     config = with_folder_and_seed(with_schedule_seed(config))
     if not config.quiet:

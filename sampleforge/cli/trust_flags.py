@@ -9,7 +9,7 @@ import tyro
 
 from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.config import Checked
-from sampleforge.folder.trust import Trust
+from sampleforge.run.folder.trust import Trust
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,9 +216,9 @@ class Tuner:
         from rich import box
         from rich.table import Table
 
-        from sampleforge.benchmark.table import OTHERS, OTHERS_WARNING
         from sampleforge.cli.tuning import flags_of
-        from sampleforge.reporting.progress import number
+        from sampleforge.run.screen.progress import number
+        from sampleforge.tools.benchmark.table import OTHERS, OTHERS_WARNING
 
         table = Table(box=box.SIMPLE_HEAD)
         for name in ("sampled/s", "trained/s", "bottleneck", "flags"):
@@ -273,7 +273,7 @@ def write_tuned(
     print the command that trains with it."""
     import yaml
 
-    from sampleforge.folder.atomic_file import write_atomically
+    from sampleforge.run.folder.atomic_file import write_atomically
 
     text = yaml.safe_dump({"algo": flags.algo, "env": flags.env, **values}, sort_keys=False)
     write_atomically(out, (head + text).encode())
@@ -307,7 +307,7 @@ def _result(folder: Path) -> dict[str, Any]:
     """Return the contents of a trial's benchmark.json. Its ``setting`` also has the flags that
     shape the learning, as the run has resolved them."""
     from sampleforge.cli.tuning import PINNED
-    from sampleforge.folder.stored_config import read_yaml
+    from sampleforge.run.folder.stored_config import read_yaml
 
     result: dict[str, Any] = json.loads((folder / "benchmark.json").read_text())
     config = read_yaml(folder / "config.yaml")

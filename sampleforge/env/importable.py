@@ -1,7 +1,7 @@
 """The settings of an environment that can make Python import and run code that they name.
 
 A run folder may come from a foreign source. Its settings are used without --trust only if they
-cannot name code; see `sampleforge.folder.trust`.
+cannot name code; see `sampleforge.run.folder.trust`.
 """
 
 from __future__ import annotations

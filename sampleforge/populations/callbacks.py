@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from sampleforge.session.callback import Callback
+from sampleforge.run.callback import Callback
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from sampleforge.config import ConfigError
-from sampleforge.folder.lock import lock_folder
-from sampleforge.folder.trust import check_places
+from sampleforge.run.folder.lock import lock_folder
+from sampleforge.run.folder.trust import check_places
 
 
 class PopulationFolder:

@@ -16,15 +16,15 @@ import numpy as np
 
 from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
-from sampleforge.folder.atomic_file import write_json
 from sampleforge.populations.exploit import Member, exploit, exploring
 from sampleforge.populations.explore import explore
 from sampleforge.populations.lineage import FILE, Lineage, read
 from sampleforge.populations.pbt_member import MemberInRun, Pending
 from sampleforge.populations.population_rules import rules_of
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback
+from sampleforge.run.folder.atomic_file import write_json
+from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import seed_of_policy

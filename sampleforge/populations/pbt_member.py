@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sampleforge.populations.exploit import Value
-from sampleforge.reporting.policy_statistics import PolicyStatistics
+from sampleforge.run.reports.policy_statistics import PolicyStatistics
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.topologies.graph import PolicyGroup
 

@@ -14,8 +14,8 @@ import yaml
 
 from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError, typed
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback
+from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.workers.change_follower import ScheduledChange
 

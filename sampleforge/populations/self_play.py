@@ -7,31 +7,24 @@ the probabilities are set, and the results are kept.
 from __future__ import annotations
 
 import copy
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from sampleforge.config import ConfigError
-from sampleforge.folder.atomic_file import write_json, writing
-from sampleforge.folder.checkpoint_file import CheckpointError
-from sampleforge.folder.resume import load_weights, model_tensors
-from sampleforge.folder.snapshots import SnapshotFiles
-from sampleforge.populations.league import LEARNER, League, LeagueRules
-from sampleforge.populations.ratings import Results, score_of
-from sampleforge.reporting.progress import short
-from sampleforge.reporting.win_rates_plot import WinRates
-from sampleforge.session.callback import Callback
+from sampleforge.populations.league import League, LeagueRules
+from sampleforge.populations.ratings import score_of
+from sampleforge.run.callback import Callback
+from sampleforge.run.folder.atomic_file import write_json, writing
+from sampleforge.run.folder.checkpoint_file import CheckpointError
+from sampleforge.run.folder.resume import load_weights, model_tensors
+from sampleforge.run.folder.snapshots import SnapshotFiles
 from sampleforge.topologies.config import OPPONENT
 
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.folder.run_folder import RunFolder
-    from sampleforge.session.session import Session
+    from sampleforge.run.folder.run_folder import RunFolder
+    from sampleforge.run.session import Session
     from sampleforge.shared.records import EpisodeRecord
 
 Model = TypeVar("Model", bound="torch.nn.Module")
@@ -147,20 +140,3 @@ def load_snapshots(folder: RunFolder, model: Model) -> Iterator[tuple[int, Model
         checkpoint, loaded = files.read(number), copy.deepcopy(model)
         load_weights(loaded, model_tensors(checkpoint.tensors))
         yield int(checkpoint.state["env_steps"]), loaded
-
-
-def read_win_rates(path: Path, title: str) -> WinRates:
-    """Return what is drawn of a self_play.json, the oldest snapshot first. Raises ConfigError if
-    the file is damaged."""
-    try:
-        plain = json.loads(path.read_bytes())
-        results = Results.from_state(plain["results"])
-        taken = {str(each["number"]): int(each["env_steps"]) for each in plain["snapshots"]}
-        names = [LEARNER if p == LEARNER else short(taken[p]) for p in results.players]
-        elo, errors = np.array(plain["elo"], float), np.array(plain["elo_error"], float)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged: {error!r}") from error
-    drawn = WinRates(
-        title, names, results.win_rates, results.games, elo, errors, what="snapshot at env steps"
-    )
-    return drawn.ordered(sorted(range(len(names)), key=lambda i: names[i] == LEARNER))

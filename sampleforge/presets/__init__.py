@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.config import ConfigError, nearest
-from sampleforge.folder.stored_config import config_values
+from sampleforge.run.folder.stored_config import config_values
 
 FOLDER = Path(__file__).parent
 

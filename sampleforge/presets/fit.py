@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sampleforge.config import ConfigError
 from sampleforge.presets import preset_values
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback
+from sampleforge.run.session import Session
 
 
 class PresetFit(Callback):

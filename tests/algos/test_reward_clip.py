@@ -17,8 +17,8 @@ from sampleforge.algos.windows import MakeWindows
 from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.env.seeding import row_seeds
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback
+from sampleforge.run.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.apex_graphs import apex_config

@@ -19,9 +19,9 @@ from sampleforge.api import train
 from sampleforge.cli.running import run
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
-from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.batch import Batch
-from sampleforge.session.reporting import StaleExperience
+from sampleforge.run.reporting import StaleExperience
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ddppo.plan import plan_ddppo

@@ -15,15 +15,18 @@ from tests.support import REPO
 from tests.support.imports import Import, imports_of
 
 FLOORS = {
-    0: "ops runtime config encoding spec",
+    0: "version ops runtime config encoding spec",
     1: "shared",
     2: "models env rollouts replay distributed offline",
     3: "algos",
     4: "workers",
     5: "topologies runners",
-    6: "__init__ api cli session evaluation loaded_policy benchmark presets folder reporting "
-    "torchrun populations export serve result trainer recorded_play estimation"
-    " tracking video sharing comparison",
+    6: "run",
+    7: "populations",
+    8: "loaded_policy evaluation newest_policies recorded_play result presets",
+    9: "tools",
+    10: "trainer torchrun api __init__",
+    11: "cli",
 }
 """Of `sampleforge.<name>`; `__init__` is the package itself, that is, the public API."""
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
@@ -137,7 +140,7 @@ def test_torch_is_imported_beside_the_probe_of_the_environment() -> None:
     script = (
         "import sys\n"
         "import sampleforge.env.probe as probe\n"
-        "import sampleforge.session.session as session\n"
+        "import sampleforge.run.session as session\n"
         "from sampleforge.cli import main\n"
         "session.import_beside = lambda *names: lambda: None\n"
         "def asked(config):\n"

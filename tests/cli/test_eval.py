@@ -20,10 +20,10 @@ from sampleforge.cli import main
 from sampleforge.config import ConfigError
 from sampleforge.env.vector import EnvVector
 from sampleforge.evaluation import Observers, evaluate
-from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import register_encoder
-from sampleforge.reporting.evaluating import EvaluationDisplay
+from sampleforge.run.folder.trust import Trust
+from sampleforge.run.screen.evaluating import EvaluationDisplay
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.episode_player import evaluation_envs
 from tests.support.processes import RunCli

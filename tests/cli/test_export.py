@@ -12,8 +12,8 @@ import pytest
 
 from sampleforge.api import train
 from sampleforge.cli import main
-from sampleforge.export.onnx_policy import OnnxPolicy
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.onnx_policy import OnnxPolicy
 from sampleforge.topologies.config import AppoConfig
 from tests.support import recorded_envs
 

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from sampleforge.cli import main
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.reporting.curves import read_curves
-from sampleforge.reporting.live_panel import Panel
-from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.reporting.policy_values import by_policy, with_overall
-from sampleforge.reporting.progress import Goal
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.reports.policy_values import by_policy, with_overall
+from sampleforge.run.screen.live_panel import Panel
+from sampleforge.run.screen.progress import Goal
+from sampleforge.tools.plots.curves import read_curves
 
 RUN = "train appo --env CartPole-v1 --serial --num-envs-per-worker 4 --batch-size 128 --seed 1"
 

@@ -16,8 +16,8 @@ import pytest
 from sampleforge.cli import main, return_tuning
 from sampleforge.cli.return_tuning import Budget
 from sampleforge.cli.train import parse_config
-from sampleforge.populations.jobs import Work
-from sampleforge.populations.training_job import Outcome, TrainingJob, write_outcome
+from sampleforge.tools.jobs.jobs import Work
+from sampleforge.tools.jobs.training_job import Outcome, TrainingJob, write_outcome
 from tests.support.jobs import JobsAtOnce
 from tests.support.processes import StartCli
 
@@ -61,7 +61,7 @@ def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(return_tuning, "Budget", Fast)
     monkeypatch.setattr("sampleforge.cli.jobs.POLL_S", 0.0)
-    monkeypatch.setattr("sampleforge.populations.launcher.open_jobs", lambda *_, **__: FakeJobs())
+    monkeypatch.setattr("sampleforge.tools.jobs.launcher.open_jobs", lambda *_, **__: FakeJobs())
     monkeypatch.chdir(tmp_path)
 
 

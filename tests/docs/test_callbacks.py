@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.api import train
-from sampleforge.session.callback import Callback
+from sampleforge.run.callback import Callback
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.callback import WORKER_HOOKS, WorkerCallback
 from tests.support import REPO

@@ -99,7 +99,7 @@ def in_init(name: str) -> bool:
     return re.search(rf"self\.{attribute}\b.* = ", code) is not None
 
 
-MODULES = {"Trainer": "trainer.py", "Session": "session/session.py"}
+MODULES = {"Trainer": "trainer.py", "Session": "run/session.py"}
 
 
 def test_every_named_test_exists() -> None:

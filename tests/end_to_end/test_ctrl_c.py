@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.checkpoint import CheckpointStore
 from tests.support.processes import RunCli, StartCli
 from tests.support.runs import SMALL, summary
 

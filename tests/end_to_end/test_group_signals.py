@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.checkpoint import CheckpointStore
 from tests.support import REPO
 from tests.support.processes import RunCli, StartCli, end_session, session_members
 from tests.support.runs import last_report, summary, until, until_trained, worker

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.checkpoint import CheckpointStore
 from tests.support.processes import StartCli
 from tests.support.runs import summary, train, until, until_trained, worker
 

@@ -11,9 +11,9 @@ import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
-from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import load_policy
-from sampleforge.session.session import Session
+from sampleforge.run.folder.trust import Trust
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
 
 MIXED = "tests.support.multi_agent:MixedGoals"

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sampleforge.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.checkpoint import CheckpointStore
 from tests.support.processes import RunCli, StartCli, end_session
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 from tests.support.variants import slow

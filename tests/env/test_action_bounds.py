@@ -18,10 +18,10 @@ from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import Trust
 from sampleforge.spec import ACTION, ActionSpec, action_specs, rescaled
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
 from tests.support.graphs import spec_of

@@ -22,9 +22,9 @@ from sampleforge.env.not_finite import NotFiniteError
 from sampleforge.env.registry import make_vector
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector, Episode, own_outputs
-from sampleforge.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
 from sampleforge.models.config import ModelConfig
-from sampleforge.session.session import Session
+from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointError, CheckpointStore
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.workers.metrics import DivergedError
 from tests.support.envs import code_reward

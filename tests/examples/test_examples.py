@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sampleforge.api import train
-from sampleforge.export.write import export_run
-from sampleforge.folder.trust import Trust
+from sampleforge.run.folder.trust import Trust
+from sampleforge.tools.export.write import export_run
 from sampleforge.topologies.config import AppoConfig
 from tests.support import REPO
 from tests.support.processes import RunCli

@@ -16,8 +16,8 @@ import pytest
 from sampleforge import estimation
 from sampleforge.algos.fitted_q import cross_fitted_q
 from sampleforge.api import load_policy
-from sampleforge.estimation import EstimationRule, estimate
 from sampleforge.models.config import ModelConfig
+from sampleforge.tools.estimate.estimation import EstimationRule, estimate
 from sampleforge.topologies.config import AppoConfig
 from tests.support.offline import run_slowly, wired
 from tests.support.serial_runs import run_serially

@@ -18,12 +18,12 @@ import torch
 from sampleforge.api import Trainer, train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
-from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations.lineage import read
-from sampleforge.reporting.metrics_file import read_metrics
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
 from tests.support.variants import slow
 

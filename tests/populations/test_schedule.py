@@ -13,15 +13,15 @@ import torch
 
 from sampleforge.api import train
 from sampleforge.config import ConfigError
-from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.models.config import ModelConfig
 from sampleforge.populations import lineage
-from sampleforge.populations.across_runs import Population, PopulationSettings
 from sampleforge.populations.exploit import ExploitRule
 from sampleforge.populations.explore import ExploreRule, Parameter
-from sampleforge.populations.member import run_folder
-from sampleforge.populations.member_change import MemberRules
 from sampleforge.populations.schedule import SCHEDULE_FILE, read_schedule, schedule_of_round
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.tools.population.across_runs import Population, PopulationSettings
+from sampleforge.tools.population.member import run_folder
+from sampleforge.tools.population.member_change import MemberRules
 from sampleforge.topologies.config import AppoConfig
 from tests.support.jobs import JobsAtOnce
 

@@ -10,10 +10,10 @@ import pytest
 from sampleforge.api import train
 from sampleforge.cli import main
 from sampleforge.config import ConfigError
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.folder.trust import Trust
 from sampleforge.loaded_policy import read_config
-from sampleforge.populations.tournament import load_players
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import Trust
+from sampleforge.tools.tournament.tournament import load_players
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from tests.support.runs import newest
 

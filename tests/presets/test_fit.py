@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sampleforge.presets.fit import PresetFit, kind_of
-from sampleforge.session.callback import Callback, Message
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback, Message
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import AppoConfig
 from tests.support.processes import RunCli
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sampleforge.folder.replays import Replays
 from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.snapshot import (
     ReplayArchive,
@@ -22,6 +21,7 @@ from sampleforge.replay.snapshot import (
     geometry,
     write_array,
 )
+from sampleforge.run.folder.replays import Replays
 from sampleforge.shared.wakeup import Wakeup
 from tests.support.compressed_replay import CompressedReplay, deque_of
 from tests.support.full_disk import full_disk

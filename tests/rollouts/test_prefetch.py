@@ -26,8 +26,8 @@ from sampleforge.rollouts.batch_source import (
 )
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
+from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
-from sampleforge.session.session import Session
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.appo import wire as appo
 from sampleforge.topologies.appo.learners import AppoLearners

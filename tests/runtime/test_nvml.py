@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sampleforge.reporting.system import SystemFigures
+from sampleforge.run.reports.system import SystemFigures
 from sampleforge.runtime.nvml import Gpus, GpuUse
 
 GIB = 1 << 30

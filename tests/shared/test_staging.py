@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sampleforge.rollouts.batch import BatchBuilder
-from sampleforge.session.session import Session
+from sampleforge.run.session import Session
 from sampleforge.shared.arrays import SharedArrays
 from sampleforge.shared.staging import DeviceStaging, HostStaging, Staging, page_lock
 from sampleforge.topologies.config import AppoConfig

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sampleforge.populations.jobs import EndingInOrder, Work
+from sampleforge.tools.jobs.jobs import EndingInOrder, Work
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.statistics import RunStatistics
+from sampleforge.run.reports.statistics import RunStatistics
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build

@@ -7,11 +7,11 @@ import struct
 
 from rich.console import Console
 
-from sampleforge.folder.atomic_file import to_json
-from sampleforge.folder.run_folder import RunFolder
-from sampleforge.reporting.display import open_display
-from sampleforge.reporting.progress import Goal
-from sampleforge.reporting.reporter import Reporter
+from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.reports.reporter import Reporter
+from sampleforge.run.screen.display import open_display
+from sampleforge.run.screen.progress import Goal
 from sampleforge.topologies.config import AppoConfig
 
 SCALARS = {

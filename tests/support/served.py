@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sampleforge.serve.server import Server
+from sampleforge.tools.serve.server import Server
 
 
 def write_run(folder: Path, reports: int = 20, *, scale: float = 1.0, **more: Any) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.offline.estimates import Trajectories
+from sampleforge.tools.estimate.estimates import Trajectories
 
 Floats = npt.NDArray[np.float64]
 STATES, ACTIONS, END = 3, 2, 3

@@ -20,9 +20,9 @@ from sampleforge.populations.callbacks import population_callbacks
 from sampleforge.rollouts.batch import Batch
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.run.session import Session
 from sampleforge.runners.base import Runner
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.session.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker, seed_of_policy
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig

@@ -19,16 +19,16 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
-from sampleforge.folder.checkpoint import CheckpointStore
 from sampleforge.loaded_policy import load_policy
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner, TrajectorySlots
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.session import Session
 from sampleforge.runners.base import Runner
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.session.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.appo.plan import plan_appo

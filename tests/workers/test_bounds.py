@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sampleforge.api import train
-from sampleforge.session.callback import Callback, Message
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback, Message
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.actor import looks_at_bounds
 

@@ -20,9 +20,9 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.seeding import row_seeds
 from sampleforge.evaluation import evaluate
-from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.run.folder.trust import Trust
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.counters import Counters, Progress
 from sampleforge.shared.records import Evaluation, Evaluations

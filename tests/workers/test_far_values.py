@@ -12,8 +12,8 @@ import pytest
 from sampleforge.api import train
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.random_play import RandomPlay
-from sampleforge.session.callback import Callback, Message
-from sampleforge.session.session import Session
+from sampleforge.run.callback import Callback, Message
+from sampleforge.run.session import Session
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from tests.support.apex_graphs import build_apex, serial_rounds
 from tests.support.graphs import rollouts

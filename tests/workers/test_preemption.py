@@ -9,9 +9,9 @@ import pytest
 from sampleforge.api import train
 from sampleforge.distributed.progress_board import RolloutBoard
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import length
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.topologies.config import DdppoConfig
 from sampleforge.workers.actor import ActorWorker
 from sampleforge.workers.preemption import Preemption

@@ -22,10 +22,10 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.topologies import ppo_defaults
 from sampleforge.topologies.builders import ResumePoint, seeded_model
 from sampleforge.topologies.config import DdppoConfig

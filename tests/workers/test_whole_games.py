@@ -16,9 +16,9 @@ from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.games import types_of_seats
 from sampleforge.evaluation import evaluate
-from sampleforge.folder.checkpoint import CheckpointStore
-from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.trust import Trust
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.workers.episode_player import EpisodePlayer, evaluation_envs, outcome
 from tests.support.graphs import spec_of

@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.folder.run_folder import RunFolder
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_heads import Streams
 from sampleforge.presets import preset_values
+from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker

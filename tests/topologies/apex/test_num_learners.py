@@ -23,7 +23,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.replay.exchange import SampleRelay, SampleRequests
 from sampleforge.replay.sequences import GatheredSequences, Sequences
 from sampleforge.replay.transitions import Gathered, Transitions
-from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
 from sampleforge.topologies.apex.plan import resolve_defaults

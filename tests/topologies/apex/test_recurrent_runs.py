@@ -11,9 +11,9 @@ import yaml
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.evaluation import evaluate
-from sampleforge.folder.trust import Trust
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.statistics import RunStatistics
+from sampleforge.run.folder.trust import Trust
+from sampleforge.run.reports.statistics import RunStatistics
 from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
 from sampleforge.topologies.config import ApexConfig
 from tests.support.apex_graphs import build_apex, serial_rounds

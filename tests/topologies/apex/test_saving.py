@@ -15,8 +15,8 @@ import pytest
 
 from sampleforge.api import Trainer, train
 from sampleforge.config import ConfigError
-from sampleforge.folder.replays import Replays
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
+from sampleforge.run.folder.replays import Replays
 from sampleforge.spec import ACTION
 from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.apex.wire import network_maker
@@ -240,7 +240,7 @@ def test_an_interrupt_does_not_wait_for_a_large_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a second; if that is too short, the replay before stays."""
-    from sampleforge.folder import replays
+    from sampleforge.run.folder import replays
 
     monkeypatch.setattr(replays, "INTERRUPTED_TIMEOUT", 0.0)
     run = tmp_path / "run"

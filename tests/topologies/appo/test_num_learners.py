@@ -18,9 +18,9 @@ from sampleforge.api import train
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
 from sampleforge.distributed.group_epoch import GroupEpoch
-from sampleforge.reporting.metrics_file import read_metrics
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import Owner
+from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import build

@@ -19,10 +19,10 @@ from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import RankGroup
 from sampleforge.models.config import ModelConfig
-from sampleforge.reporting.metrics_file import read_metrics
+from sampleforge.run.callback import Callback
+from sampleforge.run.reports.metrics_file import read_metrics
+from sampleforge.run.session import Session
 from sampleforge.runners.base import WorkerDied
-from sampleforge.session.callback import Callback
-from sampleforge.session.session import Session
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig

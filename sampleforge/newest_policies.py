@@ -1,0 +1,160 @@
+"""The policies of a session, with the newest weights that its learners have published, and
+evaluations of them, played in its own process while the workers train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.tasks import at_newest
+from sampleforge.env.user_function import import_function
+from sampleforge.loaded_policy import LoadedPolicy
+from sampleforge.runtime.threads import limit_threads
+from sampleforge.topologies.evaluator import evaluation_env
+from sampleforge.workers.episode_player import (
+    EpisodePlayer,
+    PlayedEpisode,
+    evaluation_envs,
+    outcome,
+)
+from sampleforge.workers.evaluation_function import EvaluationContext, evaluation_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from sampleforge.run.session import Session
+    from sampleforge.topologies.graph import PolicyGroup
+
+
+class NewestPolicies:
+    """The trained policies of ``session``, which is open, or has ended: weights are in shared
+    memory. Each policy has the model of the agents that it plays."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._kept: dict[str, tuple[LoadedPolicy, int]] = {}
+        """By id: a policy, and the number of the publication that its weights are of."""
+
+    def group(self, policy: int | str) -> PolicyGroup:
+        """Return the policy group of a number, from 0, or of an id. Raises ValueError if there is
+        none."""
+        groups = self._session.graph.groups
+        for number, group in enumerate(groups):
+            if policy in (number, group.id):
+                return group
+        known = ", ".join(f"{number}: {group.id!r}" for number, group in enumerate(groups))
+        raise ValueError(f"there is no policy {policy!r} that this run trains; there are {known}")
+
+    def copy(self, group: PolicyGroup) -> LoadedPolicy:
+        """Return the policy of a group with a copy of its newest weights."""
+        model = self._session.new_model_of(group.id)
+        group.weights.read(model.state_dict())
+        return LoadedPolicy(model, self._session.agents_of(group.id).spec)
+
+    def newest(self, group: PolicyGroup) -> LoadedPolicy:
+        """Return the policy of a group with its newest weights: the same object each time, whose
+        weights the next call renews."""
+        policy, published = self._kept.get(group.id, (None, -1))
+        if policy is None:
+            policy = self.copy(group)
+        if published != group.weights.published:
+            published, _ = group.weights.read(policy.model.state_dict())
+            self._kept[group.id] = (policy, published)
+        return policy
+
+    def own_tensors(self, group: PolicyGroup) -> dict[str, torch.Tensor]:
+        """Return tensors with the names, shapes and dtypes of a policy's weights."""
+        return self._session.new_model_of(group.id).state_dict()
+
+    def frozen(self, group: PolicyGroup) -> tuple[dict[int, FrozenPolicy], int]:
+        """Return the policy that plays each agent group, by its index, in an evaluation of
+        ``group``: of the other agent groups the first policy that plays them. Return also the
+        policy version of the weights of ``group``."""
+        session = self._session
+        model = session.new_model_of(group.id).eval()
+        _, version = group.weights.read(model.state_dict())
+        playing = {session.agent_group(group.id): FrozenPolicy(model)}
+        for other in session.graph.groups:
+            if (index := session.agent_group(other.id)) not in playing:
+                playing[index] = FrozenPolicy(self.copy(other).model)
+        for fixed in session.graph.frozen:
+            if (index := session.agent_group(fixed.id)) not in playing:
+                model = fixed.new_model()
+                fixed.pool.read(0, model.state_dict())
+                playing[index] = FrozenPolicy(model)
+        return playing, version
+
+
+class NewestEvaluation:
+    """An evaluation of a policy's newest weights, as the run's own evaluator makes it: in its
+    environment and with its task, and by the user's evaluation function, if there is one.
+
+    ``policies``: those of ``session``, which is open or has ended; ``group``: of the policy;
+    ``alive`` is called before each step. The weights are those of the moment when this object is
+    made."""
+
+    def __init__(
+        self,
+        session: Session,
+        policies: NewestPolicies,
+        group: PolicyGroup,
+        alive: Callable[[], None],
+    ) -> None:
+        self._config = session.resolved
+        self._tasks = session.tasks.evaluation
+        self._group = session.agent_group(group.id)
+        self._env_steps = session.graph.progress.env_steps
+        self._policies, self._version = policies.frozen(group)
+        self._alive = alive
+
+    def run(self, episodes: int, *, stochastic: bool, seed: int) -> dict[str, Any]:
+        """Play ``episodes`` episodes; return the statistics of their raw returns (see `outcome`),
+        or the metrics of the user's function, in which case it decides what is played. Raises
+        TypeError if that returns something else than numbers by name."""
+        env, name = evaluation_env(self._config), self._config.evaluation_function
+        play = partial(self._play, seed)
+        if name is None:
+            return outcome(play(env, episodes, stochastic=stochastic))
+        context = EvaluationContext(
+            policy=self._policies[self._group],
+            env=env,
+            env_steps=self._env_steps,
+            policy_version=self._version,
+            episodes=episodes,
+            stochastic=stochastic,
+            seed=seed,
+            evaluator=0,
+            evaluators=1,
+            alive=self._alive,
+            player=play,
+        )
+        metrics = import_function("--evaluation-function", name)(context)
+        found = evaluation_of(name, metrics, context).scalars()
+        return {n: v for n, v in found.items() if n not in ("policy_version", "env_steps")}
+
+    def _play(
+        self, seed: int, env: EnvConfig, episodes: int, *, stochastic: bool
+    ) -> Sequence[PlayedEpisode]:
+        """Play so many episodes in ``env``, with one thread: several are slower for a few rows."""
+        make = partial(evaluation_envs, env, episodes, seed)
+        with ExitStack() as resources:
+            envs = make() if self._tasks is None else at_newest(self._tasks, make)
+            resources.callback(envs.close)
+            resources.callback(limit_threads(1))
+            player = EpisodePlayer(
+                envs,
+                self._policies[self._group],
+                episodes,
+                stochastic=stochastic,
+                seed=seed,
+                group=self._group,
+                others={of: each for of, each in self._policies.items() if of != self._group},
+            )
+            while not player.done:
+                self._alive()
+                player.step()
+        return player.played

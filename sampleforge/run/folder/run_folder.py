@@ -1,0 +1,358 @@
+"""The folder of one run: its files, its lock, and the rules for resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from sampleforge.config import ConfigError, nearest
+from sampleforge.run.folder import stored_config
+from sampleforge.run.folder.atomic_file import (
+    TEMPORARY_SUFFIX,
+    to_json,
+    write_atomically,
+    writing,
+)
+from sampleforge.run.folder.lock import lock_folder
+from sampleforge.run.folder.spec_changes import differences
+from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, check_places, check_trust
+
+if TYPE_CHECKING:
+    from sampleforge.spec import EnvSpec
+
+C = TypeVar("C")
+
+_FILES = (
+    *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
+    *("tb", "checkpoints", "snapshots", "self_play.json", "workers.json", "metrics.csv"),
+    *(".lock", ".reserve"),
+)
+"""The files and folders that a run keeps in its folder."""
+
+
+def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
+    """Return a folder ``runs/<env>-<algo>-<date>-<time>`` that does not exist yet. Characters that
+    are unusual in file names become dashes."""
+    env = re.sub(r"[^A-Za-z0-9._]+", "-", config.env).strip("-.") or "env"
+    name = f"{env}-{config.algo}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, count = root / name, 1
+    while path.exists():
+        count += 1
+        path = root / f"{name}-{count}"
+    return path
+
+
+def with_folder_and_seed(config: C) -> C:
+    """Return ``config`` with a run folder and a seed, so that the banner can show both. If they are
+    not given, the folder is a new one, and the seed that of the run in the folder or a random
+    one."""
+    asked: Any = config
+    path = Path(asked.run_dir) if asked.run_dir else default_run_dir(config)
+    seed = asked.seed
+    if seed is None:
+        stored, known = path / "config.yaml", None
+        if path.is_dir():
+            check_places(path, (stored.name,))
+            known = stored_config.read_yaml(stored).get("seed") if stored.is_file() else None
+        seed = known if isinstance(known, int) else secrets.randbelow(2**31)
+    return dataclasses.replace(asked, run_dir=str(path), seed=seed)  # type: ignore[no-any-return]
+
+
+RESERVE = 1 << 18
+"""Bytes of disk that a run reserves for its summary.json."""
+
+
+class Resumed(NamedTuple, Generic[C]):
+    """The config of a run that resumes: as it was ``asked`` for, with the settings that the run was
+    given before and now are left at their defaults; as it is ``used``, also with the values (seed,
+    batch size) that the run had chosen when it started. ``notes``: what the user is to know."""
+
+    asked: C
+    used: C
+    notes: list[str]
+
+
+class RunFolderGone(OSError):
+    """The run folder was removed or moved while the run wrote to it."""
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    """Return the checksum of plain values: the SHA-256 of their JSON."""
+    return hashlib.sha256(to_json(plain).encode()).hexdigest()
+
+
+class RunFolder:
+    """The files of one run. Their permissions follow the umask; no file contains an absolute
+    path."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.spec_file = self.path / "spec.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.benchmark_file = self.path / "benchmark.json"
+        self.log_file = self.path / "log.txt"
+        self.workers_file = self.path / "workers.json"
+        self.tensorboard = self.path / "tb"
+        self.scratch = self.path / "scratch"
+        self.reserve = self.path / ".reserve"
+        self.checkpoints = self.path / "checkpoints"
+        self.snapshots = self.path / "snapshots"
+        self.self_play_file = self.path / "self_play.json"
+        self._lock: int | None = None
+        self._is_prepared = False
+        self._before: dict[Path, bytes] = {}
+        self._made: Path | None = None
+        """What `create` has made: the folder, or the lock file in it."""
+
+    @classmethod
+    def existing(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Return the folder of a run that was started, for reading. Raises ConfigError if ``path``
+        is not a run folder, or if a link in it leads out of it."""
+        folder = cls(path)
+        check_places(folder.path, _FILES)
+        if folder.config_file.is_file():
+            return folder
+        parent = folder.path.parent
+        runs = [config.parent.name for config in parent.glob("*/config.yaml")]
+        near = [str(parent / name) for name in nearest(folder.path.name, runs)]
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{path} is not a run folder: it has no config.yaml{hint}")
+
+    def create(self) -> None:
+        """Create the folder unless it exists, and lock it against other runs. Nothing that is in it
+        changes before `prepare`.
+
+        The kernel releases the lock when this process ends, in any way. Raises ConfigError if
+        another run has the lock, the folder cannot be created, or a link in it leads out of it.
+        """
+        try:
+            made = next((p for p in (self.path, self.path / ".lock") if not p.exists()), None)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._made = made
+            check_places(self.path, _FILES)
+            self._lock = lock_folder(self.path, "--run-dir")
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+
+    def prepare(self) -> None:
+        """Make the folders that a run writes to, and remove what a killed one has left. Raises
+        ConfigError if that is not possible."""
+        try:
+            self.checkpoints.mkdir(exist_ok=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            for left in self.path.glob(f".{self.workers_file.name}.*{TEMPORARY_SUFFIX}"):
+                left.unlink()
+            self.scratch.mkdir()
+            self._is_prepared = True
+            described = (self.config_file, self.spec_file)
+            self._before = {file: file.read_bytes() for file in described if file.exists()}
+            with self.reserve.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, RESERVE)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"run folder {self.path} cannot be used: {error.strerror} ({error.filename}); "
+            "give another --run-dir"
+        )
+
+    def discard(self) -> None:
+        """Remove what `create` has made, the folder or the lock file in it: the run did not
+        begin."""
+        if self._made == self.path:
+            shutil.rmtree(self.path, ignore_errors=True)
+        elif self._made is not None:
+            self._made.unlink(missing_ok=True)
+
+    def put_back(self) -> None:
+        """Write config.yaml and spec.json as they were before `prepare`. Raises OSError."""
+        for file, data in self._before.items():
+            write_atomically(file, data)
+
+    def check_there(self) -> None:
+        """Raise RunFolderGone unless this is still the folder that `create` has locked."""
+        assert self._lock is not None, "create() comes first"
+        try:
+            there = os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock))
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        if not there:
+            raise RunFolderGone(
+                f"The run folder {self.path} was removed or moved while the run wrote to it"
+            )
+
+    def policy_ids(self) -> list[str]:
+        """Return the ids of the policies of which there are checkpoints, in a run with several;
+        none in a run with one."""
+        files = self.checkpoints.glob("*/*")
+        of_checkpoints = (
+            file for file in files if file.suffix == ".safetensors" or file.name == "manifest.json"
+        )
+        return sorted({file.parent.name for file in of_checkpoints})
+
+    def policy_checkpoints(self, policy: str | None) -> Path:
+        """Return the folder of the checkpoints of a policy: of the only one (None), or of the one
+        with this id in a run with several. Raises ConfigError if it does not say which of several,
+        or names another."""
+        several = self.policy_ids()
+        if policy in several:
+            return self.checkpoints / policy
+        if policy is None and not several:
+            return self.checkpoints
+        if not several:
+            raise ConfigError(f"{self.path} has one policy, and none called {policy!r}")
+        raise ConfigError(
+            f"{self.path} has the policies {', '.join(several)}; say which of them: --policy "
+            f"{several[0]}, or policy={several[0]!r} in Python"
+        )
+
+    def close(self) -> None:
+        """Remove the files that simulators have written, and release the lock."""
+        if self._is_prepared:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.reserve.unlink(missing_ok=True)
+            self._is_prepared = False
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_config(self, resolved: Any, asked: Any) -> None:
+        """Write config.yaml: every field of the ``resolved`` config, the versions and the commit.
+
+        ``asked`` is the config as the user gave it, in which some fields are not set (a seed of
+        None). With it the same command is recognised when the run is resumed.
+        """
+        with writing(self.config_file):
+            stored_config.write_config(self.config_file, resolved, asked)
+
+    def read_config(self, cls: type[C], trust: Trust, used: Sequence[str] = CODE_TO_ACT) -> C:
+        """Return the config of this run as ``cls``. Raises ConfigError if it does not fit, or if
+        one of the fields ``used`` names code that ``trust`` does not cover."""
+        config = stored_config.read_config(self.config_file, cls)[0]
+        check_trust(self.config_file, config, trust, used)
+        return config
+
+    def write_spec(self, spec: EnvSpec) -> None:
+        """Write the spec of the environment to spec.json, so that a policy can be loaded without
+        the environment. Raises ConfigError for a spec that has no JSON form."""
+        from sampleforge.env.spec_json import spec_to_plain
+
+        plain = spec_to_plain(spec)
+        text = to_json({**plain, "sha256": _digest(plain)}, indent=1)
+        with writing(self.spec_file):
+            write_atomically(self.spec_file, (text + "\n").encode())
+
+    def read_spec(self) -> EnvSpec | None:
+        """Return the spec of the environment of this run; None if an earlier version wrote the
+        folder without it. Raises ConfigError, which names the value, if spec.json is damaged."""
+        from sampleforge.env.spec_json import spec_from_plain
+
+        try:
+            plain = json.loads(self.spec_file.read_bytes())
+            # Folders of earlier versions have no checksum.
+            stored = plain.pop("sha256", None) if isinstance(plain, dict) else None
+            if stored is not None and stored != _digest(plain):
+                raise ValueError("its checksum is wrong")
+            return spec_from_plain(plain)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"{self.spec_file}: {error}; restore the file as the run wrote it, or remove it: "
+                "the environment is then constructed once to learn its spaces"
+            ) from error
+
+    @property
+    def algo(self) -> str:
+        """Name of the algorithm of this run. Raises ConfigError if config.yaml cannot be read."""
+        return str(stored_config.read_yaml(self.config_file).get("algo"))
+
+    def resumes(self, config: Any) -> bool:
+        """Return whether a run with ``config`` resumes from a checkpoint in this folder. Raises
+        ConfigError if ``config.resume`` demands a checkpoint and there is none, or forbids one and
+        there is one."""
+        has_checkpoint = any(self.checkpoints.glob("**/*.safetensors"))
+        has_checkpoint = has_checkpoint or any(self.checkpoints.glob("**/manifest.json"))
+        if config.resume == "must" and not has_checkpoint:
+            raise ConfigError(
+                f"--resume must: there is no checkpoint in {self.path}; give the folder of "
+                "an earlier run, or --resume auto to start a new run there"
+            )
+        if config.resume == "never" and has_checkpoint:
+            raise ConfigError(
+                f"--resume never: there are checkpoints in {self.path}; give another "
+                "--run-dir, or --resume auto to resume from them"
+            )
+        return has_checkpoint
+
+    def check_resume(self, config: C, resolve: Callable[[C], C] = lambda c: c) -> Resumed[C]:
+        """Return the configs to resume with. ``resolve`` resolves the defaults of a config for the
+        environment. Raises ConfigError, which lists the changes, if ``config`` would alter what is
+        learned."""
+        stored, left_open = stored_config.read_config(self.config_file, type(config))
+        asked, kept = stored_config.inherited(stored, left_open, config)
+        changed = stored_config.changes(stored, left_open, asked, resolve(asked))
+        if changed:
+            lines = "\n  ".join(changed)
+            raise ConfigError(
+                f"the run in {self.path} has another config, and these changes (old -> new) would "
+                f"alter what it learns:\n  {lines}\nundo them to resume it, or start a new run "
+                "with another --run-dir"
+            )
+        notes = [f"As in the run before: {flag}" for flag in kept]
+        new = stored_config.new_settings(stored, left_open, asked)
+        notes += [f"Changed for this part of the run: {flag}" for flag in new]
+        return Resumed(asked, stored_config.adopt(stored, asked), notes)
+
+    def check_spec(self, spec: EnvSpec) -> None:
+        """Check that a run with ``spec`` can go on with what was learned here. Raises ConfigError,
+        which names each leaf that differs, as it was and as it is."""
+        stored = self.read_spec()
+        changed = [] if stored is None else differences(stored, spec)
+        if changed:
+            lines = "\n  ".join(changed)
+            raise ConfigError(
+                f"the run in {self.path} was trained in another environment (old -> new):\n  "
+                f"{lines}\nput the environment back to resume it, or start a new run with another "
+                "--run-dir"
+            )
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json; on a full disk, in the place of what `prepare` has reserved."""
+        data = (to_json(summary, indent=2) + "\n").encode()
+        try:
+            write_atomically(self.summary_file, data)
+        except OSError:
+            with writing(self.summary_file):
+                self._write_into_reserve(data)
+                self.reserve.replace(self.summary_file)
+
+    def _write_into_reserve(self, data: bytes) -> None:
+        with self.reserve.open("r+b") as file:
+            file.write(data)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write_benchmark(self, result: Mapping[str, Any]) -> None:
+        """Write benchmark.json."""
+        write_atomically(self.benchmark_file, (to_json(result, indent=2) + "\n").encode())
+
+    def write_workers(self, states: Mapping[str, Any]) -> None:
+        """Write workers.json, without waiting for the disk: the next report replaces it."""
+        with writing(self.workers_file):
+            write_atomically(self.workers_file, (to_json(states) + "\n").encode(), sync=False)

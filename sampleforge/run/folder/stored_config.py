@@ -1,0 +1,387 @@
+"""The config.yaml of a run folder: storing and reading a config, and comparing it on a resume.
+
+Fields that the user has not set (no seed, no batch size, no number of workers) are stored with
+their resolved values, and listed under ``left_open``. So the same command resumes the run, with the
+same seed and batch size. Those that depend on the machine (`_MACHINE`) are resolved again whenever
+the file is read, because that may be on another machine.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from sampleforge.config import ConfigError, from_plain, typed
+from sampleforge.run.folder.atomic_file import write_atomically
+from sampleforge.run.folder.trust import IMPORTABLE
+from sampleforge.run.folder.versions import versions
+from sampleforge.topologies.config import ALGOS
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C")
+
+DEEPEST, MOST_VALUES = 50, 100_000
+"""Of the values in a YAML file."""
+HEADER = ("algo", "versions", "left_open")
+"""Keys of config.yaml that are not fields of the config."""
+NOT_STORED = (
+    *("run_dir", "resume"),
+    *("record", "record_max_gb", "record_segment_mb", "record_compression"),
+)
+"""Fields that are not in config.yaml: the folder may be moved, and one that another user has made
+must not name a place to write to."""
+_STOP = {"train_for_env_steps", "train_for_seconds", "stop"}
+_REPORTING = {
+    *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
+    *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
+    "serial",
+    *("evaluate_interval", "evaluate_episodes", "evaluate_stochastic", "num_evaluators"),
+    *("evaluation_env", "evaluation_env_kwargs", "evaluation_function", "metrics_window"),
+    *("track", "track_project", "track_name", "track_group"),
+}
+_MACHINE = {
+    *("serial", "device", "precision", "compile", "inference", "env_timeout", "decorrelate"),
+    *("num_workers", "num_envs_per_worker", "num_splits", "num_policy_workers"),
+    *("num_learners", "learner_devices", "learner_timeout"),
+    "learner_threads",
+    *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
+    *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
+    *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
+    "max_policy_lag",  # its default depends on the number of workers
+    *("num_replay_shards", "prefetch_batches", "replay_gpu_memory", "cuda_graphs"),
+    *("samples_per_insert_tolerance", "save_replay"),
+}
+_REMOVED = {"keep_driver_weights_in_sync": "rank 0's weights are always in shared memory"}
+"""Fields of earlier versions that no longer exist, and why. They are ignored with a warning."""
+_VALUES_BEFORE_INTRODUCTION: dict[str, Any] = {
+    "rescale_actions": False,
+    "noise_correlation": 0.0,
+    "advantage_floor": 0.0,
+    "model.encode": None,  # the rule of those versions, see `sampleforge.encoding`
+    "model.embed_above": None,
+}
+"""Values of newer fields in the config of a run that began before the fields existed. Only fields
+whose default would change what such a run learns are listed."""
+_FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "appo": {
+        **{"async_rl": True, "rollout": 32, "num_epochs": 1, "advantage": "vtrace"},
+        **{"learning_rate": 1e-4, "adam_eps": 1e-6, "max_grad_norm": 4.0},
+        **{"clip_ratio": 0.1, "value_clip": 1.0, "exploration_coeff": 0.003},
+        "model.separate_critic": False,
+    },
+    "ddppo": {
+        **{"rollout": 128, "num_epochs": 2, "advantage": "gae"},
+        **{"learning_rate": 2.5e-4, "adam_eps": 1e-6, "max_grad_norm": 0.2},
+        **{"value_clip": 1.0, "exploration_coeff": 0.01},
+        "model.separate_critic": False,
+    },
+    "apex": {
+        **{"reward_clip": None, "head_size": 0, "priority_alpha": 0.6, "priority_beta": 0.4},
+        "model.separate_critic": False,
+    },
+}
+"""Algorithm -> the defaults of versions that had the same defaults for all environments, as far as
+they differ from today's. The config of such a run has them for flags that were not given."""
+_RESOLVED_SINCE = "rescale_actions"
+"""The field that was introduced together with defaults that depend on the environment."""
+_OF_ONE_PART = {
+    *NOT_STORED,
+    *_STOP,
+    *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
+}
+"""Fields that say what one command does, and that a resumed run does not take over."""
+MAY_CHANGE = frozenset({*NOT_STORED, *_STOP, *_REPORTING, *_MACHINE})
+"""Fields that a resumed run may change: the stop condition, reporting, and the use of the machine.
+All other fields affect what is learned."""
+SAME_SETTING = frozenset({"seed", *NOT_STORED, *_REPORTING})
+"""Fields in which runs of the same setting may differ: their seeds, places and reporting."""
+
+
+def write_config(path: Path, resolved: Any, asked: Any) -> None:
+    """Store the ``resolved`` config, the fields that ``asked`` (the user's config) has not set, and
+    the versions."""
+    fields, given = flat_fields(resolved), flat_fields(asked)
+    for name in NOT_STORED:
+        fields.pop(name, None)  # some algorithms do not have it
+    left_open = {name: given[name] for name in fields if given[name] != fields[name]}
+    stored = {"algo": resolved.algo, "versions": versions(), **nested(fields)}
+    text = yaml.safe_dump(
+        {**stored, "left_open": _plain(left_open)}, sort_keys=False, allow_unicode=True
+    )
+    write_atomically(path, f"# Written by SampleForge.\n{text}".encode())
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a YAML file. Raises ConfigError if it is missing or damaged."""
+    try:
+        content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ConfigError(f"{path} holds a {kind}, but must hold key: value lines")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """Stops as soon as a text is nested beyond reason, or long: the time to parse brackets within
+    brackets grows with the square of their number."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > DEEPEST or self._nodes > 2 * MOST_VALUES:  # keys are nodes as well
+            raise _too_large()
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def _too_large() -> ValueError:
+    return ValueError(
+        f"its values are nested more than {DEEPEST} deep, or more than {MOST_VALUES:,}"
+    )
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> Any:
+    """Return the value of a YAML text, which callers must not change. Opening a folder reads its
+    config.yaml three times, and parsing takes 20 ms."""
+    loader = _Loader(text)
+    try:
+        content = loader.get_single_data()
+    finally:
+        loader.dispose()
+    _check_size(content)
+    return content
+
+
+def _check_size(value: Any) -> None:
+    """Raise ValueError for nesting or repetition beyond reason: YAML's aliases make a value of any
+    size, even an endless one, out of a few lines."""
+    waiting, seen = [(value, 1)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        seen += 1
+        if depth > DEEPEST or seen > MOST_VALUES:
+            raise _too_large()
+        children = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            waiting += [(child, depth + 1) for child in children]
+
+
+def config_values(path: Path, algo: str) -> dict[str, Any]:
+    """Return the config fields of a YAML file: one written by hand, or the config.yaml of a run.
+
+    In a config.yaml, fields whose values were chosen for the machine are unset again, and fields
+    that the run's version did not have get the values that reproduce that version. Raises
+    ConfigError if the file is for another algorithm than ``algo``."""
+    content = read_yaml(path)
+    other = content.get("algo", algo)
+    if other != algo:
+        raise ConfigError(
+            f"{path} is a config for {other}, not for {algo}; train {other} with it, or give "
+            "another file (in a run's folder: another --run-dir)"
+        )
+    for name in _REMOVED.keys() & content.keys():
+        log.warning("%s: %s no longer exists and is ignored: %s", path, name, _REMOVED[name])
+    fields = {key: value for key, value in content.items() if key not in {*HEADER, *_REMOVED}}
+    if "versions" not in content:
+        return fields
+    left_open = _left_open(content, path)
+    fields |= {name: value for name, value in left_open.items() if name in _MACHINE}
+    return _migrated(fields, algo)
+
+
+def _left_open(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a config.yaml says was left open. Raises ConfigError if that is no mapping."""
+    left_open = content.get("left_open") or {}
+    if not isinstance(left_open, dict):
+        raise ConfigError(f"{path}: left_open must hold key: value lines")
+    return left_open
+
+
+def _migrated(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
+    """Return the fields of a run's config.yaml with explicit values for those that its version did
+    not have, or whose empty value had another meaning."""
+    known, present = flat_fields(ALGOS[algo]()), _dotted(fields)
+    migrated = dict(fields)
+    for name, value in _VALUES_BEFORE_INTRODUCTION.items():
+        if name not in known or name in present:
+            continue
+        part, _, field = name.rpartition(".")
+        if part:
+            migrated[part] = {**migrated.get(part, {}), field: value}
+        else:
+            migrated[name] = value
+    if _takes_whole_batches(fields):
+        migrated["minibatch_size"] = fields.get("batch_size")
+    return migrated
+
+
+def _dotted(fields: Mapping[str, Any]) -> set[str]:
+    """Return the names of stored fields; those of a part, such as the model, are dotted."""
+    parts = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
+    return {*fields, *(f"{part}.{name}" for part, values in parts.items() for name in values)}
+
+
+def _has_fixed_defaults(fields: Mapping[str, Any]) -> bool:
+    """Return whether the version that wrote these fields had the same defaults for all
+    environments."""
+    return _RESOLVED_SINCE not in fields
+
+
+def _takes_whole_batches(fields: Mapping[str, Any]) -> bool:
+    """Return whether an empty minibatch_size means the whole batch. Today it means that only with
+    --async-rl."""
+    is_empty = "minibatch_size" in fields and fields["minibatch_size"] is None
+    return is_empty and _has_fixed_defaults(fields) and not fields.get("async_rl")
+
+
+def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
+    """Return a stored config as ``cls``, and the fields that the user has not, or may not have,
+    set: dotted name -> the value that such a field has in a config today.
+
+    Raises ConfigError if the file is damaged, of another algorithm, or has unknown fields.
+    """
+    algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
+    config = from_plain(cls, config_values(path, algo), str(path))
+    content = read_yaml(path)
+    defaults = {name: _plain(value) for name, value in flat_fields(cls()).items()}
+    present = _dotted(content)
+    may_be_unset = {n for n in _VALUES_BEFORE_INTRODUCTION if n in defaults and n not in present}
+    if _has_fixed_defaults(content):
+        stored, old_defaults = flat_fields(config), _FIXED_DEFAULTS[algo]
+        may_be_unset |= {name for name, value in old_defaults.items() if stored[name] == value}
+    if _takes_whole_batches(content):
+        may_be_unset.add("minibatch_size")
+    left_open = {name: defaults[name] for name in may_be_unset}
+    stored_open = _left_open(content, path)
+    return config, {**left_open, **{n: v for n, v in stored_open.items() if n not in _REMOVED}}
+
+
+def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: Any) -> list[str]:
+    """Return a line ``name: old -> new`` for every field of ``config`` that would alter what a run
+    with the ``stored`` config learns.
+
+    ``resolved`` is ``config`` with its defaults resolved for the environment: a field that resolves
+    to the stored value is no change. ``left_open`` comes from the run folder, like the stored
+    values. It excuses only fields that ``config`` leaves unset as well, never a value that the user
+    gave, and never one that names code.
+    """
+    old, new, chosen = flat_fields(stored), flat_fields(config), flat_fields(resolved)
+    defaults = flat_fields(type(config)())
+    return [
+        f"{name}: {_plain(old[name])!r} -> {_plain(value)!r}"
+        for name, value in new.items()
+        if name not in MAY_CHANGE
+        and value != old[name]
+        and not (name == "seed" and value is None)  # None means the stored seed
+        and (name in IMPORTABLE or chosen[name] != old[name])
+        and not (
+            _is_unset(name, value, defaults[name])
+            and name in left_open
+            and _plain(value) == left_open[name]
+        )
+    ]
+
+
+def _is_unset(name: str, value: Any, default: Any) -> bool:
+    """Return whether a value leaves the choice to the run. A default does, but for code."""
+    return name not in IMPORTABLE and (value is None or value == "auto" or value == default)
+
+
+def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, list[str]]:
+    """Return ``config`` with the value that the run was given for every field which ``config``
+    leaves at its default, and these fields as they are typed. Fields that say what one command
+    does, and those that name code, are ``config``'s own.
+
+    A default that is given explicitly cannot be told from one that is not. So switches that may
+    change are ``config``'s own, too: they could not be turned back.
+    """
+    given, defaults = flat_fields(config), flat_fields(type(config)())
+    kept = {
+        name: value
+        for name, value in flat_fields(stored).items()
+        if name not in {*_OF_ONE_PART, *IMPORTABLE, *left_open}
+        and given[name] == defaults[name] != value
+        and not (name in MAY_CHANGE and isinstance(value, bool))
+    }
+    merged = from_plain(type(config), nested({**given, **kept}), "resumed config")
+    return merged, [typed(name, value) for name, value in kept.items() if name != "seed"]
+
+
+def adopt(stored: C, config: C) -> C:
+    """Return ``config`` with the ``stored`` value of every field that affects what is learned.
+    Fields that name code are equal in both, and taken from ``config``."""
+    own = {*MAY_CHANGE, *IMPORTABLE}
+    kept = {k: v for k, v in flat_fields(stored).items() if k not in own}
+    merged = nested({**flat_fields(config), **kept})
+    return from_plain(type(config), merged, "resumed config")
+
+
+def new_settings(stored: Any, left_open: Mapping[str, Any], config: Any) -> list[str]:
+    """Return each field, of those that may change and do not say what one command does, for which
+    a resumed run is given another value than it had: as it is typed, with the earlier value."""
+    old = flat_fields(stored)
+    return [
+        f"{typed(name, value)} (was {'automatic' if name in left_open else _plain(old[name])})"
+        for name, value in flat_fields(config).items()
+        if name in MAY_CHANGE and name not in _OF_ONE_PART and value != old[name]
+    ]
+
+
+def with_own_code(config: C, own: C) -> C:
+    """Return ``config``, which came from another process, with the values of ``own`` for the fields
+    that can name code."""
+    kept = {name: value for name, value in flat_fields(own).items() if name in IMPORTABLE}
+    return from_plain(type(config), nested({**flat_fields(config), **kept}), "config")
+
+
+def flat_fields(config: Any) -> dict[str, Any]:
+    """Return the value of every field by its dotted name, such as ``model.core``."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            fields |= {f"{field.name}.{name}": v for name, v in flat_fields(value).items()}
+        else:
+            fields[field.name] = value
+    return fields
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested fields, in plain values of YAML: the inverse of `flat_fields`."""
+    nested: dict[str, Any] = {}
+    for name, value in fields.items():
+        *parents, leaf = name.split(".")
+        parent_fields = nested
+        for parent in parents:
+            parent_fields = parent_fields.setdefault(parent, {})
+        parent_fields[leaf] = _plain(value)
+    return nested
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with lists in the place of tuples, also within mappings: YAML has no
+    tuples."""
+    if isinstance(value, tuple | list):
+        return [_plain(child) for child in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    return value

@@ -1,0 +1,138 @@
+"""The writer of a run's metrics.jsonl, TensorBoard events and log.txt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from sampleforge.run.folder.atomic_file import to_json
+from sampleforge.run.folder.line_file import LineFile
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.reports.evaluated import evaluations
+from sampleforge.run.reports.metrics_file import drop_reports_after
+
+if TYPE_CHECKING:
+    from sampleforge.replay.histograms import Histogram
+    from sampleforge.run.reports.event_file import EventFile
+
+Level = Literal["debug", "info", "warning", "error", "result"]
+
+
+class Reporter:
+    """Writes the scalars and the messages of a run into its folder; starts no thread.
+
+    A resumed run appends to the files of its earlier parts, without the reports of later env steps
+    than ``first_step``, at which it begins: it does these steps again. Raises OSError, which names
+    the file, if one cannot be opened.
+    """
+
+    def __init__(self, folder: RunFolder, first_step: int | None = None) -> None:
+        self._folder, self._first_step = folder, first_step
+        # TensorBoard hides earlier points from this env step on.
+        self._first_event = None if first_step is None else first_step + 1
+        self._metrics: LineFile | None = None
+        self._log: LineFile | None = LineFile(folder.log_file)
+        self._events: EventFile | None = None
+        self._writes_events = True
+
+    def report(
+        self,
+        scalars: Mapping[str, float],
+        *,
+        env_steps: int,
+        wall_s: float,
+        histograms: Mapping[str, Histogram] = MappingProxyType({}),
+        policies: Sequence[str] = (),
+    ) -> str | None:
+        """Write one report at ``env_steps`` and ``wall_s`` (seconds of training). ``policies``: the
+        beginning of the names of each policy's metrics, in a run with several.
+
+        Values that are not finite become null in metrics.jsonl. Histograms are written for
+        TensorBoard only, which shows evaluations at the env steps at which their weights were
+        copied. Raises OSError, which names the file, if metrics.jsonl cannot be written. If
+        TensorBoard's file cannot, nothing more is written to it, and a warning for the user is
+        returned, once: metrics.jsonl has every report.
+        """
+        position = {"env_steps": env_steps, "wall_s": wall_s}
+        values = {**position, **scalars, **position}
+        if self._metrics is None:
+            if self._first_step is not None:
+                drop_reports_after(self._folder.metrics_file, self._first_step)
+            self._metrics = LineFile(self._folder.metrics_file)
+        self._metrics.write(to_json(values))
+        if not self._writes_events:
+            return None
+        try:
+            self._write_events(values, env_steps, histograms, policies)
+        except OSError as error:
+            self._writes_events = False
+            self._close_events()
+            why = os.strerror(error.errno) if error.errno else str(error)
+            return (
+                f"TensorBoard gets nothing more from this run, because {self._folder.tensorboard} "
+                f"cannot be written: {why}. The run goes on; "
+                f"{self._folder.metrics_file.name} has every report, and `sampleforge plot` and "
+                "`sampleforge serve` show it"
+            )
+        return None
+
+    def _write_events(
+        self,
+        values: Mapping[str, float],
+        env_steps: int,
+        histograms: Mapping[str, Histogram],
+        policies: Sequence[str],
+    ) -> None:
+        """Write a report for TensorBoard. Raises OSError."""
+        if self._events is None:
+            from sampleforge.run.reports.event_file import EventFile
+
+            self._events = EventFile(self._folder.tensorboard, self._first_event or env_steps)
+        results = evaluations(values)
+        evaluated = {name for result in results.values() for name in result}
+        now = {name: value for name, value in values.items() if name not in evaluated}
+        self._events.write(now, env_steps, policies)
+        for prefix, result in results.items():
+            self._events.write(result, int(result[f"{prefix}eval_env_steps"]), policies)
+        if histograms:
+            self._events.write_histograms(histograms, env_steps, policies)
+
+    def _close_events(self) -> None:
+        """Close TensorBoard's file. What it still holds cannot be written if the disk is full."""
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
+            self._events = None
+
+    def log(self, text: str, level: Level = "info", source: str = "session") -> None:
+        """Write a message of process ``source`` to log.txt. Raises OSError, which names the file,
+        the first time that log.txt cannot be written; later messages are dropped."""
+        if self._log is None:
+            return
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            for line in text.splitlines() or [""]:
+                self._log.write(f"{stamp} {source:<16} {level:<7} {line}")
+        except OSError:
+            self._log.close()
+            self._log = None
+            raise
+
+    def close(self) -> None:
+        """Close all files, even if closing one of them fails."""
+        with contextlib.ExitStack() as stack:
+            if self._metrics is not None:
+                stack.callback(self._metrics.close)
+            if self._log is not None:
+                stack.callback(self._log.close)
+            stack.callback(self._close_events)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,334 @@
+"""The statistics of a run: the scalars of its reports, and the measured part of summary.json."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from sampleforge.run.reports.first_episodes import FirstEpisodes
+from sampleforge.run.reports.policy_statistics import (
+    LAST_EPISODES,
+    PolicyStatistics,
+    mean_return,
+    return_scalars,
+    return_summary,
+)
+from sampleforge.shared.records import EpisodeRecord, games
+from sampleforge.topologies.graph import Graph
+
+_Part = tuple[Sequence[EpisodeRecord], float | None]
+EARLY = "return_mean_early"
+"""The name of the mean return of the first episodes while none counts."""
+
+
+class RunStatistics:
+    """Collects the workers' counters, with rates over 10 and 60 seconds; ``policies`` are the
+    statistics of the graph's policy groups, in their order.
+
+    With several policies, the names of each policy's scalars begin with `Graph.prefix`; the run's
+    own ``return_mean`` is over the last episodes of all policies together: with several agents,
+    each is a whole game, with the mean return of all agents that trained policies played.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        earlier: Mapping[str, Mapping[str, Any]],
+        window: int = LAST_EPISODES,
+        *,
+        rows: int = 0,
+        types: Sequence[str] = (),
+    ) -> None:
+        """``earlier``: the `state` of each policy group in the run that is resumed, by the group's
+        id; empty for a new run. ``window``: the number of last episodes whose means are reported.
+        ``rows``: number of the run's env rows (0: the first episodes are as good as the later
+        ones, see `FirstEpisodes`); ``types``: of agents, see `PolicyStatistics`."""
+        self._window = window
+        self._graph = graph
+        self._started = monotonic()
+        self._ended: float | None = None
+        self._history: deque[tuple[float, float, float, float]] = deque()
+        self._remember()
+        self.policies = [
+            PolicyStatistics(group, graph.counters, earlier.get(group.id, {}), window, types)
+            for group in graph.groups
+        ]
+        explorations = [group.exploration for group in graph.groups if group.exploration]
+        if explorations and rows:  # those of the third that explores least
+            rows = sum(not third for third in explorations[0].third.values())
+        self._first = FirstEpisodes(rows, window * len(self.policies))
+        # The checkpoints of the policies are written one after the other: the last has the most.
+        run = max(earlier.values(), key=lambda state: state.get("env_frames", 0), default={})
+        self._restarts = int(run.get("restarts", 0))
+        self._restarts_by_role: dict[str, int] = run.get("restarts_by_role", {})
+        self._nonfinite = int(run.get("nonfinite_steps", 0))
+        self._nonfinite_told = False
+        self._far = int(run.get("far_values", 0))
+        self._env_restarts = int(run.get("env_restarts", 0))
+        self._frames = int(run.get("env_frames", 0))
+        self._trained = int(run.get("trained_steps", 0))
+        self._episode_stats: dict[str, deque[float]] = {}
+        stored = [int(state.get("episodes", 0)) for state in earlier.values()]
+        self._games = int(run.get("run_episodes", sum(stored)))
+        self._compared = int(run.get("checksums_compared", 0))
+
+    def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Take finished episodes, whole games with several agents; each counts for the policy that
+        acted when it ended."""
+        for game in games(episodes):
+            self._games += 1
+            seen = [self.policies[index].see(own) for index, (own, _) in _parts(game)]
+            if any(seen):
+                for counted in self._first.take(game):
+                    self._count(counted)
+        for policy in self.policies:
+            policy.rate()
+
+    def _count(self, game: Sequence[EpisodeRecord]) -> None:
+        """Add a game to the means of the policies that have played it."""
+        for index, part in _parts(game):
+            self.policies[index].take(*part)
+
+    def take_episode_stats(self, stats: dict[str, float]) -> None:
+        """Take the statistics that an environment reports of an episode
+        (``info["episode_extra_stats"]``)."""
+        for name, value in stats.items():
+            self._episode_stats.setdefault(name, deque(maxlen=self._window)).append(value)
+
+    def take_custom_metrics(self, policy: int, metrics: dict[str, float]) -> None:
+        """Take the metrics that callbacks have added to an episode of a policy; a frozen one has no
+        statistics."""
+        if policy < len(self.policies):
+            self.policies[policy].take_custom_metrics(metrics)
+
+    def take_evaluations(self) -> None:
+        """Take the finished evaluations of all policies."""
+        for group, policy in zip(self._graph.groups, self.policies, strict=True):
+            if group.evaluations is not None:
+                policy.evaluations.take(group.evaluations.take())
+
+    @property
+    def evaluation_waits(self) -> bool:
+        """Whether there is an evaluation that has not been reported."""
+        return any(policy.evaluations.waits for policy in self.policies)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last episodes of each policy, None before the first."""
+        return return_scalars(self.policies).get("return_mean")
+
+    @property
+    def episodes(self) -> int:
+        """Finished episodes so far, also in earlier runs of the folder. One of several agents
+        counts once, whatever policies have played it."""
+        return self._games
+
+    def state(self, policy: PolicyStatistics) -> dict[str, Any]:
+        """Return the plain values that a checkpoint of one policy stores."""
+        return {
+            "restarts": self._restarts_so_far(),
+            "restarts_by_role": self._by_role(),
+            "nonfinite_steps": self._nonfinite_so_far(),
+            "far_values": self._far_so_far(),
+            "env_restarts": self._env_restarts_so_far(),
+            "env_frames": self._frames + int(self._total("env_frames")),
+            "trained_steps": self._trained + int(self._total("trained_steps")),
+            "run_episodes": self.episodes,
+            **policy.after(self._waiting_of(policy)).state(),
+            **self._checks(),
+        }
+
+    def _waiting_of(self, policy: PolicyStatistics) -> list[_Part]:
+        """Return the games of a policy that do not count yet, as `PolicyStatistics.take` takes
+        them: they count in a run that is resumed, whose rows all begin anew."""
+        return [
+            part
+            for game in self._first.waiting
+            for index, part in _parts(game)
+            if self.policies[index] is policy
+        ]
+
+    def scalars(self, learners: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Return the scalars of a report. ``learners``: the metrics of each policy group's learner
+        since the last report, by the group's id."""
+        progress = self._graph.progress
+        self._remember()
+        if progress.done and self._ended is None:
+            self._ended = monotonic()
+        frames_10s, steps_10s, trained_10s = self._rates(10.0)
+        frames_60s = self._rates(60.0)[0]
+        scalars = {
+            "env_steps": float(progress.env_steps),
+            "wall_s": progress.wall_s,
+            "env_frames": float(self._frames + self._total("env_frames")),
+            "frames_per_s": frames_10s,
+            "frames_per_s_10s": frames_10s,
+            "frames_per_s_60s": frames_60s,
+            "env_steps_per_s": steps_10s,
+            "trained_per_s": trained_10s,
+            "episodes": float(self.episodes),
+            "restarts": float(self._restarts_so_far()),
+            **{f"restarts_{role}": float(count) for role, count in self._by_role().items()},
+            "nonfinite_steps": float(self._nonfinite_so_far()),
+            "far_values": float(self._far_so_far()),
+            "env_restarts": float(self._env_restarts_so_far()),
+            "updates": float(self._updates_so_far()),
+            "skipped_updates": float(self._skipped_so_far()),
+            **{name: float(count) for name, count in self._checks().items()},
+            **self._from_datasets(),
+            **self._stages(),
+            **{f"env_{n}": float(np.mean(v)) for n, v in self._episode_stats.items()},
+            **self._early(),
+            **return_scalars(self.policies),
+        }
+        for group, policy in zip(self._graph.groups, self.policies, strict=True):
+            prefix, own = self._graph.prefix(group), policy.scalars(learners[group.id])
+            scalars |= {prefix + name: value for name, value in own.items()}
+        return scalars
+
+    def summary(self) -> dict[str, Any]:
+        """Return the measured part of summary.json, with an entry ``policies`` if there are
+        several."""
+        elapsed = max(1e-9, (self._ended or monotonic()) - self._started)
+        measured: dict[str, Any] = {
+            "env_steps": self._graph.progress.env_steps,
+            "env_frames": self._frames + int(self._total("env_frames")),
+            "wall_s": self._graph.progress.wall_s,
+            "frames_per_s": self._total("env_frames") / elapsed,
+            "env_steps_per_s": self._total("env_steps") / elapsed,
+            "trained_per_s": self._total("trained_steps") / elapsed,
+            "updates": self._updates_so_far(),
+            "skipped_updates": self._skipped_so_far(),
+            **self._checks(),
+            "episodes": self.episodes,
+            "restarts": self._restarts_so_far(),
+            "restarts_by_role": self._by_role(),
+            "nonfinite_steps": self._nonfinite_so_far(),
+            "far_values": self._far_so_far(),
+            "env_restarts": self._env_restarts_so_far(),
+            **return_summary(self.policies),
+        }
+        if len(self.policies) == 1:
+            measured |= self.policies[0].summary()
+        else:
+            measured["policies"] = {each.id: each.summary() for each in self.policies}
+        if early := self._early():
+            measured["return_mean"] = early[EARLY]
+            measured["return_episodes"] = float(len(self._first.waiting))
+        return {**measured, "return_is_early": bool(early)}
+
+    def _early(self) -> dict[str, float]:
+        """Return the mean return of the episodes that have ended, while none counts: short ones are
+        over-represented."""
+        waiting = self._first.waiting
+        if not waiting or self.return_mean is not None:
+            return {}
+        return {EARLY: float(np.mean([mean_return(game) for game in waiting]))}
+
+    def _total(self, name: str) -> float:
+        return self._graph.total(name)
+
+    def _restarts_so_far(self) -> int:
+        return self._restarts + int(self._graph.counters.total("restarts"))
+
+    def _by_role(self) -> dict[str, int]:
+        """Restarts of the workers of each role so far, also in earlier runs of the folder."""
+        before, now = self._restarts_by_role, self._graph.restarts()
+        return {role: before.get(role, 0) + now.get(role, 0) for role in sorted({*before, *now})}
+
+    def _env_restarts_so_far(self) -> int:
+        return self._env_restarts + int(self._graph.counters.total("env_restarts"))
+
+    def _nonfinite_so_far(self) -> int:
+        """Return the number of env steps dropped because of values that are not finite."""
+        return self._nonfinite + int(self._total("nonfinite_steps"))
+
+    def _far_so_far(self) -> int:
+        """Return the number of rewards and numbers of observations that were far beyond others."""
+        return self._far + int(self._total("far_values"))
+
+    def first_nonfinite(self) -> str | None:
+        """Return a message about the first value that was not finite since the run began or was
+        resumed. It is returned once; None before and afterwards."""
+        if self._nonfinite_told or not self._total("nonfinite_steps"):
+            return None
+        self._nonfinite_told = True
+        worker = int(np.flatnonzero(self._graph.counters.column("nonfinite_steps"))[0])
+        value = self._graph.counters.noted(worker) or f"worker {worker}, on another machine"
+        return (
+            f"dropped an env step with a value that is not finite: {value}; such steps are not "
+            "learned from, and counted as nonfinite_steps. If it is the environment's, correct "
+            "that: `sampleforge check-env` shows how often it happens"
+        )
+
+    def _updates_so_far(self) -> int:
+        return sum(policy.updates for policy in self.policies)
+
+    def _skipped_so_far(self) -> int:
+        return sum(policy.skipped_updates for policy in self.policies)
+
+    def _checks(self) -> dict[str, int]:
+        """Return how often the ranks have compared their states (only DD-PPO with --debug)."""
+        compared = self._compared + int(self._total("checksums_compared"))
+        return {"checksums_compared": compared} if compared else {}
+
+    def _from_datasets(self) -> dict[str, float]:
+        """Return how many of the env steps since the run was started were read from datasets, if
+        there are any."""
+        rows = [node.counter_row for node in self._graph.having("dataset")]
+        if not rows:
+            return {}
+        return {"dataset_steps": float(self._graph.counters.column("env_steps")[rows].sum())}
+
+    def _stages(self) -> dict[str, float]:
+        """Return the microseconds of each stage per env step, summed over the workers, since the
+        run was started."""
+        steps = self._total("env_steps")
+        if not steps:
+            return {}
+        names = (
+            "env_s",
+            "infer_s",
+            "wait_s",
+            "insert_s",
+            "draw_s",
+            "batch_s",
+            "learn_s",
+            "publish_s",
+        )
+        return {f"stage_{name[:-2]}_us": self._total(name) / steps * 1e6 for name in names}
+
+    def _remember(self) -> None:
+        now = monotonic()
+        totals = [self._total(n) for n in ("env_frames", "env_steps", "trained_steps")]
+        self._history.append((now, totals[0], totals[1], totals[2]))
+        while len(self._history) > 2 and self._history[1][0] < now - 60.0:
+            self._history.popleft()
+
+    def _rates(self, window: float) -> tuple[float, float, float]:
+        """Return frames, env steps and trained steps per second over the last ``window`` seconds,
+        or a little more."""
+        now = self._history[-1]
+        # At least ``window`` seconds, so that a late report does not make the window shorter.
+        old_enough = [h for h in self._history if h[0] <= now[0] - window]
+        then = old_enough[-1] if old_enough else self._history[0]
+        elapsed = max(1e-9, now[0] - then[0])
+        return (
+            (now[1] - then[1]) / elapsed,
+            (now[2] - then[2]) / elapsed,
+            (now[3] - then[3]) / elapsed,
+        )
+
+
+def _parts(game: Sequence[EpisodeRecord]) -> list[tuple[int, _Part]]:
+    """Return the index of each policy that has played a game, with what its `PolicyStatistics.take`
+    takes: the records of its agents and, for the first policy, the mean of all agents."""
+    by_policy: dict[int, list[EpisodeRecord]] = {}
+    for record in game:
+        by_policy.setdefault(record.policy, []).append(record)
+    first, mean = min(by_policy), mean_return(game)
+    return [(i, (own, mean if i == first else None)) for i, own in by_policy.items()]

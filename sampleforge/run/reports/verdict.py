@@ -1,0 +1,268 @@
+"""The verdict on a run: its bottleneck and the flags to try, by rules on stage table and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from sampleforge.run.reports.stages import Stage
+from sampleforge.runtime.machine import has_bf16
+from sampleforge.runtime.processes import available_cores
+from sampleforge.spec import EnvSpec
+from sampleforge.topologies.apex.plan import ApexPlan
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.sampler_plan import Plan
+
+WAITS = 0.15
+"""Fraction of its time from which on a process counts as waiting for another process."""
+EMPTY = 0.1
+"""Mean fraction of free slots below which actors count as waiting for slots."""
+BUSY = 0.7
+"""Fraction of its time from which on a policy worker or a replay worker counts as busy."""
+IDLE_CORES = 0.25
+"""Fraction of the cores' time that must be unused before more processes are advised."""
+
+CHANGES_LEARNING = (
+    *("--precision", "--batch-size", "--minibatch-size", "--num-epochs", "--async-rl"),
+    *("--num-envs-per-worker", "--num-ranks", "--sync-fraction"),
+)
+"""Flags that may change not only the speed but also what is learned."""
+SAMPLER = ("env step", "gather", "forward", "bookkeeping")
+LEARNER = ("batch", "learn", "publish")
+REPLAY = ("insert", "draw")
+
+
+@dataclass(frozen=True)
+class BenchmarkContext:
+    """The resolved flags of a run, and the machine. ``num_envs_per_worker`` is over all splits;
+    ``cores``: number of cores that the run may use; ``ranks``: the workers are ranks, each of which
+    also learns from its own rollouts and waits for other ranks by ``sync_fraction``;
+    ``bf16_may_pay``: observations are images, and the device has instructions for bfloat16;
+    ``max_policy_lag``: None if experience of any age is learned from; ``num_replay_shards``: those
+    of each policy, 0 without a replay."""
+
+    num_workers: int
+    num_envs_per_worker: int
+    num_splits: int
+    inference: str
+    num_policy_workers: int
+    batch_size: int
+    num_epochs: int
+    precision: str
+    device: str
+    learner_threads: int
+    synchronous: bool
+    sampler_only: bool
+    bf16_may_pay: bool
+    cores: int
+    minibatch_size: int | None = None
+    ranks: bool = False
+    sync_fraction: float = 1.0
+    max_policy_lag: int | None = None
+    num_replay_shards: int = 0
+
+    @property
+    def waits_for_more(self) -> bool:
+        """Whether ranks would wait for fewer ranks with half the ``sync_fraction``."""
+        wait_for = [
+            ceil(f * self.num_workers) for f in (self.sync_fraction, self.sync_fraction / 2)
+        ]
+        return self.ranks and wait_for[0] > wait_for[1]
+
+    @classmethod
+    def of(
+        cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec, graph: Graph
+    ) -> BenchmarkContext:
+        """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
+        Flags that the config does not have count as 1 or unset, so that they are not advised."""
+        has, groups = vars(config), graph.groups
+        return cls(
+            num_workers=plan.num_workers,
+            num_envs_per_worker=plan.num_splits * plan.rows,
+            num_splits=plan.num_splits,
+            inference=plan.inference,
+            num_policy_workers=plan.num_policy_workers,
+            batch_size=plan.batch_size,
+            num_epochs=has.get("num_epochs") or 1,
+            precision=plan.precision,
+            device=plan.device,
+            learner_threads=plan.learner_threads,
+            synchronous=any(group.synchronous for group in groups),
+            sampler_only=config.sampler_only,
+            bf16_may_pay=config.model.has_pixels(spec.observations) and has_bf16(plan.device),
+            cores=len(available_cores()),
+            minibatch_size=has.get("minibatch_size"),
+            ranks=bool(graph.having("rank")),
+            sync_fraction=has.get("sync_fraction", 1.0),
+            max_policy_lag=groups[0].max_policy_lag,
+            num_replay_shards=has.get("num_replay_shards", 0),
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The limiting stage (``bottleneck``), the figures that show it (``reason``), the ``flags`` to
+    try, best first, and ``warnings``: reasons why the figures may be meaningless."""
+
+    bottleneck: str
+    reason: str
+    flags: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """The bottleneck as the screen shows it."""
+        return IN_WORDS[self.bottleneck]
+
+    @property
+    def part(self) -> str:
+        """The part of the system that limits the run: simulator, inference, actors, hand-over,
+        replay or learner."""
+        return PART_OF[self.bottleneck]
+
+
+IN_WORDS = {
+    "env step": "env steps",
+    "gather": "collecting observations",
+    "forward": "policy inference",
+    "bookkeeping": "the actors' bookkeeping",
+    "hand-over": "waiting for slots or actions",
+    "insert": "inserting into the replay",
+    "draw": "drawing samples",
+    "batch": "copying batches",
+    "learn": "gradient steps",
+    "publish": "publishing weights",
+}
+"""Stage -> its name on the screen."""
+PART_OF = {
+    "env step": "simulator",
+    "gather": "inference",
+    "forward": "inference",
+    "bookkeeping": "actors",
+    "hand-over": "hand-over",
+    "insert": "replay",
+    "draw": "replay",
+    "batch": "learner",
+    "learn": "learner",
+    "publish": "learner",
+}
+"""Stage -> the part of the system that it belongs to."""
+
+
+def verdict(
+    stages: Sequence[Stage],
+    free: float,
+    idle_cores: float,
+    context: BenchmarkContext,
+    warnings: tuple[str, ...] = (),
+) -> Verdict:
+    """Return the verdict on a stage table. ``free``: mean fraction of free slots; ``idle_cores``:
+    mean number of idle cores; ``warnings`` are part of the result."""
+    share = {stage.name: stage.share for stage in stages}
+    us = {stage.name: stage.us for stage in stages}
+    stage, reason = _limit(share, us, free, context)
+    return Verdict(stage, reason, _flags(stage, idle_cores, context), warnings)
+
+
+def _limit(
+    share: dict[str, float], us: dict[str, float], free: float, context: BenchmarkContext
+) -> tuple[str, str]:
+    """Return the limiting stage and the reason."""
+    actors_wait, learner_waits = share["hand-over"], share.get("learner idle", 0.0)
+    if context.sampler_only:
+        stage, why = _sampler_limit(share, us)
+        return stage, f"no learner: {why}"
+    if context.ranks:
+        stage = _largest(us, (*SAMPLER, "hand-over", *LEARNER))
+        return stage, f"ranks sample, then learn: {stage} takes {share[stage]:.0%} of their time"
+    if context.synchronous:
+        stage, why = _sampler_limit(share, us)
+        if actors_wait > learner_waits:
+            stage, why = _largest(us, LEARNER), f"the actors wait {actors_wait:.0%} of their time"
+        return stage, f"sampling and learning take turns: {why}"
+    busy = share.get("insert", 0.0) + share.get("draw", 0.0)
+    if busy > BUSY and max(actors_wait, learner_waits) > WAITS:
+        stage = _largest(us, REPLAY)
+        return stage, f"the replay workers are busy {busy:.0%} of their time, and others wait"
+    for_slots = context.inference == "inline" or free < EMPTY
+    if actors_wait > WAITS and for_slots and actors_wait > learner_waits:
+        stage = _largest(us, LEARNER)
+        return stage, (
+            f"the learner is behind: actors wait {actors_wait:.0%} of their time for free slots "
+            f"({free:.0%} are free on average), and most of the learner's time goes into {stage}"
+        )
+    if learner_waits > WAITS:
+        stage, why = _sampler_limit(share, us)
+        return stage, f"the sampler is behind: the learner waits {learner_waits:.0%}, and {why}"
+    stage = _largest(us, SAMPLER + LEARNER)
+    return stage, f"all cores are busy; most of the time goes into {IN_WORDS[stage]}"
+
+
+def _sampler_limit(share: dict[str, float], us: dict[str, float]) -> tuple[str, str]:
+    """Return the stage that limits the sampler, and the reason."""
+    if "policy idle" in share:
+        busy = share["gather"] + share["forward"]
+        if busy > BUSY:
+            stage = _largest(us, ("gather", "forward"))
+            return stage, f"the policy workers are busy {busy:.0%} of their time"
+        stage = _largest(share, ("env step", "bookkeeping", "hand-over"))
+    else:
+        stage = _largest(share, SAMPLER)
+    return stage, f"{stage} takes {share[stage]:.0%} of the actors' time"
+
+
+def _largest(figures: dict[str, float], names: Sequence[str]) -> str:
+    return max((name for name in names if name in figures), key=lambda name: figures[name])
+
+
+def _flags(stage: str, idle_cores: float, context: BenchmarkContext) -> tuple[str, ...]:
+    """Return the flags to try against a bottleneck, best first; empty if only more cores or a
+    faster simulator would help."""
+    spare = idle_cores > IDLE_CORES * context.cores
+    cpu = context.device == "cpu"
+    more_envs = f"--num-envs-per-worker {2 * context.num_envs_per_worker}"
+    workers = context.num_workers + max(1, int(idle_cores))
+    more_workers = f"--num-ranks {workers}" if context.ranks else f"--num-workers {workers}"
+    more_rows = more_envs if context.ranks else f"--batch-size {2 * context.batch_size}"
+    bf16 = context.bf16_may_pay and context.precision == "fp32"
+    half_epochs = f"--num-epochs {context.num_epochs // 2}"
+    minibatch = 2 * (context.minibatch_size or context.batch_size)
+    larger = context.batch_size % minibatch == 0
+    inline = context.inference == "inline"
+    to_inline = cpu and not context.ranks
+    more_shards = f"--num-replay-shards {context.num_replay_shards + 1}"
+    rules = {
+        "env step": [(spare, more_workers)],
+        "gather": [(to_inline, "--inference inline"), (True, more_envs)],
+        "forward": [
+            (bf16, "--precision bf16"),
+            (not inline and not cpu, f"--num-policy-workers {context.num_policy_workers + 1}"),
+            (not inline and cpu, "--inference inline"),
+            (inline and spare, more_workers),
+            (True, more_envs),
+        ],
+        "bookkeeping": [(True, more_envs), (inline and context.num_splits > 1, "--num-splits 1")],
+        "hand-over": [
+            (context.waits_for_more, f"--sync-fraction {context.sync_fraction / 2:g}"),
+            (context.num_splits == 1 and not context.ranks, "--num-splits 2"),
+            (to_inline, "--inference inline"),
+            (True, more_envs),
+        ],
+        "insert": [(spare, more_shards)],
+        "draw": [(spare, more_shards)],
+        "batch": [(True, more_envs)],
+        "learn": [
+            (context.num_epochs > 1, half_epochs),
+            (larger, f"--minibatch-size {minibatch}"),
+            (cpu and spare, f"--learner-threads {context.learner_threads + 1}"),
+            (bf16, "--precision bf16"),
+            (True, more_rows),
+        ],
+        "publish": [(True, more_rows)],
+    }
+    flags = [flag for applies, flag in rules[stage] if applies]
+    if context.synchronous and not context.sampler_only and not context.ranks:
+        flags.append("--async-rl")
+    return tuple(flags)

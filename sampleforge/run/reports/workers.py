@@ -1,0 +1,133 @@
+"""The watch over the workers of a running training: it judges their states from their counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from sampleforge.run.reports.bottleneck import BottleneckWatch
+from sampleforge.run.reports.verdict import BenchmarkContext
+from sampleforge.run.reports.worker_states import RunState, State, WorkerState
+from sampleforge.runtime.processes import is_stopped
+from sampleforge.topologies.graph import COUNTERS, Graph, Node, Role
+
+STALLED_S = 10.0
+"""Seconds after which a silent worker counts as stalled."""
+WAITING_BELOW = 0.5
+"""Fraction of its time below which a worker that waits otherwise counts as waiting."""
+LEAST_S = 0.5
+"""Shortest time between two judgements, in seconds: less says nothing."""
+NOT_WORK = ("started_rows", "heartbeat", "silent_s", "restarts", "ended")
+"""Counters that change although a worker has not worked yet."""
+RATES: Mapping[Role, tuple[str, str]] = {
+    "actor": ("env_steps", "env steps/s"),
+    "rank": ("env_steps", "env steps/s"),
+    "dataset": ("env_steps", "env steps/s"),
+    "policy": ("rows", "actions/s"),
+    "learner": ("trained_steps", "trained/s"),
+    "evaluator": ("split_steps", "steps/s"),
+}
+"""Role -> the counter that its rate is of, and the rate's unit. A replay worker has no rate."""
+
+
+class RunWatch:
+    """Judges the time since the last call of `look`. A call takes about a millisecond.
+    ``context``: None for a run that only learns, in which nothing waits for the learner."""
+
+    def __init__(self, graph: Graph, context: BenchmarkContext | None) -> None:
+        self._graph = graph
+        # Where experience is dropped, the learner only answers the driver and counts nothing.
+        only_samples = context is not None and context.sampler_only
+        self._nodes = [n for n in graph.nodes if not (only_samples and n.role == "learner")]
+        self._bottleneck = None if context is None else BottleneckWatch(graph, context)
+        self._work = [i for i, name in enumerate(COUNTERS) if name not in NOT_WORK]
+        self._looked = monotonic()
+        self._counted = self._began = self._count()
+        """[counters, workers]: at the last call, and at the beginning of each worker's life."""
+        self._changed = np.full(self._counted.shape[1], self._looked)
+        self._state = RunState(())
+
+    def look(self, pids: Mapping[str, int]) -> RunState:
+        """Return the states now. ``pids``: the process id of each worker that has a process. Within
+        `LEAST_S` of the last call the result is the same as then."""
+        now, counted = monotonic(), self._count()
+        seconds = now - self._looked
+        if self._state.workers and seconds < LEAST_S:
+            return self._state
+        restarted = self._of("restarts", counted) != self._of("restarts", self._counted)
+        self._began = np.where(restarted, counted, self._began)
+        self._changed[(counted != self._counted).any(axis=0)] = now
+        with np.errstate(invalid="ignore"):  # a heartbeat may be infinite
+            new = counted - self._counted
+        workers = tuple(
+            self._judge(node, counted, new, max(LEAST_S, seconds), pids) for node in self._nodes
+        )
+        self._looked, self._counted = now, counted
+        limit = None if self._bottleneck is None else self._bottleneck.look()
+        self._state = RunState(workers, limit or self._state.verdict)
+        return self._state
+
+    def _judge(
+        self,
+        node: Node,
+        counted: npt.NDArray[np.float64],
+        new: npt.NDArray[np.float64],
+        seconds: float,
+        pids: Mapping[str, int],
+    ) -> WorkerState:
+        row, pid = node.counter_row, pids.get(node.name)
+        started = bool((counted[self._work, row] != self._began[self._work, row]).any())
+        beat = float(self._of("heartbeat", counted)[row])
+        silent = self._silent(row, beat)
+        # Without processes all workers take turns, and none waits.
+        waits = float(self._of("wait_s", new)[row]) / seconds if pids else 0.0
+        busy = min(1.0, max(0.0, 1.0 - waits)) if started and pids else None
+        name, unit = RATES.get(node.role, ("", ""))
+        rate = float(self._of(name, new)[row]) / seconds if name and started else None
+        rows = int(self._of("started_rows", counted)[row])
+        state: State = "running"
+        if self._of("ended", counted)[row]:
+            state = "ended"
+        elif not started:
+            state = "starting" if pids else "waiting"
+        elif silent > STALLED_S and _should_beat(beat, pid):
+            state = "stalled"
+        elif busy is not None and busy < WAITING_BELOW:
+            state = "waiting"
+        return WorkerState(
+            name=node.name,
+            role=node.role,
+            state=state,
+            seconds=silent,
+            busy=busy,
+            rate=rate,
+            unit=unit,
+            restarts=int(self._of("restarts", counted)[row]),
+            pid=pid,
+            detail=f"{rows} envs started" if state == "starting" and rows else "",
+        )
+
+    def _silent(self, row: int, beat: float) -> float:
+        """Return the seconds since a worker last counted anything."""
+        now = monotonic()
+        seen = now - float(self._changed[row])
+        return min(seen, now - beat) if 0.0 < beat <= now else seen
+
+    def _count(self) -> npt.NDArray[np.float64]:
+        return np.stack([self._graph.counters.column(name) for name in COUNTERS])
+
+    def _of(self, name: str, counted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        row: npt.NDArray[np.float64] = counted[COUNTERS.index(name)]
+        return row
+
+
+def _should_beat(beat: float, pid: int | None) -> bool:
+    """Return whether silence means that a worker is stalled. A learner in a long update has no
+    heartbeat; it is stalled only if its process was stopped."""
+    if beat > 0.0 and isfinite(beat):
+        return True
+    return pid is not None and is_stopped(pid)

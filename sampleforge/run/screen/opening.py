@@ -1,0 +1,174 @@
+"""The messages before a run trains: a banner at once, the plan as soon as it is made."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sampleforge.encoding import lines
+from sampleforge.run.folder.line_file import LineFile
+from sampleforge.run.screen.progress import number
+from sampleforge.version import __version__
+
+if TYPE_CHECKING:
+    from sampleforge.env.probe import EnvProbeError
+    from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.config import AnyConfig
+    from sampleforge.topologies.graph import Graph
+    from sampleforge.topologies.registry import AnyPlan
+
+Level = Literal["debug", "info", "warning"]
+EMULATED_BF16 = (
+    "--precision bf16: this device is not known to have instructions for it; then convolutions "
+    "may take ten times as long as with --precision fp32; --precision auto takes what is faster"
+)
+MUCH_MEMORY = 1 << 30
+"""Bytes of shared memory from which on the opening lines tell them."""
+GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Device files of GPU drivers. If none of them exists, there is no GPU; asking torch would take
+seconds."""
+
+
+def banner(config: AnyConfig) -> str:
+    """Return the first lines of a run: algorithm, environment, device, seed and run folder."""
+    seed = "" if config.seed is None else f", seed {config.seed}"
+    lines = [f"SampleForge {__version__}: {config.algo} on {config.env}, {_device(config)}{seed}"]
+    if config.run_dir is not None:
+        lines.append(f"Run folder {config.run_dir}")
+    return "\n".join(lines)
+
+
+def _device(config: AnyConfig) -> str:
+    """Return the name of the device, as far as it is known without importing torch."""
+    if config.device == "auto":
+        return "device auto" if any(os.path.exists(path) for path in GPUS) else "CPU"
+    return device_name(config.device)
+
+
+def device_name(device: str) -> str:
+    """Return ``cpu``, ``cuda`` or ``cuda:N`` as it is shown: CPU, GPU, GPU N."""
+    return device.upper().replace("CUDA", "GPU").replace(":", " ")
+
+
+def plan_line(config: AnyConfig, plan: AnyPlan) -> str:
+    """Return the sizes of a run: "2 workers x 64 envs, batch 4,096, CPU, fp32"."""
+    from sampleforge.topologies.registry import topology
+
+    sampler = topology(config).sampler
+    parts = plan.sampler_sizes(sampler) if sampler and plan.envs else ["data alone"]
+    batches = plan.num_workers if sampler == "rank" else 1  # each rank has one of its own
+    parts.append(f"batch {number(plan.batch_size * batches)}")
+    return ", ".join([*parts, *plan.sizes, device_name(plan.device), plan.precision])
+
+
+def reason_line(config: AnyConfig, plan: AnyPlan, spec: EnvSpec) -> str:
+    """Return the line that says which settings were chosen for the environment and the machine, and
+    why."""
+    from sampleforge.topologies.registry import topology
+
+    learning = topology(config).reason(config, plan, spec)
+    inference = next((text for text in plan.reasons if text.startswith("Inference")), "")
+    return f"{learning}. {inference}" if inference else learning
+
+
+def memory_line(config: AnyConfig, plan: AnyPlan) -> str | None:
+    """Return the line about the shared memory of a run, None if it is less than `MUCH_MEMORY`."""
+    from sampleforge.runtime.machine import human_bytes
+
+    needed = plan.shared_bytes * getattr(config, "num_policies", 1)
+    if needed < MUCH_MEMORY:
+        return None
+    flags = "--replay-capacity" if hasattr(config, "replay_capacity") else "--num-envs-per-worker"
+    return f"Experience takes {human_bytes(needed)} of shared memory ({flags} lowers it)"
+
+
+def opening(
+    graph: Graph,
+    config: AnyConfig,
+    plan: AnyPlan,
+    spec: EnvSpec,
+    resumed: int | None,
+) -> list[tuple[str, Level]]:
+    """Return the messages before training starts, each with its level: the plan, its reason, how
+    each observation leaf is encoded, the shared memory if it is much, a warning of bf16 that is
+    emulated, and the wiring, which is shown on the screen only with --debug (log.txt always has
+    it).
+    ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
+    from sampleforge.runtime.machine import has_bf16
+
+    messages: list[tuple[str, Level]] = [
+        (plan_line(config, plan), "info"),
+        (reason_line(config, plan, spec), "info"),
+    ]
+    encoded = lines(spec, config.model.encodings, config.model.encoder)
+    messages += [(f"Observation {line}", "info") for line in encoded]
+    memory = memory_line(config, plan)
+    messages += [(memory, "info")] if memory else []
+    if plan.precision == "bf16" and not has_bf16(plan.device):
+        messages.append((EMULATED_BF16, "warning"))
+    if spec.frame_skip != 1:
+        messages.append((f"Frames = env steps x frame skip ({spec.frame_skip} here)", "info"))
+    messages.append((graph.describe(), "info" if config.debug else "debug"))
+    if resumed is not None:
+        messages.append((f"Resuming from the checkpoint at {resumed:,} env steps", "info"))
+    return messages
+
+
+def environment_failed(failed: EnvProbeError, run_dir: str | Path) -> str:
+    """Return the error message for an environment that failed its probe. If it holds a traceback,
+    write that to log.txt of the run folder, and name only the stage and the causes. A folder that
+    has a run already stays as it is, and the message has the traceback."""
+    folder, problem = Path(run_dir), str(failed)
+    has_traceback = "Traceback (" in problem or "Timeout (" in problem
+    if not has_traceback or (folder / "config.yaml").exists():
+        return problem
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = LineFile(folder / "log.txt")
+        for line in problem.splitlines():
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {'probe':<16} {'error':<7} {line}")
+        log.close()
+    except OSError as error:
+        return f"{problem}\n(The traceback could not be written to {folder}: {error.strerror})"
+    where = folder / "log.txt"
+    return f"The environment {failed.what}: {failed.cause} (the traceback is in {where})"
+
+
+def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
+    """Return the graph of a run without starting it, the config with all defaults resolved, the
+    plan and the spec of the environment. Raises ConfigError if the config cannot run."""
+    import dataclasses
+
+    from sampleforge.env.probe import probe
+    from sampleforge.env.scratch import make_cwd_importable
+    from sampleforge.models.registry import resolve_encoder
+    from sampleforge.topologies.agent_groups import other_agent_groups
+    from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts
+    from sampleforge.topologies.config import roles_of_policies
+    from sampleforge.topologies.registry import topology
+    from sampleforge.topologies.sampler_plan import run_device
+
+    make_cwd_importable()
+    spec, chosen = probe(config), topology(config)
+    config = chosen.resolve_defaults(config, spec)
+    plan = chosen.plan(config, spec, run_device(config, spec))
+    model = resolve_encoder(config.model, spec.observations)
+    config = dataclasses.replace(config, batch_size=plan.batch_size)
+    others = other_agent_groups(chosen.plan, config, plan, spec)
+    config = dataclasses.replace(config, model=model)
+    start = ResumePoint(config.seed or 0)
+    roles = roles_of_policies(config)
+    policies = [
+        PolicyStart(each, start, _do_not_save, group=roles.agent_group(each, spec))
+        for each in roles.trained
+    ]
+    more: dict[str, Any] = {"others": others} if others else {}
+    if roles.frozen:
+        more["frozen"] = frozen_starts(roles, spec, lambda index, weights: start)
+    return chosen.wire(config, plan, spec, start, policies, **more), config, plan, spec
+
+
+def _do_not_save(tensors: Any, state: Any) -> None:
+    """Do nothing in the place of a learner that writes a checkpoint: nothing is started."""

@@ -1,0 +1,681 @@
+"""The session: one training run from its config to its summary, without signals and printing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.config import ConfigError
+from sampleforge.run.callback import (
+    Callback,
+    Level,
+    Message,
+    checked,
+    named_callbacks,
+    tell,
+)
+from sampleforge.run.deployment import Deployment, OneMachine
+from sampleforge.run.folder.stored_config import flat_fields
+from sampleforge.run.until_wired import UntilWired
+from sampleforge.runtime.imports import import_beside
+from sampleforge.runtime.processes import start_fork_server
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.workers.config import answer_timeout
+
+if TYPE_CHECKING:
+    from sampleforge.models.actor_critic import ActorCritic
+    from sampleforge.models.q_network import QNetwork
+    from sampleforge.replay.histograms import Histogram
+    from sampleforge.run.folder.opening import OpenRun
+    from sampleforge.run.folder.run_folder import RunFolder
+    from sampleforge.runners.base import Runner
+    from sampleforge.shared.training_clock import ClockTicker
+    from sampleforge.spec import EnvSpec
+    from sampleforge.topologies.agent_groups import AgentGroup
+    from sampleforge.topologies.graph import Graph, PolicyGroup
+    from sampleforge.topologies.registry import AnyPlan, Topology
+    from sampleforge.workers.change_follower import ScheduledChange
+    from sampleforge.workers.worker import WorkerContext
+
+_POLICY_ID = re.compile(r"\w+", re.ASCII)
+POLL = 0.1
+"""Seconds between two looks at the workers."""
+
+
+class _Flag:
+    """Set once, without a lock: a signal handler must not wait for one. It outlives the session
+    in what holds on to it."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+class Session:
+    """A run as a context: entering starts the workers, leaving ends them and writes summary.json.
+
+    ::
+
+        with Session(config, callbacks=[Mine()]) as session:
+            for report in session.reports():
+                ...
+
+    Raises ConfigError for what cannot run, before anything starts; what a worker died of comes out
+    of `reports` as WorkerDied. Entering is `open` and `start`, for those who have something to do
+    between the two. A session can be entered once. It works in any thread, but all of its methods
+    other than `stop`, `interrupt` and `kill` belong to one thread.
+
+    ``policies``: the ids of the policy groups, each of which learns a policy of its own from the
+    same actors (None: as many as ``config.num_policies``). With several, each has a folder of
+    checkpoints of its own, named by its id, and the names of its metrics begin with ``<id>/``.
+    """
+
+    hyperparameters: UntilWired[Mapping[str, Mapping[str, Any]]] = UntilWired({})
+    """Hyperparameters in which a policy that begins differs from the config, by its id."""
+    env_steps_of: UntilWired[Mapping[str, int]] = UntilWired({})
+    """Each policy's own env steps in earlier runs of the folder, by its id, if policies count
+    them."""
+    schedule: UntilWired[tuple[ScheduledChange, ...] | None] = UntilWired(None)
+    """Changes of the policy's hyperparameters during the run, if there is one policy. None: its
+    learner cannot change them, and so cannot tell environments other reward-shaping numbers."""
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        callbacks: Sequence[Callback] = (),
+        *,
+        deployment: Deployment | None = None,
+        policies: Sequence[str] | None = None,
+    ) -> None:
+        roles = roles_of_policies(config, policies)
+        policies = roles.trained
+        if not config.env:
+            raise ConfigError("no environment; give one, such as --env CartPole-v1")
+        if len(set(policies)) < len(policies) or not all(map(_POLICY_ID.fullmatch, policies)):
+            raise ValueError(
+                f"policy ids must differ and consist of letters, digits and _: {list(policies)}"
+            )
+        self.asked = config
+        """The config as it was asked for, with an encoder's import string in the place of its
+        registered name; ``config`` is what the run folder made of it, and ``resolved`` what it is
+        with all defaults."""
+        self._policies = policies
+        self.roles = roles
+        self._deployment = deployment or OneMachine(serial=config.serial)
+        self._callbacks = checked(callbacks)
+        self._resources = ExitStack()
+        self._runner: Runner | None = None
+        self._is_open = self._has_begun = False
+        self._warnings_told: set[str] = set()
+        self._stopping, self._interrupted, self._failed = _Flag(), _Flag(), _Flag()
+        self._report_now = False
+
+    # ---- beginning ----
+
+    def __enter__(self) -> Session:
+        if not self._is_open:
+            self.open()
+        self.start()
+        return self
+
+    def open(self) -> None:
+        """Try the environment, open the run folder, wire the topology: nothing runs yet. Only then
+        is anything written, so that a run which is refused leaves the folder as it was."""
+        with self.ending_on_error():
+            self._open()
+            self._wire()
+            self._write_beginning()
+        self._is_open = True
+
+    def start(self) -> None:
+        """Start the workers of an open session."""
+        with self.ending_on_error():
+            self._start()
+
+    def _open(self) -> None:
+        if not self._deployment.has_workers_here:
+            start_fork_server()
+        from sampleforge.env.probe import probe
+        from sampleforge.env.scratch import make_cwd_importable
+
+        make_cwd_importable()  # the user's environment, encoder and callbacks may lie there
+        self._callbacks += named_callbacks(self.asked.callbacks)
+        wait_for_imports = import_beside("sampleforge.topologies.registry")
+        self.spec: EnvSpec = probe(self.asked)  # in a process of its own
+        wait_for_imports()
+        from sampleforge.models.registry import with_import_string
+        from sampleforge.run.folder.opening import open_folder
+        from sampleforge.run.reporting import RunFiles, WorkerStates
+        from sampleforge.spec import with_action_units
+        from sampleforge.topologies.datasets import check_datasets
+        from sampleforge.topologies.evaluator import check_evaluation
+        from sampleforge.topologies.registry import topology
+
+        check_evaluation(self.asked, self.spec)
+        warnings = check_datasets(self.asked, self.spec)
+        model = with_import_string(self.asked.model)
+        self.asked = dataclasses.replace(self.asked, model=model)
+        interrupted, failed = self._interrupted, self._failed  # no reference back to this object
+        self.opened: OpenRun = open_folder(
+            self.asked,
+            lambda config: topology(config).resolve_defaults(config, self.spec),
+            self._resources,
+            lambda: interrupted.is_set() or failed.is_set(),
+            warnings.append,
+            self._policies,
+        )
+        self.config: AnyConfig = self.opened.config
+        self.spec = with_action_units(self.spec, rescale=self.config.rescale_actions)
+        self.folder: RunFolder = self.opened.folder
+        if self.opened.earlier:
+            self.folder.check_spec(self.spec)
+        self.worker_states = WorkerStates()
+        self._files = RunFiles()
+        self._callbacks[:0] = [self._files, self.worker_states]
+        for text in warnings:
+            self.alert(text)
+
+    def _wire(self) -> None:
+        from sampleforge.run.policy_starts import (
+            frozen_policies,
+            policy_starts,
+            resume_point,
+        )
+        from sampleforge.run.tasks import Tasks
+        from sampleforge.topologies.agent_groups import AgentGroup
+        from sampleforge.workers.callback import RunHooks, for_workers
+
+        self._topology = chosen = self._deployment.topology(self)
+        config, others = self._plan(chosen)
+        self._agents = (AgentGroup(config, self.plan, self.spec), *others)
+        assert config.seed is not None
+        self.new_model = chosen.model_maker(config, self.spec, config.seed)
+        self.resume_point = resume_point(self, config.seed)
+        self.tasks = Tasks(self.spec, self.opened.earlier, shared=self._deployment.shares_memory)
+        self._tell("on_wire")
+        policies = policy_starts(self, config.seed)
+        more = frozen_policies(self, config.seed)
+        if others:
+            more["others"] = others
+        more["hooks"] = RunHooks(
+            for_workers(self._callbacks, processes=not self._deployment.has_workers_here),
+            (*self.roles.trained, *self.roles.frozen),
+            self.tasks.training,
+            self.tasks.evaluation,
+        )
+        self.graph: Graph = chosen.wire(
+            config, self.plan, self.spec, self.resume_point, policies, **more
+        )
+        self._follow_graph()
+        self._tell_opening(config)
+
+    def _plan(self, chosen: Topology) -> tuple[AnyConfig, Sequence[AgentGroup]]:
+        """Resolve the defaults of the config and plan the sizes of the run. Return the config with
+        the encoder chosen, and the agent groups of a multi-agent environment beside the first
+        one."""
+        from sampleforge.models.registry import resolve_encoder
+        from sampleforge.topologies.agent_groups import other_agent_groups
+        from sampleforge.topologies.sampler_plan import run_device
+
+        config = chosen.resolve_defaults(self.config, self.spec)
+        model = resolve_encoder(config.model, self.spec.observations)
+        self.plan: AnyPlan = chosen.plan(config, self.spec, run_device(config, self.spec))
+        config = dataclasses.replace(config, batch_size=self.plan.batch_size)
+        self.resolved: AnyConfig = config
+        others = other_agent_groups(chosen.plan, config, self.plan, self.spec)
+        return dataclasses.replace(config, model=model), others
+
+    def _write_beginning(self) -> None:
+        """Write what the folder has of a run from its beginning on."""
+        self.opened.prepare(self._resources)
+        self._files.begin(self.folder, self.resume_point.env_steps, self._resources)
+        self.write_config()
+        self.folder.write_spec(self.spec)
+        self._has_begun = True
+
+    def write_config(self) -> None:
+        """Write config.yaml: the config as it was asked for, and what the run uses."""
+        from sampleforge.run.folder.resolved import with_plan
+
+        self.folder.write_config(with_plan(self.resolved, self.plan), self.opened.asked)
+
+    def with_given(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the plain values of a learner's state from elsewhere, with the hyperparameters
+        that this run was given: only those that it was not given are the state's. The run's config
+        has those of the newest such state, and so has config.yaml."""
+        given = flat_fields(self.opened.asked)
+        defaults = flat_fields(type(self.asked)())
+        stored = dict(state.get("hyperparameters", {}))
+        own = {n: getattr(self.resolved, n) for n in stored if given[n] != defaults[n]}
+        used = {**stored, **own}
+        self.resolved = dataclasses.replace(self.resolved, **used)
+        self.write_config()
+        return {**state, "hyperparameters": used}
+
+    def _follow_graph(self) -> None:
+        """Make what follows the run: its clock, statistics and checkpoints, and the callbacks of
+        the session itself."""
+        from sampleforge.env.games import types_of_seats
+        from sampleforge.run.checkpoints import Checkpoints
+        from sampleforge.run.learned import Learned
+        from sampleforge.run.recording import RecordingReports
+        from sampleforge.run.reporting import (
+            MemoryGrowth,
+            StaleExperience,
+            Starting,
+            StarvedPolicies,
+            SystemMetrics,
+        )
+        from sampleforge.run.reports.env_restarts import EnvRestarts
+        from sampleforge.run.reports.statistics import RunStatistics
+        from sampleforge.run.stopping import StopConditions
+        from sampleforge.workers.worker import WorkerContext
+
+        self.ticker: ClockTicker = self.graph.new_ticker()
+        self._resources.callback(self.ticker.close)
+        stored_statistics = {
+            stored.id: stored.earlier.get("statistics", {}) for stored in self.opened.policies
+        }
+        window = self.resolved.metrics_window
+        self.statistics = RunStatistics(
+            self.graph,
+            stored_statistics,
+            window,
+            rows=0 if getattr(self.resolved, "pbt", False) else self.plan.envs,
+            types=types_of_seats(self.spec),
+        )
+        self._env_restarts = EnvRestarts(self.graph.counters, self.resolved.max_env_restart_rate)
+        self.checkpoints = Checkpoints(self)
+        ending = StopConditions(self, self._callbacks)
+        system = SystemMetrics(self)
+        self._callbacks += [system, MemoryGrowth(system), ending, Starting()]
+        self._callbacks += [StaleExperience(self.graph), self.checkpoints, Learned()]
+        if self.graph.recording is not None:
+            self._callbacks.append(RecordingReports(self.graph.recording))
+        if (mapping := getattr(self.resolved, "policy_mapping", None)) is not None:
+            self._callbacks.append(StarvedPolicies(self, mapping))
+        self.worker_context: WorkerContext = WorkerContext(
+            self.folder.log_file, self.folder.scratch
+        )
+
+    def _tell_opening(self, config: AnyConfig) -> None:
+        """Tell the user how the run begins."""
+        from sampleforge.run.screen.opening import opening
+        from sampleforge.run.unused import Resolved, crowded, without_effect
+        from sampleforge.shared.rings import check_store_order
+
+        resumed = self.resume_point.env_steps if self.opened.earlier else None
+        for told in opening(self.graph, config, self.plan, self.spec, resumed):
+            self.message(*told)
+        run = Resolved(config, self.plan, self.spec)
+        for warning in (*without_effect(self.asked, run), crowded(run), check_store_order()):
+            if warning is not None:
+                self.message(warning, "warning")
+        for text in self.opened.notes:
+            self.message(text)
+        for text in self._deployment.notices(self):
+            self.message(text, "warning")
+
+    def _start(self) -> None:
+        self._runner = self._deployment.runner(self, self.graph)
+        self.ticker.start()
+        self._runner.start()
+        self._tell("on_start")
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the workers, once they have been started."""
+        assert self._runner is not None, "the session has not been started"
+        return self._runner
+
+    def runner_of(self, graph: Graph) -> Runner:
+        """Return a runner like the session's own for another graph of the same workers."""
+        return self._deployment.runner(self, graph)
+
+    # ---- running ----
+
+    def reports(self) -> Iterator[dict[str, float]]:
+        """Train until a stop condition, `stop` or `interrupt`; yields the scalars of each report:
+        one per report interval, and one per evaluation. After a stop condition the last weights are
+        evaluated."""
+        from sampleforge.run.last_evaluation import last_evaluation
+        from sampleforge.run.reporting import Reports
+
+        reports = Reports(self, by_env_steps=self._deployment.by_env_steps)
+        polled = [c for c in self._callbacks if type(c).on_poll is not Callback.on_poll]
+        while not self.is_ending:
+            self.work()
+            if reports.is_due or self._report_now:
+                self._report_now = False
+                yield self.report()
+            for callback in polled:
+                tell(callback, "on_poll", self)
+        if not self.is_interrupted():
+            yield self.report()
+            while self.statistics.evaluation_waits:
+                yield self.report()
+        if self.graph.progress.done and not self.is_interrupted():
+            self.graph.progress.end()
+            yield from last_evaluation(self)
+
+    def report_soon(self) -> None:
+        """Have `reports` yield its next report now, before the interval has passed."""
+        self._report_now = True
+
+    def agent_group(self, policy: str) -> int:
+        """Return the index of the agent group that the policy with this id plays, among those of
+        the environment's spec."""
+        return self.roles.agent_group(policy, self.spec)
+
+    def agents_of(self, policy: str) -> AgentGroup:
+        """Return the agents that the policy with this id plays: their spec, and the config and plan
+        of its model."""
+        return self._agents[self.agent_group(policy)]
+
+    def new_model_of(self, policy: str) -> ActorCritic | QNetwork:
+        """Return a model with the names and shapes of a policy's weights, on the CPU. ``policy``:
+        its id."""
+        agents, seed = self.agents_of(policy), self.resume_point.seed
+        return self._topology.model_maker(agents.config, agents.spec, seed)()
+
+    def work(self) -> None:
+        """Let the workers work for a moment, and take what they have to tell."""
+        try:
+            self.runner.poll(POLL)
+        except Exception as error:
+            # The signal may have ended what an environment in this process runs on.
+            if not (self._deployment.has_workers_here and self.is_interrupted()):
+                raise
+            self.note(f"after the interrupt: {describe(error)}")
+        self.take_results()
+
+    def take_results(self) -> None:
+        """Take finished episodes and evaluations, and what went wrong in environments."""
+        self._take_events()
+        episodes = self.graph.episodes.take()
+        self.statistics.take_episodes(episodes)
+        for callback in self._callbacks:
+            if type(callback).on_episode_record is not Callback.on_episode_record:
+                for record in episodes:
+                    tell(callback, "on_episode_record", self, record)
+        if (first := self.statistics.first_nonfinite()) is not None:
+            self.message(first, "warning")
+        self.statistics.take_evaluations()
+        if not self.is_interrupted():
+            self._env_restarts.look(self.alert)
+
+    def _take_events(self) -> None:
+        """Take what workers have sent. A warning that several of them have is told once."""
+        if self._runner is None:  # a benchmark measures the simulator alone before the start
+            return
+        for event in self.runner.take_events():
+            if event.kind == "episode_stats":
+                self.statistics.take_episode_stats(event.payload)
+                continue
+            if event.kind == "custom_metrics":
+                self.statistics.take_custom_metrics(*event.payload)
+                continue
+            level, text = event.payload
+            if level == "warning":
+                if text in self._warnings_told:
+                    level = "debug"
+                self._warnings_told.add(text)
+            self.message(text, "warning" if level == "critical" else level, event.source)
+
+    def report(self) -> dict[str, float]:
+        """Make a report now: ask the learners for their metrics, and tell the callbacks."""
+        from sampleforge.run.reports.evaluated import evaluations
+
+        self.ticker.look()
+        self.take_results()
+        metrics = {group.id: self.ask_learner(group, "metrics") for group in self.graph.groups}
+        scalars = self.statistics.scalars(metrics)
+        self._tell("extend_report", scalars)
+        finished = list(evaluations(scalars).values())
+        for callback in self._callbacks:
+            tell(callback, "on_report", self, scalars)
+            for evaluation in finished:
+                tell(callback, "on_evaluation", self, evaluation)
+        return scalars
+
+    def ask_learner(self, group: PolicyGroup, kind: str, payload: Any = None) -> Any:
+        """Return the answer of a policy's learner to a request, while all workers work. Raises
+        TimeoutError or WorkerDied, see `Runner.ask`."""
+        timeout = answer_timeout(self.resolved)
+        return self.runner.ask(group.learner, kind, payload, timeout)
+
+    def histograms(self) -> Mapping[str, Histogram]:
+        """Return the newest histograms of the replays, by name, where there are any."""
+        return {
+            self.graph.prefix(group) + name: histogram
+            for group in self.graph.groups
+            if group.histograms is not None
+            for name, histogram in group.histograms.read().items()
+        }
+
+    def callback_state(self) -> dict[str, Any]:
+        """Return the plain values that the callbacks keep in checkpoints, and the tasks."""
+        state: dict[str, Any] = self.tasks.state()
+        for callback in self._callbacks:
+            state |= tell(callback, "checkpoint_state", self)
+        return state
+
+    def save(self) -> None:
+        """Write a checkpoint now. Raises OSError if it cannot be written."""
+        self.checkpoints.save(self)
+
+    def checkpoint_written(self, env_steps: int) -> None:
+        """Tell the callbacks that there is a new checkpoint, of so many env steps."""
+        self._tell("on_checkpoint", env_steps)
+
+    def restarted(self, text: str) -> None:
+        """Tell the callbacks, and the user, that a worker was restarted."""
+        self._tell("on_restart", text)
+        self.alert(text)
+
+    # ---- curricula ----
+
+    @property
+    def task(self) -> Any:
+        """The newest task of the environments that train; None if none has been set."""
+        board = self.tasks.training
+        return None if board is None else board.read()[1]
+
+    def set_task(self, task: Any) -> None:
+        """Give a task to all environments that train: the method ``set_task(task)`` of each is
+        called before its next reset, also where a worker is replaced later. The checkpoints keep
+        the task, and a resumed run begins with it. Callable from `Callback.on_wire` on.
+
+        ``task`` consists of values that JSON has. Raises ConfigError if it does not, or if the
+        environment has no ``set_task``."""
+        self.tasks.set(self.tasks.training, task)
+
+    def set_evaluation_task(self, task: Any) -> None:
+        """Like `set_task`, for the environments of the evaluator: from its next evaluation on.
+        Otherwise these keep the task that the environment begins with."""
+        self.tasks.set(self.tasks.evaluation, task)
+
+    # ---- talking ----
+
+    def _tell(self, hook: str, *args: Any) -> None:
+        """Call a hook of every callback."""
+        for callback in self._callbacks:
+            tell(callback, hook, self, *args)
+
+    def message(self, text: str, level: Level = "info", source: str = "session") -> None:
+        """Tell the callbacks what the user is to know."""
+        self._tell("on_message", Message(text, level, source))
+
+    def note(self, text: str) -> None:
+        """A message for the log alone."""
+        self.message(text, "debug")
+
+    def alert(self, text: str) -> None:
+        """A warning that is shown even where only errors and results are."""
+        self.message(text, "alert")
+
+    # ---- ending ----
+
+    def stop(self) -> None:
+        """Ask the session to finish now, with a checkpoint: in order, from any thread."""
+        self._stopping.set()
+
+    def interrupt(self) -> None:
+        """As `stop`, but within seconds; from a signal handler, too."""
+        self._interrupted.set()
+        self._stopping.set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether training has reached its end, or was asked to."""
+        return self.graph.progress.done or self._stopping.is_set()
+
+    def is_interrupted(self) -> bool:
+        """Whether `interrupt` was called: what ends now may have been ended by the same signal."""
+        return self._interrupted.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended the session: some workers may be gone."""
+        return self._failed.is_set()
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the session was interrupted or has failed: the last checkpoint must not take
+        long."""
+        return self.is_interrupted() or self.has_failed
+
+    def signal_workers(self, number: int) -> None:
+        """Send a signal to the process group of each worker, and so to its environments'."""
+        for pid in self._runner.pids().values() if self._runner is not None else ():
+            with suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+    def kill(self) -> None:
+        """End the workers at once; nothing is saved."""
+        if self._runner is not None:
+            self._runner.kill()
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.interrupt()
+        try:
+            if error is None or isinstance(error, KeyboardInterrupt):
+                self._tell("on_stop")
+            else:
+                self._save_after(error)
+        except BaseException as problem:
+            self._save_after(problem)
+            error = problem
+            raise
+        finally:
+            self._end(error)
+
+    def _save_after(self, error: BaseException) -> None:
+        """Save what the learners have, if they can still say it. Raises nothing: the error that has
+        ended the session is what the user is to see."""
+        if self.has_failed or not self._deployment.saves_after(error):
+            return
+        if self.is_interrupted() and isinstance(error, TimeoutError):
+            return  # the learner has had its time
+        self._failed.set()
+        try:
+            env_steps = self.checkpoints.save_after_failure(self)
+            if env_steps is not None:
+                self.alert(
+                    f"The run has failed. A checkpoint was written at {env_steps:,} env steps; the "
+                    "reason of the failure follows"
+                )
+        except Exception as problem:
+            with suppress(OSError):  # a disk that is full for log.txt, too
+                self.note(f"no checkpoint after the failure: {describe(problem)}")
+
+    def ending_on_error(self) -> ExitStack:
+        """Return a context that ends an open session with the error that is raised in it."""
+        stack = ExitStack()
+
+        def end(kind: Any, error: BaseException | None, trace: Any) -> None:
+            if error is not None:
+                self._end(error)
+
+        stack.push(end)
+        return stack
+
+    def _end(self, error: BaseException | None) -> None:
+        """Close everything, whatever fails; write the summary if there is anything to sum up.
+        Raises the first thing that fails, unless the session has ended with an error."""
+        failure = None if isinstance(error, KeyboardInterrupt) else error
+
+        def end(step: Callable[[], object]) -> None:
+            nonlocal failure
+            try:
+                step()
+            except Exception as problem:
+                failure = failure or problem
+
+        if self._runner is not None:
+            end(self._runner.close)
+            end(self._take_events)
+            if failure is not None:
+                end(partial(self.message, describe(failure), "error"))
+            end(lambda: self._sum_up(failure))
+        self._runner = None  # it refers back to this object, which is freed at once now
+        end(self._resources.close)
+        if not self._has_begun and hasattr(self, "folder"):
+            self.folder.discard()
+        if failure is not None and failure is not error:
+            raise failure
+
+    def _sum_up(self, error: BaseException | None) -> None:
+        """Write the summary, and tell the callbacks of the end. A resumed run that has failed
+        without an env step leaves what describes and measures the earlier run as it was."""
+        summary = self._summary(error)
+        self._tell("extend_summary", summary)
+        has_begun = self.graph.progress.env_steps > self.resume_point.env_steps
+        try:
+            if error is not None and self.opened.earlier and not has_begun:
+                self.folder.put_back()
+            else:
+                self.folder.write_summary(summary)
+        finally:
+            self._tell("on_end", summary)
+
+    def _summary(self, error: BaseException | None) -> dict[str, Any]:
+        status = "failed" if error else "interrupted" if self.is_interrupted() else "finished"
+        return {
+            "status": status,
+            "algo": self.config.algo,
+            "env": self.config.env,
+            "seed": self.config.seed,
+            **self.statistics.summary(),
+            "error": None if error is None else describe(error),
+        }
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as text: a worker's death ends with the worker's own traceback, and where the
+    session was when it noticed says nothing; so it is with a lost rank, or a full disk."""
+    from sampleforge.distributed.group import RankLost
+    from sampleforge.run.folder.atomic_file import CannotWrite
+    from sampleforge.run.folder.checkpoint_file import CheckpointError
+    from sampleforge.run.folder.run_folder import RunFolderGone
+    from sampleforge.run.folder.saving import CheckpointNotWritten
+    from sampleforge.run.reports.env_restarts import EnvironmentFails
+    from sampleforge.runners.base import WorkerDied
+    from sampleforge.workers.metrics import DivergedError
+
+    of_folder = (CannotWrite, CheckpointError, CheckpointNotWritten, RunFolderGone)
+    if isinstance(error, (WorkerDied, RankLost, EnvironmentFails, DivergedError, *of_folder)):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()

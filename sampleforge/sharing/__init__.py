@@ -1,1 +1,0 @@
-"""What is shared of a run: its model card."""

@@ -1,0 +1,259 @@
+"""The model card of a run: a folder that a model hub shows, and that is a run folder itself.
+
+README.md has the front matter that hubs read (library, tags, results), and beside it are a curve, a
+video, and the files that `sampleforge eval` and `load_policy` need.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from sampleforge.config import ConfigError, from_plain
+from sampleforge.evaluation import NO_TRUST, Display, Observers, evaluate
+from sampleforge.run.camera import Camera
+from sampleforge.run.folder.atomic_file import write_atomically
+from sampleforge.run.folder.checkpoint import CheckpointStore
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.stored_config import flat_fields, nested, read_config, read_yaml
+from sampleforge.run.folder.trust import Trust
+from sampleforge.run.screen.closing import train_command
+from sampleforge.run.screen.progress import duration
+from sampleforge.run.video_file import FILMED, check_video
+from sampleforge.tools.plots.curves import mean_and_interval
+from sampleforge.tools.plots.runs import draw
+from sampleforge.topologies.config import ALGOS, AnyConfig
+
+NOT_SHARED: dict[str, Any] = {
+    **{"run_dir": None, "resume": "auto", "quiet": False, "debug": False, "track": ()},
+    **{"track_project": "sampleforge", "track_name": None, "track_group": None},
+}
+"""Values in the command of the training for fields that are the matter of its user alone."""
+FRONT = "---\nlibrary_name: sampleforge\n"
+"""The beginning of the README.md of a card."""
+CURVE, VIDEO = "curve.png", "replay.mp4"
+COPIED = ("config.yaml", "spec.json", "summary.json", "metrics.jsonl")
+
+
+class Card(NamedTuple):
+    """A card that was written: the ``repo`` that it is for, and the ``score``: ``return_mean`` with
+    ``return_low`` and ``return_high``, its 95% interval by the bootstrap over the episodes, and the
+    other values of `evaluate` without the single returns."""
+
+    repo: str
+    score: Mapping[str, Any]
+
+
+class CardRequest(NamedTuple):
+    """What a card is to show: the ``episodes`` that are played for the score (None: as many as
+    `evaluate` chooses), with the ``which`` checkpoint (latest or best) of ``policy`` (its id, in a
+    run with several); whether to make a ``video``; and ``repo``, the USER/NAME of the card."""
+
+    episodes: int | None = None
+    which: str = "latest"
+    policy: str | None = None
+    video: bool = True
+    repo: str | None = None
+
+
+def make_card(
+    run_dir: str | Path,
+    out: Path,
+    request: CardRequest,
+    display: Display,
+    *,
+    trust: Trust = NO_TRUST,
+    alive: Callable[[], None] = lambda: None,
+) -> Card:
+    """Write the card of the run in ``run_dir`` into the folder ``out``.
+
+    A curve or a video that cannot be made is left out, with a message that says why. Raises
+    ConfigError for a folder that is not the run's or holds other files, and what `evaluate` raises.
+    """
+    folder = RunFolder.existing(run_dir)
+    _check_out(out)
+    how: dict[str, Any] = {"which": request.which, "policy": request.policy, "trust": trust}
+    observers = Observers(display, alive)
+    score = evaluate(run_dir, episodes=request.episodes, observers=observers, **how)
+    returns = np.array(score.pop("returns"))
+    _, low, high = mean_and_interval(returns[:, None])
+    score |= {"return_low": float(low[0]), "return_high": float(high[0])}
+    facts = _facts(folder, request)
+
+    def write(*, curve: bool, video: bool) -> None:
+        text = readme(facts, score, curve=curve, video=video)
+        write_atomically(out / "README.md", text.encode())
+
+    out.mkdir(parents=True, exist_ok=True)
+    write(curve=False, video=False)  # from here on the folder is known to be a card
+    _copy_run(folder, out, request)
+    has_curve = _try(display, "curve", lambda: draw([folder.path], out / CURVE))
+    (out / VIDEO).unlink(missing_ok=True)  # that of an earlier card
+    has_video = request.video and _try(
+        display, "video", lambda: _film(folder, out / VIDEO, alive, how)
+    )
+    write(curve=has_curve, video=has_video)
+    return Card(facts.repo, score)
+
+
+def _check_out(out: Path) -> None:
+    """Raise ConfigError if ``out`` holds anything but an earlier card."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    card = out / "README.md"
+    if not (card.is_file() and card.read_text(encoding="utf-8").startswith(FRONT)):
+        raise ConfigError(f"--out {out} holds other files; give a new folder")
+
+
+def _copy_run(folder: RunFolder, out: Path, request: CardRequest) -> None:
+    """Copy what makes ``out`` a run folder: the config, the spec, the metrics, and a checkpoint of
+    each policy."""
+    for name in COPIED:
+        (out / name).unlink(missing_ok=True)
+        if (folder.path / name).is_file():
+            shutil.copyfile(folder.path / name, out / name)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    ids: list[str | None] = [*folder.policy_ids()]
+    for policy in ids or [None]:
+        source = folder.policy_checkpoints(policy)
+        best = request.which == "best" and policy in (None, request.policy)
+        found = CheckpointStore(source, 1).load("best" if best else "latest", log=lambda text: None)
+        if found is not None:
+            target = out / "checkpoints" / (policy or "")
+            target.mkdir(parents=True)
+            shutil.copyfile(source / found[1].file, target / found[1].file)
+
+
+def _try(display: Display, what: str, make: Callable[[], None]) -> bool:
+    """Return whether a part of the card could be made; say why not."""
+    try:
+        make()
+    except ConfigError as error:
+        display.message(f"The card has no {what}: {error}", "warning")
+        return False
+    return True
+
+
+def _film(folder: RunFolder, out: Path, alive: Callable[[], None], how: Mapping[str, Any]) -> None:
+    check_video(out)
+    with Camera(out.absolute(), FILMED) as camera:
+        observers = Observers(alive=alive, camera=camera)
+        evaluate(folder.path, episodes=FILMED, observers=observers, **how)
+
+
+class Facts(NamedTuple):
+    """What a card says of a run beside its score."""
+
+    config: AnyConfig
+    policy: str | None
+    repo: str
+    command: str
+    versions: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+
+def _facts(folder: RunFolder, request: CardRequest) -> Facts:
+    config, left_open = read_config(folder.config_file, ALGOS[folder.algo])
+    unset = {name: value for name, value in left_open.items() if name != "seed"}
+    plain = nested({**flat_fields(config), **unset, **NOT_SHARED})
+    asked = from_plain(type(config), plain)
+    summary = read_yaml(folder.summary_file) if folder.summary_file.is_file() else {}
+    repo = request.repo or f"YOUR-NAME/{default_name(config)}"
+    versions = read_yaml(folder.config_file).get("versions") or {}
+    return Facts(config, request.policy, repo, train_command(asked), versions, summary)
+
+
+def default_name(config: AnyConfig) -> str:
+    """Return a name for the model: its environment and algorithm, in letters that hubs take."""
+    env = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in config.env)
+    return f"{env.strip('-.')}-{config.algo}"
+
+
+def readme(facts: Facts, score: Mapping[str, Any], *, curve: bool, video: bool) -> str:
+    """Return the text of README.md: the front matter that hubs read, and what a reader wants to
+    know."""
+    env, algo = facts.config.env, facts.config.algo
+    title = f"{algo.upper()} on {env}" + (f", {facts.policy}" if facts.policy else "")
+    parts = [
+        front_matter(facts, score),
+        f"# {title}",
+        f"A policy that was trained with SampleForge ({algo}) in the environment `{env}`.",
+    ]
+    if curve:
+        parts.append(f"![Returns and losses during the training]({CURVE})")
+    if video:
+        parts.append(f"[Video of {FILMED} episodes]({VIDEO})")
+    parts += ["## Score", _score_table(score), "## Use", _usage(facts), "## Training"]
+    return "\n\n".join([*parts, *_training(facts)]) + "\n"
+
+
+def front_matter(facts: Facts, score: Mapping[str, Any]) -> str:
+    """Return the YAML front matter: library, tags, and the result in the form of ``model-index``,
+    whose value is the mean return and its standard deviation over the episodes."""
+    env, algo = facts.config.env, facts.config.algo
+    value = f"{score['return_mean']:.2f} +/- {score['return_std']:.2f}"
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": env, "type": env},
+        "metrics": [
+            {"type": "mean_reward", "value": value, "name": "mean_reward", "verified": False}
+        ],
+    }
+    front = {
+        "library_name": "sampleforge",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": [env, "reinforcement-learning", "deep-reinforcement-learning", algo, "sampleforge"],
+        "model-index": [{"name": algo.upper(), "results": [result]}],
+    }
+    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---"
+
+
+def _score_table(score: Mapping[str, Any]) -> str:
+    rows = {
+        "mean return": f"{score['return_mean']:,.2f}",
+        "95% interval of the mean (bootstrap over the episodes)": (
+            f"{score['return_low']:,.2f} to {score['return_high']:,.2f}"
+        ),
+        "standard deviation": f"{score['return_std']:,.2f}",
+        "lowest, highest": f"{score['return_min']:,.2f}, {score['return_max']:,.2f}",
+        "episodes": f"{score['episodes']:,}, of {score['length_mean']:,.1f} steps on average",
+        "actions": "sampled" if score["stochastic"] else "the most likely ones",
+        "seed of the episodes": score["seed"],
+        "env steps of training": f"{score['env_steps']:,}",
+    }
+    return _table(("", "value"), rows)
+
+
+def _usage(facts: Facts) -> str:
+    policy = f" --policy {facts.policy}" if facts.policy else ""
+    argument = f', policy="{facts.policy}"' if facts.policy else ""
+    return (
+        "This folder is a run folder of SampleForge:\n\n"
+        f"```bash\nhf download {facts.repo} --local-dir run\nsampleforge eval run{policy}\n```\n\n"
+        "```python\nimport sampleforge as sf\n\n"
+        f'policy = sf.load_policy("run"{argument})\n'
+        "action, state = policy.act(observation)  # state: None at the start of an episode\n```"
+    )
+
+
+def _training(facts: Facts) -> list[str]:
+    rows: dict[str, Any] = {}
+    if facts.summary:
+        rows["env steps"] = f"{facts.summary['env_steps']:,}"
+        rows["time"] = duration(float(facts.summary["wall_s"]))
+    versions = {name: version for name, version in facts.versions.items() if version}
+    return [
+        f"```bash\n{facts.command}\n```",
+        "`config.yaml` has every setting, `metrics.jsonl` every report.",
+        _table(("training", "value"), {**rows, **versions}),
+    ]
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> str:
+    lines = [f"| {head[0]} | {head[1]} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows.items())])

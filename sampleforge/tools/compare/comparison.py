@@ -1,0 +1,288 @@
+"""The comparison of settings: aggregate scores with intervals, the probability that one setting is
+better than another, performance profiles, and scores over env steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from sampleforge.config import ConfigError
+from sampleforge.tools.compare.normalisation import Scale
+from sampleforge.tools.compare.scores import Rule, ScoredSetting, scored_settings
+from sampleforge.tools.compare.statistics import (
+    Estimate,
+    Floats,
+    bootstrap,
+    estimated,
+    interval,
+    iqm,
+    mean,
+    median,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+)
+from sampleforge.tools.plots.curves import Curves, aligned
+
+RESAMPLES = 5000
+"""Default number of bootstrap resamples."""
+CURVE_RESAMPLES, CURVE_POINTS = 1000, 60
+"""Resamples of each point of a curve or profile, and the largest number of these points."""
+METRICS: dict[str, Callable[[Floats], Floats]] = {
+    "iqm": iqm,
+    "median": median,
+    "mean": mean,
+    "optimality_gap": optimality_gap,
+}
+TITLES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
+LAST = Rule()
+NEEDS_SCALE = "optimality_gap"
+"""The metric that only normalised scores have."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """A curve y over x, each [points], with the ends of its interval; they are None with one
+    seed."""
+
+    x: Floats
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+
+
+@dataclass(frozen=True)
+class ComparedSetting:
+    """A setting: its ``scored`` runs, their ``scores`` (normalised if there is a scale), [seeds,
+    envs]; ``aggregates`` by the name of the metric; the mean return in each environment, by its
+    name; the ``profile`` (fraction of runs above a score) and the ``curve`` (IQM over env
+    steps)."""
+
+    scored: ScoredSetting
+    scores: Floats
+    aggregates: Mapping[str, Estimate]
+    returns: Mapping[str, Estimate]
+    profile: Band
+    curve: Band
+
+    @property
+    def label(self) -> str:
+        return self.scored.label
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result. ``scales``: environment -> scale, empty if scores are returns;
+    ``improvements``: (label, other label) -> probability that the first is better; ``notes``: what
+    the reader has to know."""
+
+    envs: Sequence[str]
+    scales: Mapping[str, Scale]
+    settings: Sequence[ComparedSetting]
+    improvements: Mapping[tuple[str, str], Estimate]
+    rule: Rule
+    notes: Sequence[str]
+
+    @property
+    def unit(self) -> str:
+        """The unit of scores."""
+        return "normalised score" if self.scales else "return"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the result as plain values, for JSON."""
+        return {
+            "environments": list(self.envs),
+            "unit": self.unit,
+            "scales": {env: [scale.low, scale.high] for env, scale in self.scales.items()},
+            "score": {"pick": self.rule.pick, "at": self.rule.at},
+            "settings": [_plain(setting, self.envs) for setting in self.settings],
+            "improvements": [
+                {"setting": one, "other": other, **estimate._asdict()}
+                for (one, other), estimate in self.improvements.items()
+            ],
+            "notes": list(self.notes),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per estimate, for CSV."""
+        rows: list[dict[str, Any]] = []
+        for setting in self.settings:
+            about = {"setting": setting.label, "seeds": setting.scored.seeds, "other": ""}
+            for metric, estimate in setting.aggregates.items():
+                rows.append({**about, "environment": "", "metric": metric, **estimate._asdict()})
+            for env, estimate in setting.returns.items():
+                each = {"environment": env, "metric": "mean_return"}
+                rows.append({**about, **each, **estimate._asdict()})
+        seeds = {setting.label: setting.scored.seeds for setting in self.settings}
+        for (one, other), estimate in self.improvements.items():
+            about = {"setting": one, "seeds": seeds[one], "environment": "", "other": other}
+            rows.append({**about, "metric": "probability_of_improvement", **estimate._asdict()})
+        return rows
+
+
+def _plain(setting: ComparedSetting, envs: Sequence[str]) -> dict[str, Any]:
+    scored = setting.scored
+    return {
+        "label": setting.label,
+        "seeds": scored.seeds,
+        **{name: estimate._asdict() for name, estimate in setting.aggregates.items()},
+        "returns": {env: estimate._asdict() for env, estimate in setting.returns.items()},
+        "runs": [
+            {
+                "run": run.name,
+                "environment": envs[env],
+                "return": scored.returns[seed, env],
+                "score": setting.scores[seed, env],
+                "env_steps": int(scored.env_steps[seed, env]),
+            }
+            for env, cell in enumerate(scored.runs)
+            for seed, run in enumerate(cell)
+        ],
+        "curve": {name: _numbers(getattr(setting.curve, name)) for name in Band.__annotations__},
+    }
+
+
+def _numbers(values: Floats | None) -> list[float] | None:
+    return None if values is None else values.tolist()
+
+
+def compare(
+    runs: Sequence[Curves],
+    scales: Mapping[str, Scale],
+    rule: Rule = LAST,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """Compare the settings of ``runs``. ``scales``: those of all environments; they may only be
+    empty if there is one environment, whose returns are compared then. Raises ConfigError for runs
+    that cannot be compared."""
+    envs, settings = scored_settings(runs, rule)
+    missing = [env for env in envs if env not in scales]
+    if missing and len(envs) > 1:
+        raise ConfigError(
+            f"the runs are in {len(envs)} environments ({', '.join(envs)}), whose returns cannot "
+            f"be averaged as they are; say which returns count as 0 and as 1: --normalise "
+            f"{' '.join(f'{env}=LOW..HIGH' for env in missing)}"
+        )
+    used = {} if missing else {env: scales[env] for env in envs}
+    scores = [_normalised(setting, envs, used) for setting in settings]
+    thresholds = _thresholds(np.concatenate([each.ravel() for each in scores]))
+    compared = [
+        ComparedSetting(
+            setting,
+            own,
+            _aggregates(own, resamples, normalised=bool(used)),
+            {
+                env: estimated(mean, setting.returns[:, [i]], resamples=resamples)
+                for i, env in enumerate(envs)
+            },
+            _profile(own, thresholds),
+            _curve(setting, envs, used, rule.at),
+        )
+        for setting, own in zip(settings, scores, strict=True)
+    ]
+    improvements = {
+        (one.label, other.label): estimated(
+            probability_of_improvement, one.scores, other.scores, resamples=resamples
+        )
+        for one, other in permutations(compared, 2)
+        if min(one.scored.seeds, other.scored.seeds) > 1
+    }
+    return Comparison(envs, used, compared, improvements, rule, _notes(compared, envs, rule))
+
+
+def _normalised(setting: ScoredSetting, envs: Sequence[str], scales: Mapping[str, Scale]) -> Floats:
+    """Return the scores of a setting, [seeds, envs]: its returns if there are no scales."""
+    if not scales:
+        return setting.returns
+    return np.stack([scales[env](setting.returns[:, i]) for i, env in enumerate(envs)], axis=1)
+
+
+def _aggregates(scores: Floats, resamples: int, *, normalised: bool) -> dict[str, Estimate]:
+    return {
+        name: estimated(metric, scores, resamples=resamples)
+        for name, metric in METRICS.items()
+        if normalised or name != NEEDS_SCALE
+    }
+
+
+def _thresholds(scores: Floats) -> Floats:
+    """Return evenly spaced scores, from the lowest to the highest one."""
+    low, high = float(scores.min()), float(scores.max())
+    margin = 0.02 * (high - low) or 0.5
+    return np.linspace(low - margin, high + margin, CURVE_POINTS)
+
+
+def _profile(scores: Floats, thresholds: Floats) -> Band:
+    def fractions(values: Floats) -> Floats:
+        return performance_profile(values, thresholds)
+
+    return _band(thresholds, fractions, scores)
+
+
+def _curve(
+    setting: ScoredSetting, envs: Sequence[str], scales: Mapping[str, Scale], at: int | None
+) -> Band:
+    """Return the IQM over env steps, as far as all runs have evaluations: between two evaluations
+    of a run its scores are interpolated linearly."""
+    lines = [line for env in range(len(envs)) for line in setting.lines(env, at)]
+    x, values = aligned(lines)  # values: [envs x seeds, points]
+    x, values = (each[..., np.isfinite(values).all(axis=0)] for each in (x, values))
+    if len(x) > CURVE_POINTS:
+        kept = np.unique(np.linspace(0, len(x) - 1, CURVE_POINTS).round().astype(int))
+        x, values = x[kept], values[:, kept]
+    table = values.reshape(len(envs), setting.seeds, len(x)).transpose(1, 0, 2)
+    if scales:
+        table = np.stack([scales[env](table[:, i]) for i, env in enumerate(envs)], axis=1)
+    if not len(x):
+        return Band(x, np.zeros(0))
+    bands = [_band(x[[i]], lambda v: iqm(v)[..., None], table[..., i]) for i in range(len(x))]
+    ends = [
+        None if bands[0].low is None else np.concatenate([getattr(band, name) for band in bands])
+        for name in ("low", "high")
+    ]
+    return Band(x, np.concatenate([band.y for band in bands]), *ends)
+
+
+def _band(x: Floats, statistic: Callable[[Floats], Floats], scores: Floats) -> Band:
+    """Return a ``statistic`` [..., points] of scores [seeds, envs] with its interval."""
+    if len(scores) < 2:
+        return Band(x, statistic(scores))
+    return Band(
+        x, statistic(scores), *interval(bootstrap(statistic, scores, resamples=CURVE_RESAMPLES))
+    )
+
+
+def _notes(settings: Sequence[ComparedSetting], envs: Sequence[str], rule: Rule) -> list[str]:
+    notes = []
+    single = [setting.label for setting in settings if setting.scored.seeds == 1]
+    if single:
+        notes.append(
+            f"One seed of {'; '.join(single)}: an interval over seeds cannot be made of one, so "
+            "only points are shown. Train the same with other seeds: --seed N"
+        )
+    elif (fewest := min(setting.scored.seeds for setting in settings)) < 5:
+        notes.append(
+            f"{fewest} seeds are few: such intervals are often too narrow (five and more are usual)"
+        )
+    for setting in settings:
+        for env, cell in zip(envs, setting.scored.runs, strict=True):
+            seeds = [run.config.get("seed") for run in cell]
+            if len(set(seeds)) < len(seeds):
+                notes.append(
+                    f"{setting.label} in {env}: several runs have the same seed, so that they may "
+                    "not be independent"
+                )
+    for index, env in enumerate(envs):
+        each = np.concatenate([setting.scored.env_steps[:, index] for setting in settings])
+        if each.max() > 1.05 * each.min():
+            notes.append(
+                f"{env}: the scores are from {each.min():,.0f} to {each.max():,.0f} env steps; "
+                "--at ENV_STEPS compares at the same"
+            )
+    if rule.pick == "best":
+        notes.append("The best evaluation of a run is partly luck: its mean return is too high")
+    return notes

@@ -1,0 +1,1 @@
+"""Off-policy estimates: the value of a policy from recorded episodes."""

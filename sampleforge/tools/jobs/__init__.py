@@ -1,0 +1,1 @@
+"""Jobs: runs as processes of their own, here or by Slurm."""

@@ -1,0 +1,137 @@
+"""Jobs on a Slurm cluster.
+
+submitit submits and cancels them. What it lacks for training runs is here: the state of the jobs is
+read without Slurm's accounting, which small clusters do not have; a later launcher takes over the
+jobs of an earlier one.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sampleforge.config import ConfigError
+from sampleforge.run.folder.atomic_file import write_atomically
+from sampleforge.tools.jobs.jobs import Work, new_launch, remove_pickles
+
+_QUEUE_S = 2.0
+"""Seconds between two looks into Slurm's queue."""
+_RESULT_S = 10.0
+"""Seconds after which the result of a job that has left Slurm's queue counts as missing: shared
+file systems show files late."""
+
+
+class SlurmJobs:
+    """Jobs of a Slurm cluster, at most ``limit`` at a time; those that are started together are an
+    array. ``options``: of sbatch.
+
+    The file jobs.json has the ids of the jobs. A later launcher of the same folder takes over those
+    that are still in the queue under the folder's own name, and cancels the others of that name.
+    """
+
+    def __init__(self, folder: Path, limit: int, options: Mapping[str, Any], submitit: Any) -> None:
+        self.limit = limit
+        self._submitit = submitit
+        self._list = folder / "jobs.json"
+        self._name = (
+            f"sampleforge-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
+        )
+        self._launch = new_launch(folder)
+        try:
+            self._executor = submitit.SlurmExecutor(self._launch)
+            self._executor.update_parameters(**{"time": 60 * 24, **options, "job_name": self._name})
+        except (RuntimeError, ValueError) as error:
+            remove_pickles(self._launch)
+            raise ConfigError(f"--launcher slurm: {error}") from error
+        self._gone_since: dict[str, float] = {}
+        self._queued: frozenset[str] | None = None
+        self._looked_at = -_QUEUE_S
+        self._jobs: dict[str, Any] = dict(self._earlier(folder))
+        self._logs = {name: Path(job.paths.stderr) for name, job in self._jobs.items()}
+
+    def _earlier(self, folder: Path) -> Iterator[tuple[str, Any]]:
+        """Return the jobs of an earlier launcher that are still in the queue."""
+        queue = self._queue()
+        if queue is None:
+            raise ConfigError("--launcher slurm: squeue does not answer; is the cluster running?")
+        known: set[str] = set()
+        if self._list.is_file():
+            for name, (job, launch) in json.loads(self._list.read_text()).items():
+                if job in queue and re.fullmatch(r"[\w-]+", launch):
+                    known.add(job)
+                    yield name, self._submitit.SlurmJob(folder / "jobs" / launch, job)
+        for job in queue - known:  # its launcher was killed before it wrote the id down
+            subprocess.run(["scancel", job], check=False)
+
+    @property
+    def running(self) -> frozenset[str]:
+        return frozenset(self._jobs)
+
+    def start(self, works: Mapping[str, Work]) -> None:
+        if not works:
+            return
+        assert not self._jobs.keys() & works.keys(), sorted(works)
+        jobs = self._executor.submit_array(list(works.values()))
+        for name, job in zip(works, jobs, strict=True):
+            self._jobs[name], self._logs[name] = job, Path(job.paths.stderr)
+        self._write_list()
+        self._queued = None  # it is older than these jobs
+
+    def _write_list(self) -> None:
+        listed = {name: (job.job_id, job.paths.folder.name) for name, job in self._jobs.items()}
+        write_atomically(self._list, json.dumps(listed, indent=1).encode())
+
+    def take_ended(self) -> list[str]:
+        ended = [name for name, job in self._jobs.items() if self._has_ended(name, job)]
+        for name in ended:
+            del self._jobs[name]
+            self._gone_since.pop(name, None)
+        if ended:
+            self._write_list()
+        return ended
+
+    def _has_ended(self, name: str, job: Any) -> bool:
+        if job.paths.result_pickle.exists():
+            return True
+        queue = self._queue()
+        if queue is None or job.job_id in queue:
+            return False
+        since = self._gone_since.setdefault(name, time.monotonic())
+        return time.monotonic() - since > _RESULT_S
+
+    def _queue(self) -> frozenset[str] | None:
+        """Return the ids of this folder's jobs that wait or run, None if squeue does not answer."""
+        now = time.monotonic()
+        if self._queued is None or now - self._looked_at > _QUEUE_S:
+            self._looked_at = now
+            own = ("--user", getpass.getuser(), "--name", self._name)
+            command = ["squeue", "--noheader", "--array", "--format=%i", *own]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+                self._queued = frozenset(done.stdout.split()) if done.returncode == 0 else None
+            except (OSError, subprocess.TimeoutExpired):
+                self._queued = None
+        return self._queued
+
+    def log(self, name: str) -> Path | None:
+        return self._logs.get(name)
+
+    def stop(self) -> None:
+        """Cancel all jobs: Slurm sends SIGTERM, and SIGKILL after its KillWait."""
+        for job in self._jobs.values():
+            job.cancel(check=False)
+
+    def kill(self) -> None:
+        for job in self._jobs.values():
+            subprocess.run(["scancel", "--signal=KILL", "--full", job.job_id], check=False)
+
+    def close(self) -> None:
+        if not self._jobs:
+            remove_pickles(self._launch)

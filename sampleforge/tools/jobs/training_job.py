@@ -1,0 +1,129 @@
+"""A training run as a job: the function that the job runs, and the outcome that it writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from sampleforge.config import ConfigError
+from sampleforge.env.probe import EnvProbeError
+from sampleforge.run.callback import Callback
+from sampleforge.run.folder.atomic_file import write_json
+from sampleforge.run.session import Session, describe
+from sampleforge.tools.jobs.jobs import EndingInOrder
+from sampleforge.tools.tracking.callbacks import tracking_callbacks
+from sampleforge.topologies.config import AnyConfig
+
+Status = Literal["finished", "stopped", "interrupted", "failed"]
+"""stopped: by `ask_to_stop`; interrupted: by the end of the job."""
+_OUTCOME, _STOP = "outcome.json", "stop"
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job. ``error``: what it failed with."""
+
+    status: Status
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """The function of a job that trains ``config``, which has a run folder, and writes the outcome
+    into it."""
+
+    config: AnyConfig
+
+    def __call__(self) -> None:
+        assert self.config.run_dir is not None
+        folder = Path(self.config.run_dir)
+        with_outcome(folder, lambda: self._train(folder))
+
+    def _train(self, folder: Path) -> Status:
+        stop = StopFile(folder / _STOP)
+        status = train(self.config, [stop])
+        return "stopped" if status == "finished" and stop.seen else status
+
+
+def with_outcome(folder: Path, work: Callable[[], Status]) -> None:
+    """Do the ``work`` of a job, and write its outcome into the run's ``folder``. A killed job
+    leaves none. Raises what the work raises."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        status = work()
+    except Exception as error:
+        text = str(error) if isinstance(error, ConfigError) else describe(error)
+        write_outcome(folder, Outcome("failed", text))
+        raise
+    write_outcome(folder, Outcome(status))
+
+
+def train(config: AnyConfig, callbacks: Sequence[Callback]) -> Status:
+    """Train ``config`` until its stop condition, SIGTERM or `Session.stop`; return "interrupted" or
+    "finished". Raises what a session raises."""
+    session = Session(config, [*tracking_callbacks(config), *callbacks])
+    with EndingInOrder(session.interrupt) as ending:
+        try:
+            session.open()
+        except EnvProbeError:
+            if not ending.asked:  # Slurm sends SIGTERM to the probe's process, too
+                raise
+            return "interrupted"
+        with session:
+            for _ in session.reports():
+                pass
+    return "interrupted" if ending.asked else "finished"
+
+
+class StopFile(Callback):
+    """Stops the session in order when the file ``path`` exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.seen = False
+        self._path = path
+        self._next = 0.0
+
+    def on_poll(self, session: Session) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LOOK_S
+        if self._path.exists():
+            self.seen = True
+            session.stop()
+
+
+def ask_to_stop(folder: Path) -> None:
+    """Ask the job of the run in ``folder`` to end with the outcome "stopped"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _STOP).touch()
+
+
+def is_asked_to_stop(folder: Path) -> bool:
+    """Return whether `ask_to_stop` was called, also by an earlier launcher."""
+    return (folder / _STOP).exists()
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Write the outcome of the job of the run in ``folder``."""
+    plain = {"status": outcome.status, "error": outcome.error}
+    write_json(folder / _OUTCOME, plain, indent=None)
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Return the outcome of the run's last job; None if there is none, as after a kill."""
+    try:
+        plain = json.loads((folder / _OUTCOME).read_bytes())
+        status, error = plain["status"], plain["error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Outcome(status, error) if status in get_args(Status) else None
+
+
+def forget_outcome(folder: Path) -> None:
+    """Remove the outcome of an earlier job, before the next one starts."""
+    (folder / _OUTCOME).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Figures, drawn from what run folders contain."""

@@ -1,0 +1,1 @@
+"""Population-based training across runs: each member is a run of its own."""

@@ -1,0 +1,329 @@
+"""A population of training runs that exchange weights and hyperparameters through a folder.
+
+Each member is a run of its own (`member`), started as a job (`jobs`). There is no server: members
+read what the others have published (`published`). The launcher, here, only starts the members that
+are to run, again those that have died, and merges their parts of the lineage.
+
+    population.json    what the population was started with, for comparison when it is resumed
+    members/0/         the run folder of member 0
+    published/         what the members publish for each other
+    lineages/0.jsonl   what has happened to member 0; lineage.jsonl has all of them
+    jobs/              what the jobs printed
+    results.json       the result, at the end
+    schedule.json      the hyperparameters over env steps of the best member, at the end
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sampleforge.config import ConfigError, difference
+from sampleforge.populations.explore import Bounds, first_values
+from sampleforge.populations.folder import POPULATION
+from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
+from sampleforge.run.folder.atomic_file import to_json, write_json
+from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
+from sampleforge.runtime.causes import causes
+from sampleforge.tools.jobs.jobs import Jobs
+from sampleforge.tools.jobs.training_job import forget_outcome, read_outcome
+from sampleforge.tools.population.member import PUBLISHED, MemberJob, is_finished, run_folder
+from sampleforge.tools.population.member_change import MemberRules, shaping_of
+from sampleforge.tools.population.merged_lineage import MergedLineage
+from sampleforge.tools.population.published import Published, PublishedStates
+from sampleforge.topologies.builders import seed_of_policy
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.population_config import PbtConfig
+
+_RESULTS = "results.json"
+HOPELESS = 3
+"""Jobs that may fail before any member has a checkpoint."""
+
+State = Literal["waiting", "running", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class PopulationSettings:
+    """What a population is. ``config``: the members', without a run folder; ``first``: the ranges
+    from which their first hyperparameters are drawn; ``max_restarts``: times in a row that a member
+    may die without any progress."""
+
+    size: int
+    config: AnyConfig
+    rules: MemberRules
+    first: Mapping[str, Bounds] = field(default_factory=dict)
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if config.run_dir is not None:
+            raise ConfigError("--run-dir: the members have folders in --folder; leave it out")
+        if config.train_for_env_steps is None and config.train_for_seconds is None:
+            raise ConfigError("give --train-for-env-steps: the members would never end")
+        if config.benchmark or config.sampler_only:
+            raise ConfigError("--benchmark and --sampler-only learn nothing; leave them out")
+        if getattr(config, "num_policies", 1) > 1:
+            raise ConfigError(
+                "--num-policies: a member of a population of runs has one policy; leave it out, or "
+                "train a population in one run: sampleforge train ALGO --pbt. (If agents with "
+                "different spaces need several policies, search hyperparameters with `sampleforge "
+                "sweep`.)"
+            )
+        if config.resume != "auto":
+            raise ConfigError("--resume: the same command resumes a population; leave it out")
+
+
+class PopulationFailed(RuntimeError):
+    """No member can be trained; the message ends with the error of the last."""
+
+
+@dataclass
+class _Place:
+    """The launcher's record of a member. ``deaths``: in a row without progress; ``env_steps``: of
+    its newest checkpoint when it last died."""
+
+    state: State = "waiting"
+    deaths: int = 0
+    env_steps: int = -1
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """A member as the screen shows it."""
+
+    id: str
+    state: State
+    published: Published | None
+    deaths: int
+
+
+class Population:
+    """The members in ``folder``, run by ``jobs``. The caller calls `step` until `done`.
+
+    Raises ConfigError if the folder has a population with other settings. More members than before
+    may be asked for: they join those that are there."""
+
+    def __init__(self, settings: PopulationSettings, folder: Path, jobs: Jobs) -> None:
+        self._folder, self._jobs = folder, jobs
+        self.problems: list[str] = []
+        """Messages that have not been shown yet."""
+        self.settings, self._first = self._opened(settings)
+        self._ids = [str(index) for index in range(settings.size)]
+        self._places = {member: _Place() for member in self._ids}
+        self._states = PublishedStates(folder / PUBLISHED, self.problems.append)
+        self._merged = MergedLineage(folder, self._ids)
+        self._failures = 0
+        for member, state in self._states.read().items():
+            if member in self._places and is_finished(state, settings.config):
+                self._places[member].state = "finished"
+
+    def _opened(
+        self, settings: PopulationSettings
+    ) -> tuple[PopulationSettings, list[dict[str, float]]]:
+        """Return the settings with the seed of the population, and the first hyperparameters of
+        each member; write both down, or compare them with those of the population there."""
+        path = self._folder / POPULATION
+        stored = _read(path) if path.is_file() else {}
+        seed = stored.get("seed", settings.rules.seed)
+        settings = dataclasses.replace(
+            settings, rules=dataclasses.replace(settings.rules, seed=int(seed))
+        )
+        now = _plain(settings)
+        if stored and (changes := difference(stored["settings"], now)):
+            lines = "\n  ".join(changes)
+            raise ConfigError(
+                f"the population in {self._folder} has other settings (old -> new):\n  {lines}\n"
+                "undo the changes to resume it, or give another --folder"
+            )
+        first = list(stored.get("first", []))
+        if any(set(values) != set(settings.first) for values in first):
+            raise ConfigError(f"{path} is damaged: first has other hyperparameters")
+        joining = settings.size - len(first)
+        if joining < 0:
+            raise ConfigError(
+                f"--population {settings.size}: the population in {self._folder} has {len(first)} "
+                "members; give as many, or more"
+            )
+        if joining:
+            rng = np.random.default_rng([settings.rules.seed, len(first)])
+            first += first_values(settings.first, joining, rng)
+        plain = {"seed": settings.rules.seed, "settings": now, "first": first}
+        write_json(path, plain)
+        return settings, first
+
+    # ---- running ----
+
+    @property
+    def done(self) -> bool:
+        """Whether all members are finished or given up."""
+        return all(place.state in ("finished", "failed") for place in self._places.values())
+
+    def step(self) -> None:
+        """Take what has happened to the members, and start those that are to run. Raises
+        PopulationFailed if none can be trained."""
+        for member in self._jobs.take_ended():
+            if member in self._places:
+                self._end(member)
+        self._start()
+        self._merged.update()
+
+    def _start(self) -> None:
+        """Start waiting members in the free places, those with the fewest env steps first."""
+        for member, place in self._places.items():
+            if member in self._jobs.running:  # of an earlier launcher, or just started
+                place.state = "running"
+        free = self._jobs.limit - len(self._jobs.running)
+        waiting = [member for member, place in self._places.items() if place.state == "waiting"]
+        waiting.sort(key=self._newest_env_steps)
+        works = {member: self._work(member) for member in waiting[: max(0, free)]}
+        for member in works:
+            forget_outcome(run_folder(self._folder, member))
+            self._places[member].state = "running"
+        self._jobs.start(works)
+
+    def _work(self, member: str) -> MemberJob:
+        index = int(member)
+        shaping = shaping_of(self._first[index])
+        own = {n: value for n, value in self._first[index].items() if n not in shaping}
+        config: AnyConfig = dataclasses.replace(
+            self.settings.config,
+            **own,  # type: ignore[arg-type]
+            run_dir=str(run_folder(self._folder, member)),
+            seed=seed_of_policy(self.settings.rules.seed, index),
+            quiet=True,
+        )
+        rules = dataclasses.replace(
+            self.settings.rules, turns=self._jobs.limit < self.settings.size
+        )
+        return MemberJob(self._folder, member, config, rules, shaping)
+
+    def _end(self, member: str) -> None:
+        """Take the outcome of a member's job."""
+        place = self._places[member]
+        outcome = read_outcome(run_folder(self._folder, member))
+        if outcome is not None and outcome.status == "finished":
+            place.state = "finished"
+            return
+        place.state = "waiting"
+        if outcome is not None and outcome.status in ("stopped", "interrupted"):
+            place.deaths = 0
+            return
+        place.error = "it was killed" if outcome is None else outcome.error
+        env_steps = self._newest_env_steps(member)
+        place.deaths = 1 if env_steps > place.env_steps else place.deaths + 1
+        place.env_steps = env_steps
+        why = causes(place.error or "unknown error")
+        self.problems.append(f"member {member} has died, and starts again: {why}")
+        self._failures += outcome is not None
+        if self._failures >= HOPELESS and not self._states.read() and not self._any_checkpoint():
+            raise PopulationFailed(f"{self._failures} jobs have failed; {place.error}")
+        if place.deaths > self.settings.max_restarts:
+            place.state = "failed"
+            self.problems.append(
+                f"member {member} is given up: it has died {place.deaths} times without progress"
+            )
+
+    def _any_checkpoint(self) -> bool:
+        return any(self._newest_env_steps(member) > 0 for member in self._ids)
+
+    def _newest_env_steps(self, member: str) -> int:
+        """Return the env steps of a member's newest checkpoint, which begin its file's name; -1
+        before the first."""
+        names = (run_folder(self._folder, member) / "checkpoints").glob("*.safetensors")
+        steps = [name.name.partition("-")[0] for name in names]
+        return max((int(step) for step in steps if step.isdecimal()), default=-1)
+
+    # ---- results ----
+
+    def members(self) -> list[MemberStatus]:
+        """Return all members, by their ids."""
+        states = self._states.read()
+        return [
+            MemberStatus(member, place.state, states.get(member), place.deaths)
+            for member, place in self._places.items()
+        ]
+
+    def take_problems(self) -> list[str]:
+        """Return the messages since the last call."""
+        taken, self.problems[:] = list(self.problems), []
+        return taken
+
+    def summary(self) -> dict[str, Any]:
+        """Return the result as plain values, and write it to results.json; write the schedule of
+        the best member to schedule.json."""
+        self._merged.update()
+        members = self.members()
+        best = best_member(members)
+        lineage_so_far = self._merged.read()
+        events = [event["event"] for event in lineage_so_far]
+        summary = {
+            "best": None if best is None else best.member,
+            "return_mean": None if best is None else best.objective,
+            **{"copies": events.count("exploit"), "mutations": events.count("explore")},
+            "run_dir": None if best is None else f"members/{best.member}",
+            "hyperparameters": None if best is None else dict(best.hyperparameters),
+            "schedule": self._write_schedule(best, lineage_so_far),
+            "members": len(members),
+            "finished": sum(member.state == "finished" for member in members),
+            "failed": sum(member.state == "failed" for member in members),
+        }
+        write_json(self._folder / _RESULTS, summary)
+        return summary
+
+    def _write_schedule(self, best: Published | None, events: list[dict[str, Any]]) -> str | None:
+        """Write the schedule of the best member, if runs of its algorithm can follow one; return
+        the name of the file."""
+        config = self.settings.config
+        if best is None or not isinstance(config, PbtConfig):
+            return None
+        try:
+            found = schedule_of_round(events, best.member, best.round, config.algo)
+        except ValueError as error:  # the lineage was damaged or removed by hand
+            self.problems.append(f"{SCHEDULE_FILE} was not written: {error}")
+            return None
+        write_json(self._folder / SCHEDULE_FILE, found)
+        return SCHEDULE_FILE
+
+
+def best_member(members: Sequence[MemberStatus]) -> Published | None:
+    """Return the state of the member with the highest objective, None if no member has one."""
+    rated = [
+        member.published
+        for member in members
+        if member.published is not None and member.published.objective is not None
+    ]
+    return max(rated, key=lambda state: state.objective or 0.0, default=None)
+
+
+def _plain(settings: PopulationSettings) -> dict[str, Any]:
+    """Return what must not change when a population is resumed, as JSON has it."""
+    fixed = {
+        name: value
+        for name, value in flat_fields(settings.config).items()
+        if name not in MAY_CHANGE and name != "seed"
+    }
+    rules = dataclasses.asdict(settings.rules)
+    del rules["turns"], rules["seed"]
+    plain = {"algo": settings.config.algo, "config": fixed, "rules": rules}
+    return dict(json.loads(to_json({**plain, "first": dict(settings.first)})))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the contents of population.json. Raises ConfigError if it is damaged."""
+    try:
+        stored = json.loads(path.read_bytes())
+        first = stored["first"]
+        numbers = [value for values in first for value in values.values()]
+        if not all(isinstance(value, int | float) for value in numbers):
+            raise ValueError("first hyperparameters must be numbers")
+        int(stored["seed"]), dict(stored["settings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+    return dict(stored)

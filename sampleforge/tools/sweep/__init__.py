@@ -1,0 +1,1 @@
+"""Sweeps: settings that are searched by many runs."""

@@ -1,0 +1,275 @@
+"""The specification of a sweep: a YAML file with the settings that all trials share, and the ranges
+of those that the sweep searches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sampleforge.config import Checked, ConfigError, check_range, from_plain, nearest
+from sampleforge.presets import preset_values
+from sampleforge.run.folder.stored_config import NOT_STORED, flat_fields, nested, read_yaml
+from sampleforge.topologies.config import ALGOS, AnyConfig
+
+Scalar = str | int | float | bool | None
+Choice = Scalar | tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class SearchRange(Checked):
+    """The values of one setting: from ``low`` to ``high``, or one of ``choices``."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    """Draw the logarithm of the value evenly."""
+    step: float | None = None
+    """Distance between two values."""
+    choices: tuple[Choice, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.choices is not None:
+            if not self.choices or (self.low, self.high, self.step, self.log) != (
+                *(None, None, None),
+                False,
+            ):
+                raise ConfigError("choices stand alone, and there must be one at least")
+            return
+        if self.low is None or self.high is None or not self.low <= self.high:
+            raise ConfigError("it needs choices, or low and high, with low no larger than high")
+        if self.log and (self.low <= 0 or self.step is not None):
+            raise ConfigError("log needs a low above 0, and no step")
+        if self.step is not None and self.step <= 0:
+            raise ConfigError("step must be above 0")
+
+
+@dataclass(frozen=True)
+class SearchMethod(Checked):
+    """How a sweep searches."""
+
+    algo: str = ""
+    """appo, apex or ddppo."""
+    preset: str | None = None
+    """Preset whose settings the trials begin with."""
+    trials: int | None = None
+    """Number of trials (default: 20; with the grid all of its points)."""
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """tpe: new trials are drawn near good earlier ones; grid: all combinations of the choices."""
+    pruner: Literal["none", "median", "hyperband"] = "none"
+    """median: end a trial that is worse than the median of the others at the same point; hyperband:
+    give most of the steps to the best."""
+    pruning_points: int = 20
+    """Points of a run, evenly spaced, at which it may be pruned."""
+    metric: str = "return_mean"
+    """Number of the reports (metrics.jsonl) to optimise."""
+    direction: Literal["maximize", "minimize"] = "maximize"
+    seed: int = 0
+    """Seed of the search. Each trial has a seed of its own unless the config has one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "trials pruning_points", low=1)
+        check_range(self, "seed", low=0)
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """A sweep as its YAML file says. ``shared``: the settings of all trials, by dotted name;
+    ``search``: the ranges, by dotted name; ``source``: the file, for messages."""
+
+    method: SearchMethod
+    shared: Mapping[str, Any]
+    search: Mapping[str, SearchRange]
+    source: str
+
+    @property
+    def config_class(self) -> type[AnyConfig]:
+        return ALGOS[self.method.algo]
+
+    @property
+    def num_trials(self) -> int:
+        if self.method.trials is not None:
+            return self.method.trials
+        if self.method.sampler == "grid":
+            return math.prod(len(self.grid(name)) for name in self.search)
+        return 20
+
+    def is_whole(self, name: str) -> bool:
+        """Return whether a setting is a whole number."""
+        hint = _hint(self.config_class, name)
+        return hint is int or int in typing.get_args(hint)
+
+    def grid(self, name: str) -> list[Any]:
+        """Return the values of a setting in a grid, as `encoded`. Raises ConfigError for a range
+        without a step."""
+        values = self.search[name]
+        if values.choices is not None:
+            return [encoded(choice) for choice in values.choices]
+        assert values.low is not None and values.high is not None
+        step = 1.0 if values.step is None and self.is_whole(name) else values.step
+        if step is None or values.log:
+            raise ConfigError(
+                f"{self.source}: search: {name}: a grid needs choices, or low, high and step"
+            )
+        count = math.floor((values.high - values.low) / step + 1e-9) + 1
+        numbers = [values.low + index * step for index in range(count)]
+        return [int(number) for number in numbers] if self.is_whole(name) else numbers
+
+    def config(self, chosen: Mapping[str, Any], **more: Any) -> AnyConfig:
+        """Return the config of a trial with the ``chosen`` values (`encoded`) of the searched
+        settings. Raises ConfigError for values that do not fit together."""
+        decoded = {name: self.decoded(name, value) for name, value in chosen.items()}
+        values = nested({**self.shared, **decoded, **more})
+        return from_plain(self.config_class, values, self.source)
+
+    def decoded(self, name: str, value: Any) -> Any:
+        """Return the value of a setting that `encoded` has encoded."""
+        for choice in self.search[name].choices or ():
+            if encoded(choice) == value:
+                return list(choice) if isinstance(choice, tuple) else choice
+        return value
+
+    def allows(self, name: str, value: Any) -> bool:
+        """Return whether a setting may have an `encoded` value."""
+        values = self.search.get(name)
+        if values is None:
+            return False
+        if values.choices is not None:
+            return value in [encoded(choice) for choice in values.choices]
+        assert values.low is not None and values.high is not None
+        return isinstance(value, int | float) and values.low <= value <= values.high
+
+    def fraction(self, report: Mapping[str, Any]) -> float:
+        """Return the fraction (0 to 1) of a trial that is done at a report."""
+        steps, seconds = (self.shared.get(name) for name in _STOPS)
+        parts = [report["env_steps"] / float(steps)] if steps else []
+        parts += [report["wall_s"] / float(seconds)] if seconds else []
+        return min(1.0, float(max(parts)))
+
+
+_STOPS = ("train_for_env_steps", "train_for_seconds")
+_FIXED = {*NOT_STORED, *_STOPS, "env", "benchmark", "sampler_only"}
+"""Settings that a sweep cannot search."""
+
+
+def read_spec(path: Path) -> SweepSpec:
+    """Return the sweep of a YAML file. Raises ConfigError, which names the key, for one that cannot
+    run."""
+    content = {str(key).replace("-", "_"): value for key, value in read_yaml(path).items()}
+    shared, search = (_mapping(content.pop(key, {}), key, path) for key in ("config", "search"))
+    unknown = set(content) - {field.name for field in dataclasses.fields(SearchMethod)}
+    if unknown:
+        name = sorted(unknown)[0]
+        keys = [*(field.name for field in dataclasses.fields(SearchMethod)), "config", "search"]
+        near = nearest(name, keys, 1)
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{path}: unknown key {name!r}{hint}")
+    method = from_plain(SearchMethod, content, str(path))
+    if method.algo not in ALGOS:
+        near = nearest(method.algo, ALGOS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ALGOS)}"
+        raise ConfigError(f"{path}: algo: {method.algo or '(missing)'}: {hint}")
+    preset = preset_values(method.algo, method.preset) if method.preset else {}
+    given = _flat(shared)
+    if not search:
+        raise ConfigError(f"{path}: search: there is no setting to search")
+    ranges = {
+        _known(name, method.algo, path): _range(name, values, path)
+        for name, values in search.items()
+    }
+    for name in ranges.keys() & given.keys():
+        raise ConfigError(f"{path}: {name} is both in config and in search")
+    spec = SweepSpec(method, {**_flat(preset), **given}, ranges, str(path))
+    _check(spec, path)
+    return spec
+
+
+def _check(spec: SweepSpec, path: Path) -> None:
+    """Raise ConfigError for a sweep whose trials cannot run or would not end."""
+    if not any(spec.shared.get(name) for name in _STOPS):
+        raise ConfigError(f"{path}: config: set train_for_env_steps, or trials would never end")
+    if not spec.shared.get("env"):
+        raise ConfigError(f"{path}: config: there is no env")
+    if "run_dir" in spec.shared:
+        raise ConfigError(f"{path}: config: run_dir: trials have folders in that of the sweep")
+    for name, values in spec.search.items():
+        if values.choices is None and not _is_number(spec.config_class, name):
+            raise ConfigError(f"{path}: search: {name} is no number: give it choices")
+    if spec.method.sampler == "grid":
+        first = {name: spec.grid(name)[0] for name in spec.search}
+    else:
+        first = {name: _first(spec, name) for name in spec.search}
+    spec.config(first)
+
+
+def _first(spec: SweepSpec, name: str) -> Any:
+    values = spec.search[name]
+    if values.choices is not None:
+        return encoded(values.choices[0])
+    assert values.low is not None
+    return int(values.low) if spec.is_whole(name) else values.low
+
+
+def _mapping(value: Any, key: str, path: Path) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: {key} must hold key: value lines")
+    return dict(value)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for raw_key, value in values.items():
+        key = str(raw_key).replace("-", "_")
+        if key == "model" and isinstance(value, Mapping):
+            flat |= {f"model.{name}": inner for name, inner in _flat(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _known(raw_name: str, algo: str, path: Path) -> str:
+    """Return the dotted name of a setting to search. Raises ConfigError for an unknown one, which
+    names the nearest."""
+    name, fields = str(raw_name).replace("-", "_"), flat_fields(ALGOS[algo]())
+    if name in _FIXED:
+        raise ConfigError(f"{path}: search: {name} is the same in all trials; move it to config")
+    if name not in fields:
+        near = nearest(name, fields, 1)
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{path}: search: unknown key {raw_name!r}{hint}")
+    return name
+
+
+def _range(name: str, values: Any, path: Path) -> SearchRange:
+    where = f"{path}: search: {name}"
+    try:
+        return from_plain(SearchRange, _mapping(values, f"search: {name}", path), where)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(str(path)) else f"{where}: {text}") from error
+
+
+def _hint(cls: type[Any], name: str) -> Any:
+    """Return the type of a setting by its dotted name."""
+    hint: Any = cls
+    for part in name.split("."):
+        hint = typing.get_type_hints(hint)[part]
+    return hint
+
+
+def _is_number(cls: type[Any], name: str) -> bool:
+    hint = _hint(cls, name)
+    return bool({int, float} & {hint, *typing.get_args(hint)})
+
+
+def encoded(choice: Choice) -> Scalar:
+    """Return a choice as a value that Optuna's storage takes: lists become their JSON."""
+    return json.dumps(list(choice)) if isinstance(choice, tuple) else choice

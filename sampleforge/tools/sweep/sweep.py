@@ -1,0 +1,384 @@
+"""A sweep: training runs with different settings, as jobs, searched by Optuna.
+
+Optuna is asked for the settings of each trial and told its result; its storage is an SQLite file in
+the sweep's folder, so that the same command resumes a sweep that was killed: it keeps the trials
+that have ended, and goes on with those that had begun from their checkpoints.
+
+    sweep.yaml     the specification, for comparison with that of a resumed sweep
+    study.db       Optuna's storage
+    trials/0007/   the run folder of trial 7
+    jobs/          what the jobs printed
+    results.json   the result, at the end
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sampleforge.config import ConfigError, difference, nearest, to_plain
+from sampleforge.populations.folder import STUDY
+from sampleforge.run.folder.atomic_file import write_atomically, write_json
+from sampleforge.run.reports.metrics_file import parse_report
+from sampleforge.tools.jobs.jobs import Jobs
+from sampleforge.tools.jobs.training_job import (
+    TrainingJob,
+    ask_to_stop,
+    forget_outcome,
+    is_asked_to_stop,
+    read_outcome,
+)
+from sampleforge.tools.plots.sweep import SweepCurve, SweepPicture
+from sampleforge.tools.sweep.spec import SweepSpec, encoded, read_spec
+from sampleforge.tools.sweep.study import (
+    State,
+    TrialResult,
+    best_trial,
+    distribution,
+    import_optuna,
+    open_study,
+    open_trial,
+    pruner,
+    results,
+    sampler,
+    trial_state,
+)
+from sampleforge.topologies.builders import seed_of_policy
+
+if TYPE_CHECKING:
+    import optuna
+
+_SPEC, _TRIALS, _RESULTS = "sweep.yaml", "trials", "results.json"
+MAX_KILLS = 3
+"""Times that the job of a trial is started again after it was killed."""
+TRIALS_ON_SLURM = 4
+"""Trials at a time on Slurm unless the user gives a number: Optuna learns from those before."""
+HOPELESS = 3
+"""Trials that may fail before any has succeeded."""
+FEWEST = 4
+"""Complete trials that the importance of settings needs."""
+
+
+class SweepFailed(RuntimeError):
+    """The first trials have all failed; the message ends with the error of the last."""
+
+
+class Sweep:
+    """The trials of ``spec`` in ``folder``, run by ``jobs``. The caller calls `step` until `done`.
+
+    Raises ConfigError if the folder has another sweep."""
+
+    def __init__(self, spec: SweepSpec, folder: Path, jobs: Jobs) -> None:
+        self._spec, self._folder, self._jobs = spec, folder, jobs
+        self._keep_spec()
+        earlier = len(open_study(folder, direction=spec.method.direction).trials)
+        self.study = open_study(
+            folder,
+            direction=spec.method.direction,
+            sampler=sampler(spec, earlier),
+            pruner=pruner(spec),
+        )
+        self._distributions = {name: distribution(spec, name) for name in spec.search}
+        self._trials: dict[str, _Running] = {}
+        self._to_start: list[str] = []
+        self.error: str | None = None
+        """The error of the trial that failed last."""
+        self._closed = False
+        self._failed = self._succeeded = 0
+        for frozen in self.study.trials:
+            self._count(frozen.state.name)
+            if frozen.state.name == "RUNNING":
+                self._take_over(frozen)
+
+    def _keep_spec(self) -> None:
+        """Store the specification, or compare it with that of the sweep which is resumed."""
+        stored = self._folder / _SPEC
+        if not stored.is_file():
+            write_atomically(stored, Path(self._spec.source).read_bytes())
+            return
+        before, now = (_plain(spec) for spec in (read_spec(stored), self._spec))
+        if changes := difference(before, now):
+            lines = "\n  ".join(changes)
+            raise ConfigError(
+                f"the sweep in {self._folder} has another specification (old -> new):\n  {lines}\n"
+                "undo the changes to resume it (only the number of trials may change), or give "
+                "another --folder"
+            )
+
+    # ---- running ----
+
+    @property
+    def spec(self) -> SweepSpec:
+        return self._spec
+
+    @property
+    def done(self) -> bool:
+        """Whether all trials have ended."""
+        return not self._trials and (self._closed or self._begun >= self._spec.num_trials)
+
+    @property
+    def _begun(self) -> int:
+        """Number of trials that have begun."""
+        trials = self.study.get_trials(deepcopy=False)
+        return sum(trial.state.name != "WAITING" for trial in trials)
+
+    def propose(self, values: Mapping[str, Any]) -> None:
+        """Have a trial with these values of all searched settings come first, unless the sweep has
+        had it already."""
+        choices = {name: encoded(value) for name, value in values.items()}
+        self.study.enqueue_trial(choices, skip_if_exists=True)
+
+    def finish(self) -> None:
+        """Begin no more trials; those that have begun go on to their end."""
+        self._closed = True
+
+    def step(self) -> None:
+        """Take the reports of the running trials, end those that have ended or are to be pruned,
+        and start new ones. Raises SweepFailed if no trial runs at all."""
+        for running in self._trials.values():
+            self._take_reports(running)
+        for name in self._jobs.take_ended():
+            if name in self._trials:
+                self._end(name)
+        self._start()
+
+    def _start(self) -> None:
+        """Start trials in the free places: first those that had begun."""
+        free = self._jobs.limit - len(self._jobs.running)
+        names, self._to_start = self._to_start[:free], self._to_start[free:]
+        asked = self._begun
+        while len(names) < free and asked < self._spec.num_trials and not self._closed:
+            names.append(self._follow(self._ask()))
+            asked += 1
+        works = {}
+        for name in names:
+            trial = self._trials[name].trial
+            forget_outcome(self._run_dir(trial.number))
+            works[name] = TrainingJob(self._config(trial.number, trial.params))
+        self._jobs.start(works)
+
+    def _ask(self) -> optuna.Trial:
+        """Return a new trial. Raises ConfigError if the storage is not of this sweep."""
+        try:
+            return self.study.ask(self._distributions)
+        except ValueError as error:
+            path = self._folder / STUDY
+            raise ConfigError(
+                f"{path} is of another sweep: {error}; give another --folder"
+            ) from error
+
+    def _config(self, number: int, params: Mapping[str, Any]) -> Any:
+        more: dict[str, Any] = {"run_dir": str(self._run_dir(number)), "quiet": True}
+        if "seed" not in self._spec.shared:
+            more["seed"] = seed_of_policy(self._spec.method.seed, number)
+        if "report_interval" not in self._spec.shared:
+            more["report_interval"] = 1.0
+        return self._spec.config(params, **more)
+
+    def _run_dir(self, number: int) -> Path:
+        return (self._folder / _TRIALS / f"{number:04d}").absolute()
+
+    def _follow(self, trial: optuna.Trial) -> str:
+        name = f"{trial.number:04d}"
+        metrics = self._run_dir(trial.number) / "metrics.jsonl"
+        self._trials[name] = _Running(trial, ReportTail(metrics))
+        return name
+
+    def _take_over(self, frozen: optuna.trial.FrozenTrial) -> None:
+        """Go on with a trial that an earlier launcher had begun."""
+        wrong = [
+            name for name, value in frozen.params.items() if not self._spec.allows(name, value)
+        ]
+        if wrong or frozen.params.keys() != self._spec.search.keys():
+            # A launcher was killed while it asked, or the storage is not of this sweep.
+            self.study.tell(frozen.number, state=trial_state("FAIL"))
+            self._count("FAIL")
+            return
+        name = self._follow(open_trial(self.study, frozen))
+        self._trials[name].step = max(frozen.intermediate_values, default=-1)
+        if name in self._jobs.running:
+            return
+        if read_outcome(self._run_dir(frozen.number)) is not None:
+            self._end(name)
+        else:
+            self._to_start.append(name)
+
+    def _take_reports(self, running: _Running) -> None:
+        """Tell Optuna the new reports of a trial, and ask its job to stop if it is pruned."""
+        points, metric = self._spec.method.pruning_points, self._spec.method.metric
+        for report in running.tail.read():
+            running.fraction = max(running.fraction, self._spec.fraction(report))
+            running.names |= report.keys()
+            value = report.get(metric)
+            if value is None:
+                continue
+            running.value = float(value)
+            last = int(running.fraction * points)
+            for point in range(running.step + 1, last + 1):
+                running.trial.report(running.value, point)
+            if last > running.step:
+                running.step = last
+                prunes = self._spec.method.pruner != "none" and last < points
+                if prunes and not running.pruned and running.trial.should_prune():
+                    running.pruned = True
+                    ask_to_stop(self._run_dir(running.trial.number))
+
+    def _end(self, name: str) -> None:
+        """Take the outcome of a trial whose job has ended."""
+        running = self._trials[name]
+        folder = self._run_dir(running.trial.number)
+        self._take_reports(running)
+        outcome = read_outcome(folder)
+        if outcome is None:
+            running.kills += 1
+            if running.kills <= MAX_KILLS:
+                self._to_start.append(name)
+                return
+            self._fail(name, f"its job was killed {running.kills} times; {self._log_tail(name)}")
+        elif outcome.status == "interrupted":
+            self._to_start.append(name)
+        elif outcome.status == "failed":
+            self._fail(name, outcome.error or "unknown error")
+        elif is_asked_to_stop(folder):
+            self._tell(name, "PRUNED")
+        elif running.value is None:
+            metric = self._spec.method.metric
+            near = nearest(metric, running.names, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self._fail(name, f"no report of the run has {metric}{hint}")
+        else:
+            self.study.tell(running.trial, running.value)
+            self._count("COMPLETE")
+            del self._trials[name]
+
+    def _tell(self, name: str, state: str) -> None:
+        self.study.tell(self._trials.pop(name).trial, state=trial_state(state))
+        self._count(state)
+
+    def _fail(self, name: str, error: str) -> None:
+        self.error = f"trial {name}: {error}"
+        self._tell(name, "FAIL")
+        if self._failed >= HOPELESS and not self._succeeded:
+            raise SweepFailed(f"the first {self._failed} trials have all failed; {self.error}")
+
+    def _count(self, state: str) -> None:
+        self._failed += state == "FAIL"
+        self._succeeded += state in ("COMPLETE", "PRUNED")
+
+    def _log_tail(self, name: str) -> str:
+        log = self._jobs.log(name)
+        lines = log.read_text(errors="replace").splitlines() if log and log.is_file() else []
+        return f"{log}: {lines[-1]}" if lines else "it printed nothing"
+
+    # ---- results ----
+
+    def trials(self) -> list[TrialResult]:
+        """Return all trials in order, those that run with their newest values."""
+        return [
+            self._trials[name].result(name in self._jobs.running) if name in self._trials else each
+            for each in results(self.study)
+            for name in [f"{each.number:04d}"]
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the result as plain values, and write it to results.json."""
+        every = self.trials()
+        states = [trial.state for trial in every]
+        best = best_trial(every, self._spec.method.direction)
+        found = None
+        if best is not None:
+            params = {n: self._spec.decoded(n, v) for n, v in best.params.items()}
+            found = {
+                **{"trial": best.number, "value": best.value, "params": params},
+                "run_dir": f"{_TRIALS}/{best.number:04d}",
+            }
+        summary = {
+            **{"best": found, "metric": self._spec.method.metric, "trials": len(every)},
+            **{state: states.count(state) for state in ("complete", "pruned", "failed")},
+        }
+        write_json(self._folder / _RESULTS, summary)
+        return summary
+
+
+@dataclass
+class _Running:
+    """A trial that has begun. ``step``: the last point that Optuna was told; ``names``: of the
+    numbers in its reports."""
+
+    trial: optuna.Trial
+    tail: ReportTail
+    step: int = -1
+    value: float | None = None
+    fraction: float = 0.0
+    pruned: bool = False
+    kills: int = 0
+    names: set[str] = dataclasses.field(default_factory=set)
+
+    def result(self, runs: bool) -> TrialResult:
+        state: State = "running" if runs else "waiting"
+        number, params = self.trial.number, self.trial.params
+        return TrialResult(number, state, self.fraction, self.value, params)
+
+
+class ReportTail:
+    """Reads a growing metrics.jsonl. A resumed run may have cut it: it is read from its beginning
+    then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the reports that were written since the last call, whole lines only."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(max(0, self._offset - 1))
+            if self._offset and file.read(1) != b"\n":
+                self._offset = 0
+            file.seek(self._offset)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        for line in data[:whole].splitlines():
+            if (report := parse_report(line)) is not None:  # a damaged line is no report
+                yield report
+
+
+def _plain(spec: SweepSpec) -> dict[str, Any]:
+    """Return what must not change when a sweep is resumed."""
+    method = to_plain(spec.method)
+    del method["trials"]
+    return {
+        **method,
+        "config": dict(spec.shared),
+        "search": {name: to_plain(values) for name, values in spec.search.items()},
+    }
+
+
+def picture(folder: Path) -> SweepPicture:
+    """Return what the figure of the sweep in ``folder`` shows. Raises ConfigError if its files are
+    damaged, or if no trial has ended."""
+    optuna, spec, study = import_optuna(), read_spec(folder / _SPEC), open_study(folder)
+    trials = [
+        SweepCurve(trial.number, trial.value, dict(trial.params), trial.state == "complete")
+        for trial in results(study)
+        if trial.value is not None and trial.params.keys() == spec.search.keys()
+    ]
+    if not trials:
+        raise ConfigError(f"{folder}: no trial has ended yet, so there is nothing to draw")
+    importance: dict[str, float] = {}
+    if sum(trial.complete for trial in trials) >= FEWEST:
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return SweepPicture(
+        folder.resolve().name,
+        spec.method.metric,
+        spec.method.direction == "maximize",
+        trials,
+        importance,
+        frozenset(name for name, values in spec.search.items() if values.log),
+    )

@@ -1,0 +1,1 @@
+"""Tournaments: policies that play each other, and their ratings."""

@@ -1,0 +1,233 @@
+"""Tournaments: every pair of policies of some runs plays games, which give standings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sampleforge.algos.policy import FrozenPolicy
+from sampleforge.config import ConfigError, typed
+from sampleforge.env.registry import for_evaluation, make_vector
+from sampleforge.env.scratch import scratch_directory
+from sampleforge.env.seeding import row_seeds
+from sampleforge.env.starting import told_of_rows
+from sampleforge.env.vector import EnvVector
+from sampleforge.loaded_policy import load_model, read_config
+from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.models.q_network import QNetwork
+from sampleforge.populations.ratings import OnlineRatings, Results, fit_elo
+from sampleforge.populations.self_play import load_snapshots
+from sampleforge.run.folder.run_folder import RunFolder
+from sampleforge.run.folder.trust import Trust, imports_code
+from sampleforge.run.screen.progress import short
+from sampleforge.runtime.threads import limit_threads
+from sampleforge.spec import EnvSpec
+from sampleforge.tools.plots.win_rates import WinRates
+from sampleforge.tools.tournament.games import GamePlayer, Played, round_robin
+from sampleforge.topologies.config import AnyConfig
+
+Model = ActorCritic | QNetwork
+MAX_ROWS = 64
+"""Games that are played at the same time."""
+NO_TRUST = Trust()
+
+
+class Display(Protocol):
+    """Shows the progress of a tournament."""
+
+    def progress(self, done: int, total: int, return_mean: float | None) -> None: ...
+
+
+class Standings:
+    """The results of a tournament on the environment ``env``, and the ratings of its players."""
+
+    def __init__(self, env: str, players: Sequence[str]) -> None:
+        """Raises ConfigError if openskill is missing."""
+        self.env = env
+        self.results = Results(players)
+        self._online = OnlineRatings()
+        for player in players:
+            self._online.add_player(player)
+
+    def add(self, played: Played) -> None:
+        """Take the result of one game."""
+        players, game = self.results.players, played.game
+        first, second = players[game.first], players[game.second]
+        self.results.add(first, second, played.score)
+        self._online.add(first, second, played.score)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the values that `sampleforge tournament` prints: the players in the order of their
+        ratings, these with their standard errors, openskill's mu and sigma, the score of each
+        player per game, and the matrix of win rates, by player (without those that have not
+        played)."""
+        results, fitted = self.results, fit_elo(self.results)
+        order = np.argsort(-fitted.ratings, kind="stable").tolist()
+        names = [results.players[i] for i in order]
+        games, rates = results.games, results.win_rates
+        online = self._online.state()
+        return {
+            "games": round(games.sum() / 2),
+            "players": names,
+            "elo": {results.players[i]: float(fitted.ratings[i]) for i in order},
+            "elo_error": {results.players[i]: float(fitted.errors[i]) for i in order},
+            "openskill": {
+                name: dict(zip(("mu", "sigma"), online[name], strict=True)) for name in names
+            },
+            "win_rate": {
+                results.players[i]: float(results.points[i].sum() / games[i].sum()) for i in order
+            },
+            "win_rates": {
+                results.players[i]: {
+                    results.players[j]: float(rates[i, j]) for j in order if games[i, j]
+                }
+                for i in order
+            },
+        }
+
+    def drawn(self) -> WinRates:
+        """Return what `draw_win_rates` draws, the highest rating first."""
+        results, fitted = self.results, fit_elo(self.results)
+        most = int(results.games.max(initial=0))
+        return WinRates(
+            f"{self.env}, {most:,} games a pair",
+            results.players,
+            results.win_rates,
+            results.games,
+            fitted.ratings,
+            fitted.errors,
+        ).by_rating()
+
+
+class Player(NamedTuple):
+    """A policy that takes part, with the spec of the environment that it was trained on."""
+
+    name: str
+    model: Model
+    spec: EnvSpec
+
+
+def load_players(
+    folders: Sequence[RunFolder],
+    configs: Sequence[AnyConfig],
+    which: str,
+    *,
+    snapshots: bool,
+) -> list[Player]:
+    """Return all policies of the runs in ``folders``, with the weights of the checkpoint ``which``,
+    "latest" or "best"; with ``snapshots``, also those in the pools of self-play runs. They are
+    named after the folders. Raises ConfigError for a run without a checkpoint."""
+    names = [folder.path.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder.path) for folder in folders]
+    players = []
+    for folder, config, name in zip(folders, configs, names, strict=True):
+        ids: Sequence[str | None] = folder.policy_ids() or [None]
+        for policy in ids:
+            model, spec, _ = load_model(folder, config, which, policy)
+            players.append(Player(name if policy is None else f"{name}/{policy}", model, spec))
+        if snapshots:
+            players += [
+                Player(f"{name}@{short(env_steps)}", loaded, spec)
+                for env_steps, loaded in load_snapshots(folder, model)
+            ]
+    return players
+
+
+def play_tournament(
+    run_dirs: Sequence[Path],
+    episodes: int,
+    *,
+    which: str = "latest",
+    snapshots: bool = False,
+    stochastic: bool = True,
+    seed: int = 0,
+    trust: Trust = NO_TRUST,
+    display: Display,
+    alive: Callable[[], None] = lambda: None,
+) -> Standings:
+    """Let every pair of policies of the runs play ``episodes`` episodes; return the standings.
+
+    The same seed gives the same games. ``alive`` is called after the start of each row and before
+    each step. Raises ConfigError if the runs have different environments or one with a single
+    agent, if there are fewer than two policies, or if a folder names code that ``trust`` does not
+    cover.
+    """
+    folders = [RunFolder.existing(path.absolute()) for path in run_dirs]
+    configs = [read_config(folder, trust) for folder in folders]
+    for folder, config in zip(folders, configs, strict=True):
+        _check_env(folders[0], configs[0], folder, config)
+    with scratch_directory(cwd_importable=any(map(imports_code, configs))):
+        players = load_players(folders, configs, which, snapshots=snapshots)
+        if len(players) < 2:
+            raise ConfigError(
+                f"{run_dirs[0]} has one policy, and a tournament needs two; give more runs, or "
+                "--snapshots for those of its self-play"
+            )
+        standings = Standings(configs[0].env, [player.name for player in players])
+        alive()
+        with ExitStack() as resources, told_of_rows(alive):
+            specs = {player.name: player.spec for player in players}
+            total = episodes * len(players) * (len(players) - 1) // 2
+            envs = tournament_envs(configs[0], specs, total, seed)
+            resources.callback(envs.close)
+            resources.callback(limit_threads(1))
+            games = GamePlayer(
+                envs,
+                [FrozenPolicy(player.model) for player in players],
+                round_robin(len(players), episodes),
+                stochastic=stochastic,
+                seed=seed,
+            )
+            while not games.done:
+                alive()
+                games.step()
+                display.progress(len(games.played), total, None)
+    for played in games.played:
+        standings.add(played)
+    return standings
+
+
+def _check_env(first: RunFolder, expected: AnyConfig, folder: RunFolder, config: AnyConfig) -> None:
+    """Raise ConfigError if two runs were trained on different environments."""
+    for name in ("env", "env_kwargs"):
+        one, other = getattr(expected, name), getattr(config, name)
+        if one != other:
+            raise ConfigError(
+                f"{folder.path} was trained with {typed(name, other)}, but {first.path} with "
+                f"{typed(name, one)}: policies can only play each other on one environment"
+            )
+
+
+def tournament_envs(
+    config: AnyConfig, players: Mapping[str, EnvSpec], games: int, seed: int
+) -> EnvVector:
+    """Return the rows on which so many games are played. ``players``: by name, the spec with which
+    each was trained. Raises ConfigError if the environment has one agent, or agents with different
+    spaces, or if a player was trained with other spaces."""
+    rows = min(MAX_ROWS, games)
+    envs = make_vector(for_evaluation(config), rows, row_seeds(seed, 0, 0, rows))
+    problem = None
+    if len(envs.seats) < 2:
+        problem = f"{config.env} has one agent, so there are no games in it; see `sampleforge eval`"
+    elif envs.spec.other_groups:
+        problem = (
+            f"the agents of {config.env} have different observations or actions, so a policy "
+            "cannot change sides, and games from one side alone compare the sides more than the "
+            "policies; compare the returns of each policy: sampleforge eval RUN --policy policy_0"
+        )
+    present = envs.spec
+    for name, own in players.items():
+        if problem is None and (own.observations, own.actions) != (
+            present.observations,
+            present.actions,
+        ):
+            problem = f"{config.env} has other spaces now than when {name} was trained"
+    if problem is not None:
+        envs.close()
+        raise ConfigError(problem)
+    return envs

@@ -1,0 +1,124 @@
+"""The first episodes of a run, of which the short ones end first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from sampleforge.api import train
+from sampleforge.models.config import ModelConfig
+from sampleforge.run.reports.first_episodes import PATIENCE, FirstEpisodes
+from sampleforge.run.reports.statistics import RunStatistics
+from sampleforge.shared.records import EpisodeRecord
+from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig
+from tests.support.graphs import build
+
+LONG = 60
+
+
+class Goal(gym.Env[Any, Any]):
+    """One episode in three reaches the goal, after 5 steps: a return of 1. The others end after
+    `LONG` steps without one, and no time limit is registered."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        self.steps, self.finds = 0, self.np_random.random() < 1 / 3
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        found = self.finds and self.steps == 5
+        over = found or self.steps == LONG
+        return np.zeros(2, np.float32), float(found), over, False, {}
+
+
+def trained(folder: Path, steps: int, make: Any = AppoConfig, **more: Any) -> dict[str, Any]:
+    setting: dict[str, Any] = {
+        "env": f"{__name__}:Goal",
+        "num_envs_per_worker": 32,
+        "serial": True,
+        "quiet": True,
+        "seed": 5,
+        "device": "cpu",
+        "rollout": 8,
+        "report_interval": 0.02,
+        "train_for_env_steps": steps,
+        "run_dir": str(folder),
+        "model": ModelConfig(hidden_sizes=(8,)),
+    }
+    setting |= {"num_ranks": 1} if make is DdppoConfig else {"num_workers": 1}
+    if make is ApexConfig:
+        setting |= {"learning_starts": 100, "replay_capacity": 5000, "rollout": 16}
+    train(make(**{**setting, **more}))
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def reports(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("make", [AppoConfig, ApexConfig, DdppoConfig])
+def test_the_mean_of_a_run_is_not_that_of_its_short_episodes(tmp_path: Path, make: Any) -> None:
+    """Before it is complete, the mean of what has ended is 1; the truth is 1/3."""
+    early = trained(tmp_path / "early", 32 * (LONG - 20), make)
+    assert early["return_mean"] == 1.0 and early["return_is_early"]
+    assert 2 <= early["return_episodes"] <= early["episodes"] and early["return_best"] is None
+    seen = reports(tmp_path / "early")
+    assert not any("return_mean" in report for report in seen)
+    assert seen[-1]["return_mean_early"] == 1.0
+    later = trained(tmp_path / "later", 32 * 3 * LONG, make)
+    assert not later["return_is_early"] and later["return_episodes"] >= 10
+    assert later["return_mean"] == pytest.approx(1 / 3, abs=0.25)
+    means = [r["return_mean"] for r in reports(tmp_path / "later") if "return_mean" in r]
+    assert max(means) < 0.7 and "return_mean_early" not in reports(tmp_path / "later")[-1]
+
+
+def test_a_stop_condition_does_not_believe_the_first_episodes(tmp_path: Path) -> None:
+    found = trained(tmp_path, 32 * 2 * LONG, stop=("return_mean>=0.8",))
+    assert found["stopped_by"] == f"env_steps>={32 * 2 * LONG}"
+
+
+def test_a_resumed_run_does_not_begin_with_its_short_episodes(tmp_path: Path) -> None:
+    before = trained(tmp_path, 32 * 6 * LONG)
+    after = trained(tmp_path, before["env_steps"] + 32 * (LONG - 20))
+    assert after["episodes"] > before["episodes"] + 5
+    assert after["return_mean"] == pytest.approx(before["return_mean"], abs=0.15)
+
+
+def record(row: int, ret: float) -> EpisodeRecord:
+    return EpisodeRecord(0, 0, row, ret, 1)
+
+
+def test_as_many_episodes_of_each_row_count_until_the_window_is_full() -> None:
+    first = FirstEpisodes(rows=3, window=6)
+    quick = [first.take([record(0, float(i))]) for i in range(4)]
+    assert quick == [[]] * 4 and first.take([record(2, 20.0)]) == []
+    assert first.take([record(1, 10.0)]) == [[record(0, 0.0)], [record(1, 10.0)], [record(2, 20.0)]]
+    assert first.take([record(2, 21.0)]) == []
+    assert len(first.take([record(1, 11.0)])) == 3, "the window is full"
+    assert first.waiting == [] and first.take([record(1, 12.0)]) == [[record(1, 12.0)]]
+
+
+def test_a_row_without_an_end_is_not_waited_for_for_ever() -> None:
+    first = FirstEpisodes(rows=2, window=4)
+    counted = [first.take([record(0, float(i))]) for i in range(PATIENCE * 4 + 1)]
+    assert counted[:-2] == [[]] * (PATIENCE * 4 - 1)
+    assert len(counted[-2]) == PATIENCE * 4 and len(counted[-1]) == 1
+
+
+def test_episodes_that_wait_count_when_the_run_is_resumed() -> None:
+    graph, _ = build(AppoConfig(env="tests.support.envs:CodeEnv", num_workers=1))
+    ours = RunStatistics(graph, {}, 10, rows=2)
+    ours.take_episodes([record(0, 1.0), record(1, 3.0), record(0, 5.0)])
+    assert ours.return_mean == 2.0
+    state = ours.state(ours.policies[0])
+    assert state["returns"] == [1.0, 3.0, 5.0] and ours.return_mean == 2.0
+    assert RunStatistics(graph, {"policy": state}, 10, rows=2).return_mean == 3.0

@@ -1,0 +1,275 @@
+"""Callbacks of a session, in the driver and in workers: what hooks are told, custom metrics, what
+they raise, tasks, and callbacks that are named on the command line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampleforge.api import Result, train
+from sampleforge.config import ConfigError
+from sampleforge.models.config import ModelConfig
+from sampleforge.run.callback import Callback, Message
+from sampleforge.run.session import Session
+from sampleforge.runners.base import WorkerDied
+from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
+from sampleforge.workers.callback import WORKER_HOOKS, for_workers
+from sampleforge.workers.episode_callbacks import EpisodeHandle
+from tests.support.apex_graphs import apex_config
+from tests.support.callbacks import (
+    SEEN,
+    Auditor,
+    Counting,
+    Failing,
+    FailingAtEnds,
+    Inspector,
+    Later,
+)
+from tests.support.processes import StartCli
+from tests.support.runs import last_report, summary, until, until_trained, worker
+from tests.support.runs import train as command
+
+ENVS = "tests.support.envs"
+CODE = f"{ENVS}:CodeEnv"
+TASKS = "tests.support.task_envs:TaskEnv"
+SMALL: dict[str, Any] = {
+    **{"serial": True, "quiet": True, "seed": 1, "report_interval": 0.3},
+    **{"train_for_env_steps": 1500, "num_envs_per_worker": 6},
+}
+TINY = ModelConfig(hidden_sizes=(8,))
+PPO: dict[str, Any] = {
+    **{**SMALL, "model": TINY, "rollout": 16, "num_epochs": 1},
+}
+RUNS: dict[str, AnyConfig] = {
+    "appo": AppoConfig(env=CODE, num_workers=2, batch_size=192, **PPO),
+    "policy workers": AppoConfig(env=CODE, inference="worker", num_splits=2, batch_size=96, **PPO),
+    "apex": apex_config(**SMALL),
+    "recurrent apex": apex_config(
+        **SMALL,
+        model=ModelConfig(hidden_sizes=(8,), core="gru", core_size=4),
+        **{"sequence_length": 6, "sequence_overlap": 3, "burn_in": 2, "rollout": 6},
+    ),
+    "ddppo": DdppoConfig(env=CODE, num_ranks=1, **PPO),
+    "next_step rows": AppoConfig(env=f"{ENVS}:CountingVectorEnv", batch_size=96, **PPO),
+    "same_step rows": AppoConfig(
+        env=f"{ENVS}:CountingVectorEnv", env_kwargs={"mode": "same_step"}, batch_size=96, **PPO
+    ),
+    "agents": AppoConfig(
+        env="tests.support.multi_agent:CodeParallelEnv",
+        env_kwargs={"shorter": 2, "late": 2},
+        batch_size=192,
+        **PPO,
+    ),
+}
+
+
+def run(kind: str, folder: Path, *callbacks: Callback, **more: Any) -> Result:
+    return train(replace(RUNS[kind], run_dir=str(folder), **more), callbacks)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    SEEN.clear()
+    yield
+    SEEN.clear()
+
+
+def reports(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_hooks_in_workers_are_told_of_every_episode_rollout_and_update(
+    kind: str, tmp_path: Path
+) -> None:
+    """In every topology, and with every kind of environment: `Auditor` and `Inspector` check each
+    call against what the fake environment encodes."""
+    told: list[Any] = []
+
+    class Listener(Callback):
+        def on_episode_record(self, session: Session, record: Any) -> None:
+            told.append(record)
+
+    result = run(kind, tmp_path, Auditor(), Inspector(), Listener())
+    ends = [seen[1:] for seen in SEEN if seen[0] == "end" and seen[-1]]
+    games = [record for record in told if not record.more]
+    assert len(games) == result.summary["episodes"] > 20
+    records = [(r.actor, r.split, r.row, r.seat, r.ret, r.length) for r in told]
+    assert sorted(end[:-1] for end in ends) == sorted(records)
+    last = reports(tmp_path)[-1]
+    steps = [end[-2] for end in ends[-100:]]
+    assert last["custom_steps_mean"] == pytest.approx(sum(steps) / len(steps))
+    assert (last["custom_steps_min"], last["custom_steps_max"]) == (min(steps), max(steps))
+    updates = [seen[1] for seen in SEEN if seen[0] == "update"]
+    assert updates == sorted(updates) and updates[-1] == result.summary["updates"]
+    versions = [r["custom_version_max"] for r in reports(tmp_path) if "loss" in r]
+    assert versions[-1] == updates[-1]
+    rollouts = [seen[1:] for seen in SEEN if seen[0] == "rollout"]
+    assert len(rollouts) > 5 and {policy for _, policy, _ in rollouts} == {"policy"}
+    assert sum(checked for checked, *_ in rollouts) > 500
+    assert {overlap for *_, overlap in rollouts} == ({0, 3} if kind == "recurrent apex" else {0})
+
+
+def test_a_callback_without_hooks_in_workers_does_not_reach_them(tmp_path: Path) -> None:
+    """It costs nothing there, and need not be copied."""
+
+    class Driver(Callback):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def on_report(self, session: Session, report: Mapping[str, float]) -> None: ...
+
+    class Both(Driver):
+        def on_episode_end(self, episode: EpisodeHandle) -> None: ...
+
+    assert for_workers([Driver()], processes=True) == ()
+    run("appo", tmp_path / "a", Driver(), train_for_env_steps=100)
+    with pytest.raises(
+        ConfigError, match=r"Both\.on_episode_end runs in the workers.*'_thread\.lock'"
+    ):
+        run("appo", tmp_path / "b", Both())
+
+    class Local(Callback):
+        def on_episode_end(self, episode: EpisodeHandle) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Local\.on_episode_end runs in the workers.*locals"):
+        for_workers([Local()], processes=True)
+    with pytest.raises(ConfigError, match=r"give Driver\(\)"):
+        Session(RUNS["appo"], [Driver])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *WORKER_HOOKS,
+        *("on_wire", "on_start", "on_episode_record", "extend_report", "on_stop", "on_end"),
+    ],
+)
+def test_what_a_hook_raises_ends_the_run_with_its_name(hook: str, tmp_path: Path) -> None:
+    failing = Failing()
+    failing.hook = hook
+    with pytest.raises(ValueError, match="deliberate") as raised:
+        run("appo", tmp_path, failing)
+    (note,) = raised.value.__notes__
+    assert note.startswith(f"raised by the callback tests.support.callbacks:Failing.{hook}")
+    if hook not in ("on_wire", "on_end"):
+        written = summary(tmp_path)
+        assert written["status"] == "failed" and written["error"].rstrip().endswith(note)
+
+
+def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
+    class Wrong(Callback):
+        def on_episode_end(self, episode: EpisodeHandle) -> None:
+            episode.custom_metrics["place"] = "here"  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match=r"custom_metrics\['place'\] is 'here', but must be a num"):
+        run("appo", tmp_path, Wrong())
+
+
+def test_a_report_can_be_changed_before_it_is_written(tmp_path: Path) -> None:
+    class Changing(Callback):
+        def extend_report(self, session: Session, report: dict[str, float]) -> None:
+            report["own"] = report["env_steps"] / 2
+            report.pop("frames_per_s")
+
+    run("appo", tmp_path, Changing())
+    for report in reports(tmp_path):
+        assert report["own"] == report["env_steps"] / 2 and "frames_per_s" not in report
+
+
+# ---- tasks ----
+
+
+def test_a_task_reaches_training_but_not_the_evaluator_and_is_resumed(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"env": TASKS, "evaluate_interval": 500, "evaluate_episodes": 3}
+    run("appo", tmp_path, Counting(), **config)
+    known = reports(tmp_path)
+    tasks = [r["custom_task_max"] for r in known if "custom_task_max" in r]
+    assert tasks[0] == -1 and tasks[-1] == 7
+    assert {r["eval_return_mean"] for r in known if "eval_return_mean" in r} == {-5}
+    assert known[-1]["env_restarts"] == 0, "no environment was given a task within an episode"
+    later = Later()
+    run("appo", tmp_path, later, **config, train_for_env_steps=3000)
+    assert later.tasks == [7] and {seen[1] for seen in SEEN} == {7}
+    evaluated = [r["eval_return_mean"] for r in reports(tmp_path) if "eval_return_mean" in r]
+    assert evaluated[-1] == 15
+
+
+def test_an_environment_without_set_task_is_named(tmp_path: Path) -> None:
+    class Curriculum(Callback):
+        def on_start(self, session: Session) -> None:
+            assert session.task is None
+            session.set_task(1)
+
+    with pytest.raises(ConfigError, match=r"CodeEnv takes no tasks: it has no method set_task"):
+        run("appo", tmp_path, Curriculum())
+
+
+# ---- processes ----
+
+
+@pytest.mark.multiprocess(timeout=90)
+def test_a_worker_that_replaces_a_killed_one_has_new_callbacks_and_the_newest_task(
+    start_cli: StartCli, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    named = ["--callbacks", "tests.support.callbacks:Counting"]
+    process = start_cli(*command(TASKS, *named))
+    until_trained(process, run)
+    until(lambda: last_report(run).get("custom_task_min") == 7, process)
+    first = last_report(run)
+    assert first["custom_copy_min"] == first["custom_copy_max"]
+    assert first["custom_first_task_min"] == -1, "when the task was not set yet"
+    worker(process, "sampleforge: actor 0").kill()
+    until(lambda: last_report(run)["custom_copy_min"] != first["custom_copy_min"], process)
+    until(lambda: last_report(run)["custom_copy_max"] != first["custom_copy_max"], process)
+    found = last_report(run)
+    assert found["restarts"] == 1 and found["custom_copy_min"] == found["custom_copy_max"]
+    assert found["custom_first_task_min"] == found["custom_first_task_max"] == 7
+
+
+@pytest.mark.multiprocess(timeout=60)
+def test_an_error_in_a_worker_names_callback_and_hook(tmp_path: Path) -> None:
+    processes: dict[str, Any] = {"serial": False, "num_workers": 1, "batch_size": 96}
+    with pytest.raises(WorkerDied) as raised:
+        run("appo", tmp_path, FailingAtEnds(), **processes)
+    cause = str(raised.value).splitlines()
+    assert cause[0].startswith("actor 0 failed") and cause[-2] == "ValueError: deliberate"
+    assert "FailingAtEnds.on_episode_end in actor 0, split 0, row" in cause[-1]
+
+
+# ---- callbacks that are named ----
+
+
+def test_callbacks_that_are_named_take_part(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listener(Callback):
+        def on_message(self, session: Session, message: Message) -> None:
+            said.append(message.text)
+
+    named = ("tests.support.callbacks:Announcing", "tests.support.callbacks:AnnouncingToo")
+    run("appo", tmp_path, Listener(), train_for_env_steps=100, callbacks=named)
+    assert [text for text in said if "takes part" in text] == [
+        *("Announcing takes part", "AnnouncingToo takes part")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere:Mine", r"--callbacks nowhere:Mine: there is no module 'nowhere'"),
+        ("tests.support.callbacks:Auditr", r"Did you mean tests\.support\.callbacks:Auditor\?"),
+        ("tests.support.envs:CodeEnv", r"no class 'CodeEnv' that is derived from sampleforge\."),
+        ("tests.support.callbacks", r"must be package\.module:Class"),
+    ],
+)
+def test_a_name_that_is_no_callback_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why):
+        run("appo", tmp_path, callbacks=(name,))

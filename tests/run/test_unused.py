@@ -1,0 +1,193 @@
+"""Settings that were given and have no effect: each is named, with the reason, and none other."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sampleforge.config import from_plain
+from sampleforge.models.config import ModelConfig
+from sampleforge.presets import preset_names, preset_values
+from sampleforge.run import unused
+from sampleforge.run.callback import Callback, Message
+from sampleforge.run.folder.stored_config import flat_fields
+from sampleforge.run.screen.opening import wired
+from sampleforge.run.session import Session
+from sampleforge.run.unused import RULES, Resolved, crowded, without_effect
+from sampleforge.topologies.config import (
+    ALGOS,
+    AnyConfig,
+    ApexConfig,
+    AppoConfig,
+    DdppoConfig,
+    MarwilConfig,
+)
+from tests.support.envs import CodeEnv
+from tests.support.graphs import spec_of
+from tests.support.recorded import recorded, write_dataset
+
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "device": "cpu"}
+PIXELS: dict[str, Any] = {"env": f"{__name__}:Pixels", "device": "cpu", "num_workers": 1}
+BOX: dict[str, Any] = {"env": "Pendulum-v1", "device": "cpu"}
+
+
+class Pixels(CodeEnv):
+    """A CodeEnv that shows one picture."""
+
+    observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)  # type: ignore[arg-type]
+
+    def observation(self) -> Any:
+        return np.zeros((36, 36, 3), np.uint8)
+
+
+def told(config: AnyConfig) -> list[str]:
+    """The settings that are named, without the reasons."""
+    _, resolved, plan, spec = wired(config)
+    texts = list(without_effect(config, Resolved(resolved, plan, spec)))
+    assert all(" has no effect: " in text for text in texts)
+    return [text.partition(" has no effect: ")[0] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (AppoConfig(**CARTPOLE, lr_target_kl=0.1), ["--lr-target-kl 0.1"]),
+        (AppoConfig(**CARTPOLE, lr_target_kl=0.1, lr_schedule="kl_adaptive"), []),
+        (AppoConfig(**CARTPOLE, vtrace_rho=2.0), ["--vtrace-rho 2.0"]),
+        (AppoConfig(**CARTPOLE, vtrace_rho=2.0, async_rl=True), []),
+        (AppoConfig(**CARTPOLE, advantage_floor=0.5), []),
+        (
+            AppoConfig(**CARTPOLE, advantage_floor=0.5, normalise_returns=False),
+            ["--advantage-floor 0.5"],
+        ),
+        (
+            AppoConfig(**CARTPOLE, exploration="symmetric_kl", exploration_coeff=0.0),
+            ["--exploration symmetric_kl"],
+        ),
+        (AppoConfig(**CARTPOLE, noise_correlation=0.1), ["--noise-correlation 0.1"]),
+        (AppoConfig(**BOX, noise_correlation=0.1), []),
+        (
+            AppoConfig(**CARTPOLE, model=ModelConfig(initial_log_std=-1.0, core_size=8)),
+            ["--model.initial-log-std -1.0", "--model.core-size 8"],
+        ),
+        (AppoConfig(**BOX, model=ModelConfig(initial_log_std=-1.0, squash_actions=True)), []),
+        (AppoConfig(**CARTPOLE, model=ModelConfig(cnn_features=64)), ["--model.cnn-features 64"]),
+        (AppoConfig(**CARTPOLE, model=ModelConfig(hidden_sizes=(8,))), []),
+        (
+            AppoConfig(**PIXELS, model=ModelConfig(hidden_sizes=(8,), embedding_size=4)),
+            ["--model.hidden-sizes 8", "--model.embedding-size 4"],
+        ),
+        (
+            AppoConfig(**PIXELS, model=ModelConfig(normalise_observations=False)),
+            ["--model.no-normalise-observations"],
+        ),
+        (AppoConfig(**PIXELS, model=ModelConfig(cnn_features=8)), []),
+        (AppoConfig(**CARTPOLE, num_policy_workers=2), ["--num-policy-workers 2"]),
+        (AppoConfig(**CARTPOLE, num_policy_workers=2, inference="worker"), []),
+        (AppoConfig(**CARTPOLE, serial=True, max_worker_restarts=9), ["--max-worker-restarts 9"]),
+        (AppoConfig(**CARTPOLE, pbt_period=1000), ["--pbt-period 1000"]),
+        (AppoConfig(**CARTPOLE, pbt_period=1000, pbt=True, num_policies=2), []),
+        (AppoConfig(**CARTPOLE, evaluate_episodes=50), ["--evaluate-episodes 50"]),
+        (AppoConfig(**CARTPOLE, evaluate_episodes=50, evaluate_interval=1000), []),
+        (AppoConfig(**CARTPOLE, benchmark_seconds=3.0), ["--benchmark-seconds 3.0"]),
+        (AppoConfig(**CARTPOLE, sampler_only=True, keep_checkpoints=9), ["--keep-checkpoints 9"]),
+        (DdppoConfig(**CARTPOLE, num_ranks=1, rank_timeout=9.0), ["--rank-timeout 9.0"]),
+        (DdppoConfig(**CARTPOLE, num_ranks=2, rank_timeout=9.0), []),
+        (ApexConfig(**CARTPOLE, rmsprop_decay=0.9), ["--rmsprop-decay 0.9"]),
+        (ApexConfig(**CARTPOLE, rmsprop_decay=0.9, optimiser="rmsprop"), []),
+        (
+            ApexConfig(
+                **CARTPOLE, value_distribution="c51", v_min=0.0, v_max=500.0, huber_delta=2.0
+            ),
+            ["--huber-delta 2.0"],
+        ),
+        (
+            ApexConfig(**CARTPOLE, noisy_sigma=0.1, num_atoms=9),
+            ["--noisy-sigma 0.1", "--num-atoms 9"],
+        ),
+        (
+            ApexConfig(**CARTPOLE, noisy_nets=True, epsilon_exponent=3.0),
+            ["--epsilon-exponent 3.0"],
+        ),
+        (
+            ApexConfig(**CARTPOLE, priority_alpha=0.0, priority_beta=0.5),
+            ["--priority-beta 0.5"],
+        ),
+        (
+            ApexConfig(**CARTPOLE, samples_per_insert=None, samples_per_insert_tolerance=9.0),
+            ["--samples-per-insert-tolerance 9.0"],
+        ),
+        (ApexConfig(**CARTPOLE, replay_compression_ratio=3.0), ["--replay-compression-ratio 3.0"]),
+    ],
+)
+def test_settings_without_effect_are_named(config: AnyConfig, expected: list[str]) -> None:
+    assert told(config) == expected
+
+
+def test_behaviour_cloning_reads_no_rewards(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**CARTPOLE, "input": (str(tmp_path / "data"),)}
+    spec = spec_of(MarwilConfig(**settings))
+    (episode,) = recorded([8], spec.actions)
+    seen = {"obs": np.zeros((9, 4), np.float32)}
+    write_dataset(tmp_path / "data", spec, [dataclasses.replace(episode, observations=seen)])
+    settings |= {"gamma": 0.9, "decorrelate": False}
+    assert told(MarwilConfig(**settings)) == ["--no-decorrelate"]
+    clones = MarwilConfig(**settings, advantage_exponent=0.0)
+    assert told(clones) == ["--gamma 0.9", "--no-decorrelate"]
+
+
+def test_every_rule_names_fields_that_there_are() -> None:
+    fields = {name for cls in ALGOS.values() for name in flat_fields(cls())}
+    assert {name for rule in RULES for name in rule.names.split()} <= fields
+
+
+@pytest.mark.parametrize(
+    ("algo", "name"),
+    [
+        (algo, name)
+        for algo in ("appo", "apex", "ddppo")
+        for name in preset_names(algo)
+        if preset_values(algo, name)["env"] in ("CartPole-v1", "Acrobot-v1")
+    ],
+)
+def test_a_preset_has_no_setting_without_effect(algo: str, name: str) -> None:
+    config = from_plain(ALGOS[algo], {**preset_values(algo, name), "device": "cpu"})
+    assert told(config) == []
+
+
+class Told(Callback):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def on_message(self, session: Session, message: Message) -> None:
+        if message.level == "warning":
+            self.texts.append(message.text)
+
+
+def test_the_user_is_told_of_settings_without_effect(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**CARTPOLE, "serial": True, "run_dir": str(tmp_path)}
+    told = Told()
+    with Session(AppoConfig(**settings, vtrace_c=2.0), [told]):
+        expected = "--vtrace-c 2.0 has no effect: it is for --advantage vtrace, and gae was chosen"
+        assert told.texts == [expected]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "warns"), [(6, 2, False), (7, 2, True), (64, 2, True), (64, 32, False)]
+)
+def test_more_than_three_workers_per_core_are_warned_of(
+    workers: int, cores: int, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = AppoConfig(**CARTPOLE, num_workers=workers, num_envs_per_worker=1)
+    _, resolved, plan, spec = wired(config)
+    monkeypatch.setattr(unused, "available_cores", lambda: list(range(cores)))
+    text = crowded(Resolved(resolved, plan, spec))
+    assert (text is not None) is warns
+    if workers == 64 and warns:
+        assert text is not None
+        assert text.startswith("--num-workers 64: 32 processes per core (2 cores) take turns")

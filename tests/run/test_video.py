@@ -1,0 +1,144 @@
+"""`sampleforge eval --video`: the episodes that are played, frame by frame, in one file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.api import train
+from sampleforge.cli import main
+from sampleforge.run.camera import HOLD_S, LINE, MARGIN, WIDTH
+from sampleforge.topologies.config import AppoConfig
+from tests.support import picture_envs
+
+FPS = picture_envs.PictureEnv.metadata["render_fps"]
+CAPTION = 2 * LINE + MARGIN
+"""Height of the caption in pixels."""
+LENGTHS = [3, 4]
+"""Of the first episodes of an environment."""
+
+
+def trained(folder: Path, factory: str = "PictureEnv", **kwargs: Any) -> Path:
+    """The folder of a short run."""
+    train(
+        AppoConfig(
+            env=f"tests.support.picture_envs:{factory}",
+            env_kwargs=kwargs,
+            run_dir=str(folder),
+            seed=3,
+            serial=True,
+            quiet=True,
+            rollout=8,
+            num_envs_per_worker=4,
+            train_for_env_steps=64,
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("pictures") / "run")
+
+
+def filmed(run: Path, out: Path, *more: str) -> int:
+    return main(["eval", str(run), "--trust", "--quiet", "--video", str(out), *more])
+
+
+def frames_of(video: Path, lines: int = 2) -> np.ndarray[Any, Any]:
+    """All frames of a file, [N, height, width, 3], with so many lines of captions."""
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    command = [get_ffmpeg_exe(), "-i", str(video), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    factor = -(-WIDTH // picture_envs.WIDTH)
+    width, height = (
+        picture_envs.WIDTH * factor,
+        picture_envs.HEIGHT * factor + lines * LINE + MARGIN,
+    )
+    shape = (-1, height + height % 2, width + width % 2, 3)
+    return np.frombuffer(done.stdout, np.uint8).reshape(shape)
+
+
+def steps_shown(frames: np.ndarray[Any, Any]) -> list[int]:
+    """The step that each frame shows, by the brightness of the environment's part of it."""
+    factor = -(-WIDTH // picture_envs.WIDTH)
+    picture = frames[:, : picture_envs.HEIGHT * factor, : picture_envs.WIDTH * factor]
+    steps = picture.mean(axis=(1, 2, 3)) / picture_envs.STEP - 1
+    assert np.abs(steps - steps.round()).max() < 0.2
+    return [int(step) for step in steps.round()]
+
+
+@pytest.mark.parametrize("name", ["two.mp4", "two.gif"])
+def test_every_step_of_every_episode_is_a_frame_and_the_last_one_stays(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = tmp_path / name
+    assert filmed(run, out, "--episodes", "2") == 0
+    result = json.loads(capfd.readouterr().out)
+    assert (result["episodes"], result["video"]) == (2, str(out))
+    assert result["length_mean"] == result["return_mean"] == sum(LENGTHS) / 2
+    frames = frames_of(out)
+    hold = round(HOLD_S * FPS)
+    assert steps_shown(frames) == [
+        step for length in LENGTHS for step in [*range(length + 1), *[length] * hold]
+    ]
+    captions = frames[:, -CAPTION:].reshape(len(frames), -1).astype(int)
+    first, second = captions[: LENGTHS[0] + 1], captions[LENGTHS[0] + 1 + hold :]
+    changes = [np.abs(a - b).mean() for a, b in pairwise(first)]
+    assert min(changes) > 0.5, "the step and the return are in the frame"
+    assert np.abs(first[0] - second[0]).mean() > 0.1, "the number of the episode is in the frame"
+    assert [path.name for path in tmp_path.iterdir()] == [name], "no other file is left"
+
+
+def test_several_agents_are_filmed_in_their_environment(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An episode is a game of all agents, and the caption has the return of each."""
+    run, out = trained(tmp_path / "run", "PictureAgents"), tmp_path / "two.mp4"
+    assert filmed(run, out, "--episodes", "1") == 0
+    result = json.loads(capfd.readouterr().out)
+    assert (result["episodes"], result["return_mean"]) == (1, 3.0)
+    frames = frames_of(out, lines=3)
+    assert steps_shown(frames) == [0, 1, 2, *[3] * (1 + round(HOLD_S * FPS))]
+    returns = frames[:4, -LINE - MARGIN // 2 :].reshape(4, -1).astype(int)
+    assert min(np.abs(a - b).mean() for a, b in pairwise(returns)) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("factory", "kwargs", "reason"),
+    [
+        ("PictureEnv", {"picture": "nothing"}, "render() returned nothing"),
+        ("PictureEnv", {"picture": "raises"}, "no screen"),
+        ("without_render_mode", {}, "takes no render_mode"),
+    ],
+)
+def test_an_environment_that_cannot_be_rendered_is_named(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    factory: str,
+    kwargs: dict[str, Any],
+    reason: str,
+) -> None:
+    run = trained(tmp_path / "run", factory, **kwargs)
+    assert filmed(run, tmp_path / "x.mp4") != 0
+    error = capfd.readouterr().err
+    assert f"picture_envs:{factory} cannot be rendered" in error and reason in error
+    assert not list(tmp_path.glob("*.mp4"))
+
+
+def test_a_video_that_cannot_be_written_is_refused_before_anything_is_played(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert filmed(run, tmp_path / "x.avi") == 2
+    assert ".mp4 or .gif" in capfd.readouterr().err
+    assert filmed(run, tmp_path / "nowhere" / "x.mp4") == 2
+    assert "there is no folder" in capfd.readouterr().err
+    assert main(["eval", str(run), "--video", str(tmp_path / "x.mp4")]) == 2
+    assert "add --trust" in capfd.readouterr().err

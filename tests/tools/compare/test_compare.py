@@ -1,0 +1,187 @@
+"""`sampleforge compare`: settings over seeds and environments, from the runs' evaluations."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.cli import main
+from sampleforge.config import ConfigError
+from sampleforge.tools.compare.normalisation import ATARI, scales
+from sampleforge.tools.compare.statistics import iqm, probability_of_improvement
+from tests.support.reports import make_run
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run_with(path: Path, returns: list[float], **settings: Any) -> str:
+    """A run with these evaluations, one every 100 env steps."""
+    reports = [
+        {
+            **{"env_steps": 100 * i + 50, "wall_s": float(i), "return_mean": 1.0},
+            **{"eval_env_steps": 100 * i, "eval_return_mean": value},
+        }
+        for i, value in enumerate(returns, 1)
+    ]
+    return make_run(path, reports, **settings)
+
+
+def compared(capsys: Capture, *words: str) -> dict[str, Any]:
+    assert main(["compare", *words]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
+
+
+def two_settings(tmp_path: Path) -> tuple[list[str], dict[float, list[float]]]:
+    """Four seeds of two learning rates, and the last evaluations of each."""
+    last = {0.01: [100.0, 140.0, 90.0, 120.0], 0.001: [80.0, 130.0, 70.0, 60.0]}
+    runs = [
+        run_with(tmp_path / f"{rate}-{seed}", [10.0, 200.0, end], seed=seed, learning_rate=rate)
+        for rate, ends in last.items()
+        for seed, end in enumerate(ends)
+    ]
+    return runs, last
+
+
+def test_seeds_of_a_setting_are_aggregated_with_intervals(tmp_path: Path, capsys: Capture) -> None:
+    runs, last = two_settings(tmp_path)
+    result = compared(capsys, *runs)
+    assert result["unit"] == "return" and len(result["settings"]) == 2
+    for setting, (rate, ends) in zip(result["settings"], last.items(), strict=True):
+        assert setting["label"] == f"learning rate {rate}" and setting["seeds"] == 4
+        found = setting["iqm"]
+        assert found["value"] == pytest.approx(float(iqm(np.array(ends)[:, None])))
+        assert min(ends) <= found["low"] < found["value"] < found["high"] <= max(ends)
+        assert "optimality_gap" not in setting, "there is no score that counts as 1"
+        assert setting["curve"]["x"] == [100, 200, 300]
+        assert setting["curve"]["y"][:2] == pytest.approx([10.0, 200.0])
+    first = result["improvements"][0]
+    columns = [np.array(ends)[:, None] for ends in last.values()]
+    assert first["value"] == pytest.approx(float(probability_of_improvement(*columns)))
+    assert first["low"] < first["value"] < first["high"]
+
+
+def test_the_evaluation_that_counts_can_be_chosen(tmp_path: Path, capsys: Capture) -> None:
+    run = run_with(tmp_path / "a", [10.0, 200.0, 30.0], seed=1)
+    for words, value, steps in (
+        ([], 30.0, 300),
+        (["--score", "best"], 200.0, 200),
+        (["--at", "250"], 200.0, 200),
+        (["--at", "150", "--score", "best"], 10.0, 100),
+    ):
+        (setting,) = compared(capsys, run, *words)["settings"]
+        (own,) = setting["runs"]
+        assert (own["return"], own["env_steps"]) == (value, steps), words
+
+
+def test_environments_are_averaged_on_the_scales_given(tmp_path: Path, capsys: Capture) -> None:
+    """What was left open may differ between the environments; what was given tells settings
+    apart."""
+    returns = {
+        ("CartPole-v1", 0.01): [250.0, 500.0],
+        ("Acrobot-v1", 0.01): [-500.0, -100.0],
+        ("CartPole-v1", 0.001): [0.0, 50.0],
+        ("Acrobot-v1", 0.001): [-500.0, -400.0],
+    }
+    steps = {"CartPole-v1": 1000, "Acrobot-v1": 2000}
+    runs = [
+        run_with(
+            tmp_path / f"{env}-{rate}-{seed}",
+            [value],
+            **{"env": env, "seed": seed, "learning_rate": rate},
+            train_for_env_steps=steps[env],
+        )
+        for (env, rate), values in returns.items()
+        for seed, value in enumerate(values)
+    ]
+    out, table = tmp_path / "x.png", tmp_path / "x.csv"
+    words = ["--normalise", "CartPole-v1=0..500", "Acrobot-v1=-500..-100"]
+    pytest.importorskip("matplotlib")
+    result = compared(capsys, *runs, *words, "--out", str(out), "--csv", str(table))
+    good, bad = result["settings"]
+    assert good["mean"]["value"] == pytest.approx((0.5 + 1.0 + 0.0 + 1.0) / 4)
+    assert good["iqm"]["value"] == pytest.approx((0.5 + 1.0) / 2)
+    assert good["optimality_gap"]["value"] == pytest.approx(1 - good["mean"]["value"])
+    assert bad["median"]["value"] == pytest.approx((0.05 + 0.125) / 2)
+    assert good["returns"]["Acrobot-v1"]["value"] == -300.0
+    assert out.stat().st_size > 10_000
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    chosen = {(row["setting"], row["environment"], row["metric"]): row["value"] for row in rows}
+    assert float(chosen[good["label"], "", "mean"]) == pytest.approx(good["mean"]["value"])
+    assert float(chosen[bad["label"], "CartPole-v1", "mean_return"]) == 25.0
+    assert main(["compare", *runs]) == 2
+    assert "--normalise CartPole-v1=LOW..HIGH Acrobot-v1=LOW..HIGH" in capsys.readouterr().err
+
+
+def test_one_seed_is_shown_without_an_interval(tmp_path: Path, capsys: Capture) -> None:
+    runs = [
+        run_with(tmp_path / f"{rate}", [5.0], seed=1, learning_rate=rate) for rate in (0.1, 0.2)
+    ]
+    pytest.importorskip("matplotlib")
+    assert main(["compare", *runs, "--out", str(tmp_path / "x.png")]) == 0
+    text = capsys.readouterr().out
+    assert "an interval over seeds cannot be made of one" in " ".join(text.split())
+    result = json.loads(text.splitlines()[-1])
+    assert result["improvements"] == []
+    assert result["settings"][0]["iqm"] == {"value": 5.0, "low": None, "high": None}
+
+
+def test_settings_can_be_told_apart_by_some_fields_alone(tmp_path: Path, capsys: Capture) -> None:
+    runs = [
+        run_with(tmp_path / f"{rate}-{n}", [rate], seed=n, learning_rate=rate, num_epochs=n)
+        for rate in (0.5, 0.25)
+        for n in (1, 2)
+    ]
+    assert len(compared(capsys, *runs)["settings"]) == 4
+    result = compared(capsys, *runs, "--by", "learning-rate")
+    labels = [(setting["label"], setting["seeds"]) for setting in result["settings"]]
+    assert labels == [("learning rate 0.5", 2), ("learning rate 0.25", 2)]
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    run = run_with(tmp_path / "a", [1.0, 2.0], seed=1)
+    plain = make_run(tmp_path / "plain", [{"env_steps": 5, "wall_s": 1.0, "return_mean": 1.0}])
+    other = run_with(tmp_path / "other", [1.0], seed=1, env="Acrobot-v1")
+    both = ["--normalise", "CartPole-v1=0..500", "Acrobot-v1=-500..0"]
+    again = run_with(tmp_path / "again", [1.0], seed=2)
+    longer = run_with(tmp_path / "longer", [1.0], seed=2, train_for_env_steps=10)
+    other2 = run_with(tmp_path / "other2", [1.0], seed=2, env="Acrobot-v1")
+    cases = [
+        ([], "no run to compare"),
+        ([plain], "--evaluate-interval"),
+        ([run, run], "given twice"),
+        ([run, "--at", "9000"], "trained for 250 env steps only"),
+        ([run, "--at", "50"], "the first evaluation of a is that of 100"),
+        ([run, again, other, *both], "2 in CartPole-v1, 1 in Acrobot-v1"),
+        ([run, longer, other, other2, *both], "train_for_env_steps: None -> 10"),
+        ([run, "--by", "learning-rat"], "did you mean learning_rate?"),
+        ([run, "--normalise", "CartPole=0..1"], "did you mean CartPole-v1?"),
+        ([run, "--normalise", "CartPole-v1=9..1"], "must be LOW..HIGH"),
+    ]
+    for words, message in cases:
+        assert main(["compare", *words]) == 2, words
+        assert message in capsys.readouterr().err, words
+
+
+def test_atari_games_have_the_published_scale_unless_another_is_given() -> None:
+    found = scales(["ALE/Pong-v5", "ALE/Breakout-v5", "CartPole-v1"], {"ALE/Pong-v5": "0..21"})
+    assert found["ALE/Pong-v5"][:2] == (0.0, 21.0) and "CartPole-v1" not in found
+    assert found["ALE/Breakout-v5"](np.array([1.7, 30.5])).tolist() == [0.0, 1.0]
+    assert len(ATARI) == 57 and all(low < high for low, high in ATARI.values())
+    with pytest.raises(ConfigError, match="no run is in ALE/Pong"):
+        scales(["CartPole-v1"], {"ALE/Pong-v5": "0..21"})
+
+
+def test_the_games_of_the_published_scale_exist() -> None:
+    ale = pytest.importorskip("ale_py")
+    import gymnasium
+
+    gymnasium.register_envs(ale)
+    known = set(gymnasium.registry)
+    assert {f"ALE/{game}-v5" for game in ATARI} - known == set()

@@ -1,0 +1,80 @@
+"""A training run as a job: its outcome, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.env.probe import EnvProbeError
+from sampleforge.run.callback import Callback
+from sampleforge.run.session import Session
+from sampleforge.tools.jobs.training_job import (
+    Outcome,
+    TrainingJob,
+    ask_to_stop,
+    read_outcome,
+    train,
+)
+from sampleforge.topologies.config import AppoConfig
+from tests.support.runs import summary
+
+
+def small(tmp_path: Path) -> AppoConfig:
+    return AppoConfig(
+        env="CartPole-v1",
+        run_dir=str(tmp_path / "run"),
+        serial=True,
+        train_for_env_steps=2000,
+        num_workers=1,
+        num_envs_per_worker=8,
+    )
+
+
+def test_a_run_that_reaches_its_stop_condition_is_finished(tmp_path: Path) -> None:
+    TrainingJob(small(tmp_path))()
+    assert read_outcome(tmp_path / "run") == Outcome("finished")
+
+
+def test_a_run_that_is_asked_to_stop_has_a_checkpoint(tmp_path: Path) -> None:
+    ask_to_stop(tmp_path / "run")
+    TrainingJob(replace(small(tmp_path), train_for_env_steps=10**9))()
+    assert read_outcome(tmp_path / "run") == Outcome("stopped")
+    assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+class Terminate(Callback):
+    def on_report(self, session: Session, report: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_ends_a_run_in_order(tmp_path: Path) -> None:
+    config = replace(small(tmp_path), train_for_env_steps=10**9, report_interval=1.0)
+    assert train(config, [Terminate()]) == "interrupted"
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_sigterm_that_ends_the_probe_of_the_environment_too_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(session: Session) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise EnvProbeError("CartPole-v1 ended its process in the probe, with signal SIGTERM")
+
+    monkeypatch.setattr(Session, "open", ended)
+    assert train(small(tmp_path), []) == "interrupted"
+
+
+def test_an_error_is_the_outcome(tmp_path: Path) -> None:
+    config = replace(small(tmp_path), env="NoSuchEnv-v1")
+    with pytest.raises((ConfigError, EnvProbeError)):
+        TrainingJob(config)()
+    outcome = read_outcome(tmp_path / "run")
+    assert outcome is not None and outcome.status == "failed"
+    assert outcome.error is not None and "NoSuchEnv" in outcome.error

@@ -1,0 +1,217 @@
+"""`sampleforge plot`: runs, and settings with several seeds, in one file."""
+
+import math
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from sampleforge.cli import main
+from sampleforge.tools.plots.curves import (
+    aligned,
+    mean_and_interval,
+    read_curves,
+    settings_of,
+    smoothed,
+)
+from tests.support.reports import make_run
+
+
+def reports(count, level=10.0, **more):
+    for i in range(count):
+        mean = None if i == 0 else level * i
+        values = {"return_mean": mean, "return_std": mean, "frames_per_s": 50.0, **more}
+        yield {"env_steps": 100 * i, "wall_s": float(i), **values}
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """`drawn(*runs, *flags)`: the figure that the command draws."""
+    module = pytest.importorskip("matplotlib.figure")
+    figures = []
+    monkeypatch.setattr(module.Figure, "savefig", lambda self, *_, **__: figures.append(self))
+
+    def draw(*words):
+        assert main(["plot", *words, "--out", str(tmp_path / "x.png")]) == 0
+        return figures[-1]
+
+    return draw
+
+
+def panels(figure):
+    return {axis.get_title(): axis for axis in figure.axes}
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
+def test_several_runs_are_drawn_into_one_file(tmp_path, name):
+    pytest.importorskip("matplotlib")
+    runs = [make_run(tmp_path / f"run-{i}", reports(1 + 20 * i)) for i in range(3)]
+    out = tmp_path / name
+    assert main(["plot", *runs, "--out", str(out), "--no-group"]) == 0
+    assert out.stat().st_size > 10_000
+    if out.suffix == ".svg":
+        text = out.read_text()
+        assert all(f"run-{i}" in text for i in range(3)) and "CartPole-v1, appo" in text
+
+
+def test_seeds_of_a_setting_are_a_mean_within_their_range(tmp_path, drawn):
+    """Three seeds of one setting and one of another; what differs between the two is named."""
+    levels = (8.0, 10.0, 15.0)
+    runs = [
+        make_run(tmp_path / f"s{seed}", reports(21, level), seed=seed, learning_rate=0.01)
+        for seed, level in enumerate(levels)
+    ]
+    runs.append(make_run(tmp_path / "other", reports(11), seed=0, learning_rate=0.5, rollout=64))
+    figure = drawn(*runs)
+    assert legend(figure) == [
+        "rollout default, learning rate 0.01 (3 seeds)",
+        "rollout 64, learning rate 0.5 (other)",
+    ]
+    axis = panels(figure)["return, mean of 100 episodes"]
+    *seeds, mean, other = axis.get_lines()
+    assert [line.get_ydata()[-1] for line in seeds] == [20 * level for level in levels]
+    x, y = mean.get_data()
+    assert x[-1] == 2000 and y == pytest.approx(np.mean(levels) * x / 100)
+    assert other.get_xdata()[-1] == 1000 and other.get_color() != mean.get_color()
+    (band,) = axis.collections
+    corners = band.get_paths()[0].vertices
+    at_end = corners[corners[:, 0] == 2000][:, 1]
+    assert at_end.min() == pytest.approx(20 * 8) and at_end.max() == pytest.approx(20 * 15)
+    assert "mean of 1 to 3 seeds" in figure.get_suptitle()
+
+
+def test_only_panels_with_values_are_drawn(tmp_path, drawn):
+    ppo = make_run(tmp_path / "ppo", reports(9, policy_loss=0.1, loss=3.0, policy_lag_mean=0.0))
+    assert set(panels(drawn(ppo))) == {
+        *("return, mean of 100 episodes", "return", "policy loss", "throughput, env frames/s"),
+    }
+    replay = make_run(tmp_path / "q", reports(9, loss=0.5, q_mean=1.0, sample_age_mean=3.0))
+    titles = set(panels(drawn(replay)))
+    assert {"loss", "mean Q-value", "age of samples, env steps collected since"} <= titles
+    lagging = make_run(tmp_path / "lag", reports(9, policy_lag_mean=2.0, policy_lag_max=9.0))
+    axis = panels(drawn(lagging))["policy lag, versions"]
+    assert [line.get_ydata()[-1] for line in axis.get_lines()] == [2.0, 9.0]
+
+
+def test_axes_are_logarithmic_and_curves_smoothed_where_asked(tmp_path, drawn):
+    run = make_run(tmp_path / "a", reports(30, value_loss=0.5, policy_loss=-0.1))
+    axes = panels(drawn(run, "--log-x", "--log-y", "--smooth", "0.9"))
+    assert {axis.get_xscale() for axis in axes.values()} == {"log"}
+    scales = {name: axis.get_yscale() for name, axis in axes.items()}
+    assert scales["value loss"] == "log" and scales["policy loss"] == "symlog"
+    raw, smooth = axes["return"].get_lines()
+    assert raw.get_ydata()[-1] == 290.0 and smooth.get_ydata()[-1] < 250.0
+
+
+def test_smoothing_is_the_weighted_mean_of_the_values_so_far():
+    values, weight = [3.0, math.nan, 5.0, -1.0], 0.75
+    known = [(0, 3.0), (2, 5.0), (3, -1.0)]
+    result = smoothed(np.array(values), weight)
+    assert math.isnan(result[1])
+    for at in range(1, 4):
+        weights = [weight ** (at - 1 - i) for i in range(at)]
+        by_hand = sum(w * v for w, (_, v) in zip(weights, known[:at], strict=True)) / sum(weights)
+        assert result[known[at - 1][0]] == pytest.approx(by_hand)
+    assert smoothed(np.array(values), 0.0)[2:].tolist() == [5.0, -1.0]
+
+
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
+    """And never leaves the range of the runs, where a deviation around the mean would."""
+    random = np.random.default_rng(3)
+    returns = np.minimum(500.0, random.normal(480.0, 40.0, (20, 400)))
+    mean, low, high = mean_and_interval(returns)
+    assert (returns.min(axis=0) <= low).all() and (high <= returns.max(axis=0)).all()
+    assert (low <= mean).all() and (mean <= high).all()
+    truth = np.minimum(500.0, np.random.default_rng(4).normal(480.0, 40.0, 10**6)).mean()
+    assert 0.88 < ((low <= truth) & (truth <= high)).mean() < 0.98
+
+
+def test_lines_are_compared_only_where_all_of_them_are():
+    a = np.array([0.0, 10.0]), np.array([0.0, 1.0])
+    b = np.array([5.0, 20.0]), np.array([2.0, 5.0])
+    x, y = aligned([a, b])
+    assert x.tolist() == [0.0, 5.0, 10.0, 20.0]
+    assert np.isfinite(y).all(axis=0).tolist() == [False, True, True, False]
+    assert y[:, 1:3].tolist() == [[0.5, 1.0], [2.0, 3.0]]
+
+
+def test_reporting_and_places_make_no_other_setting(tmp_path):
+    paths = [
+        make_run(tmp_path / "a", reports(3), seed=1),
+        make_run(tmp_path / "b", reports(3), seed=2, report_interval=1.0, track=("csv",)),
+    ]
+    runs = [curves for path in paths for curves in read_curves(tmp_path / path)]
+    assert [len(setting.runs) for setting in settings_of(runs)] == [2]
+
+
+def test_a_dollar_in_the_name_of_a_run_is_a_letter(tmp_path):
+    """matplotlib reads formulas between dollars, and fails at one that is none."""
+    pytest.importorskip("matplotlib")
+    names = [r"cost $\frac{", "a$b$c"]
+    runs = [make_run(tmp_path / name, reports(3)) for name in names]
+    out = tmp_path / "x.svg"
+    assert main(["plot", *runs, "--out", str(out), "--no-group", "--log-x"]) == 0
+    text = re.sub("<!--.*?-->", "", out.read_text(), flags=re.DOTALL)
+    assert all(name in text for name in names)
+    assert "mathdefault" not in text  # the numbers of the axes are formulas, and are drawn so
+
+
+DAMAGED = {
+    "a list": "[1, 2]",
+    "null": "null",
+    "no axes": '{"return_mean": 1.0}',
+    "a text for a number": '{"env_steps": 5, "wall_s": 1.0, "return_mean": "x"}',
+    "a text for the steps": '{"env_steps": "x", "wall_s": 1.0}',
+    "null for the time": '{"env_steps": 5, "wall_s": null}',
+    "an object": '{"env_steps": 5, "wall_s": 1.0, "return_mean": {}}',
+    "deep": "[" * 100_000,
+    "5,000 digits": '{"env_steps": 5, "wall_s": ' + "9" * 5000 + "}",
+    "400 digits": '{"env_steps": 5, "wall_s": ' + "9" * 400 + "}",
+    "zeros": "\0" * 50,
+    "another encoding": "\udcff\udcfe",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_report_is_left_out_and_told(tmp_path, capsys, drawn, line):
+    run = make_run(tmp_path / "run", reports(3))
+    file = tmp_path / "run" / "metrics.jsonl"
+    first, *rest = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([first, line.encode(errors="surrogateescape"), b"\n", *rest]))
+    (curve,) = panels(drawn(run))["return"].lines[:1]
+    assert list(curve.get_ydata()) == [10.0, 20.0]
+    told = capsys.readouterr().err
+    assert "Warning: " in told and "metrics.jsonl: line 2 of 4 left out" in told
+
+
+def test_a_return_near_the_largest_float_is_not_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path / "run", [*reports(3), *reports(1, env_steps=500, return_mean=1e308)])
+    assert main(["plot", run, "--out", str(tmp_path / "x.png")]) == 0
+
+
+def test_a_run_without_reports_is_refused(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["plot", make_run(tmp_path / "a", []), "--out", str(tmp_path / "x.png")]) == 2
+    assert "has not reported yet" in capsys.readouterr().err
+
+
+def test_flags_of_learning_curves_are_refused_for_other_figures(tmp_path, capsys):
+    run = make_run(tmp_path / "a", reports(3))
+    (tmp_path / "a" / "lineage.jsonl").touch()
+    words = ["plot", run, "--out", str(tmp_path / "x.png")]
+    assert main([*words, "--smooth", "0.5"]) == 2
+    assert "--smooth 0.5 is for learning curves" in capsys.readouterr().err
+    assert main([*words, "--smooth", "1"]) == 2
+
+
+def test_without_matplotlib_the_command_that_installs_it_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run = make_run(tmp_path / "a", reports(2))
+    assert main(["plot", run, "--out", str(tmp_path / "x.png")]) == 2
+    assert 'pip install "sampleforge[plot]"' in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""The file of a sweep: what it may say, and the messages for what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.tools.sweep.spec import SweepSpec, read_spec
+
+CONFIG = "config: {env: CartPole-v1, train_for_env_steps: 1e5}\n"
+SEARCH = "search: {learning_rate: {low: 1e-5, high: 1e-2, log: true}}\n"
+
+
+def spec(tmp_path: Path, text: str) -> SweepSpec:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    return read_spec(path)
+
+
+def test_a_trial_has_the_shared_settings_and_the_chosen_ones(tmp_path: Path) -> None:
+    text = """
+algo: appo
+preset: cartpole
+config: {train-for-env-steps: 2e4, model: {core: gru}}
+search:
+  learning-rate: {low: 1e-5, high: 1e-2, log: true}
+  num_epochs: {low: 1, high: 4}
+  model.hidden_sizes: {choices: [[32], [64, 64]]}
+"""
+    read = spec(tmp_path, text)
+    chosen = {"learning_rate": 1e-3, "num_epochs": 2, "model.hidden_sizes": "[64, 64]"}
+    config = read.config(chosen, run_dir="trials/0001", seed=7)
+    assert (config.env, config.train_for_env_steps) == ("CartPole-v1", 20_000)
+    assert (config.learning_rate, config.num_epochs) == (1e-3, 2)
+    assert config.model.hidden_sizes == (64, 64) and config.model.core == "gru"
+    assert (config.run_dir, config.seed) == ("trials/0001", 7)
+    assert read.is_whole("num_epochs") and not read.is_whole("learning_rate")
+    assert read.num_trials == 20
+
+
+def test_a_grid_has_all_combinations(tmp_path: Path) -> None:
+    text = f"""
+algo: appo
+sampler: grid
+{CONFIG}
+search:
+  num_epochs: {{low: 1, high: 4}}
+  gamma: {{low: 0.9, high: 0.98, step: 0.04}}
+  exploration: {{choices: [entropy, symmetric_kl]}}
+"""
+    read = spec(tmp_path, text)
+    assert read.grid("num_epochs") == [1, 2, 3, 4]
+    assert read.grid("gamma") == pytest.approx([0.9, 0.94, 0.98])
+    assert read.num_trials == 4 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"algo: appo\ntrails: 3\n{CONFIG}{SEARCH}", "'trails'. Did you mean trials?"),
+        (f"algo: apo\n{CONFIG}{SEARCH}", "did you mean appo?"),
+        (f"{CONFIG}{SEARCH}", "algo: (missing)"),
+        (f"algo: appo\n{CONFIG}", "there is no setting to search"),
+        (f"algo: appo\n{CONFIG}search: {{learning_rat: {{low: 1, high: 2}}}}", "learning_rate?"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{lo: 1, high: 2}}}}", "Did you mean low?"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 0.9}}}}", "low and high"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 0.9, high: 0.8}}}}", "low and high"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: 0.9}}", "key: value lines"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{choices: []}}}}", "one at least"),
+        (f"algo: appo\n{CONFIG}search: {{exploration: {{low: 1, high: 2}}}}", "give it choices"),
+        (f"algo: appo\n{CONFIG}search: {{gamma: {{low: 2, high: 3}}}}", "--gamma"),
+        (f"algo: appo\n{CONFIG}search: {{run_dir: {{choices: [a]}}}}", "move it to config"),
+        (f"algo: appo\n{CONFIG}search: {{env: {{choices: [a]}}}}", "move it to config"),
+        (
+            f"algo: appo\nconfig: {{env: X, gama: 1, train_for_seconds: 5}}\n{SEARCH}",
+            "Did you mean gamma?",
+        ),
+        (f"algo: appo\nconfig: {{env: CartPole-v1}}\n{SEARCH}", "train_for_env_steps"),
+        (f"algo: appo\nconfig: {{train_for_seconds: 5}}\n{SEARCH}", "there is no env"),
+        (
+            f"algo: appo\nconfig: {{env: X, learning_rate: 1, train_for_seconds: 5}}\n{SEARCH}",
+            "both in config and in search",
+        ),
+        (f"algo: appo\nsampler: grid\n{CONFIG}{SEARCH}", "a grid needs choices"),
+        (f"algo: appo\npruner: medain\n{CONFIG}{SEARCH}", "median"),
+        (f"algo: appo\ntrials: 0\n{CONFIG}{SEARCH}", "trials"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        spec(tmp_path, text)
+    assert message in str(refused.value)
+
+
+def test_values_outside_of_the_ranges_are_not_allowed(tmp_path: Path) -> None:
+    search = "search: {gamma: {low: 0.9, high: 0.99}, exploration: {choices: [entropy]}}"
+    read = spec(tmp_path, f"algo: appo\n{CONFIG}{search}")
+    assert read.allows("gamma", 0.95) and read.allows("exploration", "entropy")
+    for name, value in (("gamma", 0.5), ("gamma", "0.95"), ("exploration", "x"), ("env", "a:b")):
+        assert not read.allows(name, value)

@@ -1,0 +1,277 @@
+"""A sweep: its trials end as they should, and it goes on after its launcher was killed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.tools.jobs.jobs import Work
+from sampleforge.tools.jobs.training_job import (
+    Outcome,
+    TrainingJob,
+    is_asked_to_stop,
+    write_outcome,
+)
+from sampleforge.tools.plots.sweep import draw_sweep, scale_of
+from sampleforge.tools.sweep.spec import read_spec
+from sampleforge.tools.sweep.sweep import Sweep, SweepFailed, picture
+from tests.support.jobs import JobsAtOnce
+from tests.support.processes import RunCli
+
+SPEC = """
+algo: appo
+trials: 6
+pruning_points: 10
+config: {env: CartPole-v1, train_for_env_steps: 1000}
+search: {gamma: {low: 0.5, high: 0.99}, exploration: {choices: [entropy, symmetric_kl]}}
+"""
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class FakeTraining:
+    """Reports ten times, in which the return grows towards 100 gamma, until it is asked to stop."""
+
+    config: Any
+
+    def __call__(self) -> None:
+        folder = Path(self.config.run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "metrics.jsonl").open("a") as file:
+            for step in range(1, STEPS + 1):
+                value = 100.0 * self.config.gamma * step / STEPS
+                report = {"env_steps": 100 * step, "wall_s": 1.0, "return_mean": value}
+                file.write(json.dumps(report) + "\n")
+        write_outcome(folder, Outcome("finished"))
+
+
+class FakeJobs(JobsAtOnce):
+    def start(self, works: Any) -> None:
+        super().start({name: self.work(work) for name, work in works.items()})
+
+    def work(self, work: Work) -> Work:
+        assert isinstance(work, TrainingJob)
+        return FakeTraining(work.config)
+
+
+def new_sweep(tmp_path: Path, jobs: JobsAtOnce, text: str = SPEC) -> Sweep:
+    (tmp_path / "spec.yaml").write_text(text)
+    folder = tmp_path / "sweep"
+    folder.mkdir(exist_ok=True)
+    return Sweep(read_spec(tmp_path / "spec.yaml"), folder, jobs)
+
+
+def run(sweep: Sweep, steps: int = 100) -> dict[str, Any]:
+    for _ in range(steps):
+        if sweep.done:
+            break
+        sweep.step()
+    return sweep.summary()
+
+
+def test_the_best_trial_is_found_and_written_down(tmp_path: Path) -> None:
+    sweep = new_sweep(tmp_path, FakeJobs(limit=2))
+    summary = run(sweep)
+    values = [trial.value or 0.0 for trial in sweep.trials()]
+    assert (summary["trials"], summary["complete"], summary["failed"]) == (6, 6, 0)
+    assert summary["best"]["value"] == max(values)
+    assert summary["best"]["value"] == pytest.approx(100 * summary["best"]["params"]["gamma"])
+    assert json.loads((tmp_path / "sweep" / "results.json").read_text()) == summary
+    config = [(t.params["gamma"], t.params["exploration"]) for t in sweep.trials()]
+    assert len(set(config)) == 6
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
+def test_a_resumed_sweep_keeps_its_trials_and_draws_new_values(
+    tmp_path: Path, sampler: str
+) -> None:
+    text = f"{SPEC}sampler: {sampler}\n"
+    if sampler == "grid":
+        text = text.replace("high: 0.99}", "high: 0.7, step: 0.1}")
+    first = new_sweep(tmp_path, FakeJobs(), text)
+    for _ in range(4):
+        first.step()
+    before = [(t.number, t.value, t.params) for t in first.trials() if t.state == "complete"]
+    assert before
+    second = new_sweep(tmp_path, FakeJobs(), text)
+    summary = run(second)
+    after = [(t.number, t.value, t.params) for t in second.trials()]
+    assert after[: len(before)] == before and summary["complete"] == 6
+    gammas = {(t.params["gamma"], t.params["exploration"]) for t in second.trials()}
+    assert len(gammas) == 6
+
+
+def test_trials_that_had_begun_are_taken_over(tmp_path: Path) -> None:
+    first = new_sweep(tmp_path, FakeJobs(killed=["0001"]))
+    first.step()
+    first.step()  # the job of trial 1 is killed, and so is the launcher
+    jobs = FakeJobs()
+    second = new_sweep(tmp_path, jobs)
+    run(second)
+    assert jobs.started[0] == "0001"
+    assert [trial.state for trial in second.trials()] == ["complete"] * 6
+
+
+def test_killed_jobs_start_again_a_few_times(tmp_path: Path) -> None:
+    jobs = FakeJobs(killed=["0000"] * 3 + ["0001"] * 4)
+    sweep = new_sweep(tmp_path, jobs)
+    run(sweep)
+    assert jobs.started.count("0000") == 4 and jobs.started.count("0001") == 4
+    states = [trial.state for trial in sweep.trials()]
+    assert states == ["complete", "failed", *["complete"] * 4]
+    assert sweep.error is not None and "killed 4 times" in sweep.error
+
+
+def test_trials_that_are_worse_than_the_median_are_pruned(tmp_path: Path) -> None:
+    sweep = new_sweep(
+        tmp_path, FakeJobs(), SPEC.replace("trials: 6", "trials: 15") + "pruner: median\n"
+    )
+    run(sweep)
+    trials = sweep.trials()
+    pruned = [trial for trial in trials if trial.state == "pruned"]
+    assert pruned and all(trial.state in ("complete", "pruned") for trial in trials)
+    assert trials[0].state == "complete"
+    for trial in pruned:
+        assert is_asked_to_stop(tmp_path / "sweep" / "trials" / f"{trial.number:04d}")
+    best = sweep.summary()["best"]
+    assert best["value"] == max(t.value or 0.0 for t in trials if t.state == "complete")
+
+
+def test_hyperband_stops_trials_early_and_never_the_best(tmp_path: Path) -> None:
+    """Return grows with gamma at every point, so a trial with the highest gamma of all so far is
+    better than those before, and is not pruned."""
+    text = SPEC.replace("trials: 6", "trials: 40") + "pruner: hyperband\nsampler: random\n"
+    sweep = new_sweep(tmp_path, FakeJobs(), text)
+    run(sweep)
+    trials = sweep.trials()
+    pruned = [trial for trial in trials if trial.state == "pruned"]
+    assert len(pruned) >= 10 and all(trial.state in ("complete", "pruned") for trial in trials)
+    record = 0.0
+    for trial in trials:
+        assert trial.state == "complete" or trial.params["gamma"] < record
+        record = max(record, trial.params["gamma"])
+    for trial in pruned:
+        assert is_asked_to_stop(tmp_path / "sweep" / "trials" / f"{trial.number:04d}")
+    best = sweep.summary()["best"]
+    assert best["params"]["gamma"] == max(trial.params["gamma"] for trial in trials)
+
+
+@dataclass(frozen=True)
+class Failing:
+    folder: Path
+
+    def __call__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_outcome(self.folder, Outcome("failed", "Traceback ...\nValueError: no such thing"))
+
+
+class FailingJobs(FakeJobs):
+    def work(self, work: Work) -> Work:
+        assert isinstance(work, TrainingJob)
+        return Failing(Path(str(work.config.run_dir)))
+
+
+def test_a_sweep_ends_if_its_first_trials_all_fail(tmp_path: Path) -> None:
+    with pytest.raises(SweepFailed, match=r"first 3 trials have all failed; trial 0002: Traceback"):
+        run(new_sweep(tmp_path, FailingJobs()))
+
+
+def test_a_metric_that_no_report_has_is_named(tmp_path: Path) -> None:
+    sweep = new_sweep(tmp_path, FakeJobs(), SPEC + "metric: retrun_mean\n")
+    with pytest.raises(SweepFailed, match="no report of the run has retrun_mean; did you mean ret"):
+        run(sweep)
+
+
+def test_another_specification_is_refused_but_more_trials_are_not(tmp_path: Path) -> None:
+    new_sweep(tmp_path, FakeJobs())
+    assert new_sweep(tmp_path, FakeJobs(), SPEC.replace("trials: 6", "trials: 8"))
+    with pytest.raises(ConfigError, match=r"search.gamma.high: 0.99 -> 0.9"):
+        new_sweep(tmp_path, FakeJobs(), SPEC.replace("high: 0.99", "high: 0.9"))
+
+
+def test_a_storage_cannot_add_settings_or_values_to_a_trial(tmp_path: Path) -> None:
+    """The folder may come from an unknown source, and ``env`` names code."""
+    import optuna
+
+    first = new_sweep(tmp_path, FakeJobs())
+    choices = optuna.distributions.CategoricalDistribution(["evil:make"])
+    first.study.ask({"env": choices})
+    jobs = FakeJobs()
+    second = new_sweep(tmp_path, jobs)
+    assert [trial.state for trial in second.trials()] == ["failed"]
+    second.step()
+    assert jobs.started == ["0001"]
+
+
+def test_a_storage_with_other_ranges_is_refused(tmp_path: Path) -> None:
+    import optuna
+
+    first = new_sweep(tmp_path, FakeJobs())
+    first.study.ask({"gamma": optuna.distributions.CategoricalDistribution(["high"])})
+    with pytest.raises(ConfigError, match=r"study\.db is of another sweep"):
+        new_sweep(tmp_path, FakeJobs()).step()
+
+
+def test_a_storage_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    new_sweep(tmp_path, FakeJobs())
+    (tmp_path / "sweep" / "study.db").write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigError, match=r"study\.db cannot be read"):
+        new_sweep(tmp_path, FakeJobs())
+
+
+def test_the_picture_shows_every_trial(tmp_path: Path) -> None:
+    sweep = new_sweep(tmp_path, FakeJobs())
+    with pytest.raises(ConfigError, match="no trial has ended"):
+        picture(tmp_path / "sweep")
+    run(sweep)
+    shown = picture(tmp_path / "sweep")
+    assert len(shown.trials) == 6 and shown.best is not None
+    assert max(shown.importance, key=lambda name: shown.importance[name]) == "gamma"
+    draw_sweep(shown, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").stat().st_size > 10_000
+
+
+def test_axes_have_texts_in_order_and_numbers_in_proportion() -> None:
+    assert scale_of(["b", "a", "c"], log=False).position == {"a": 0.0, "b": 0.5, "c": 1.0}
+    assert scale_of([1.0, 2.0, 5.0], log=False).position == {1.0: 0.0, 2.0: 0.25, 5.0: 1.0}
+    log = scale_of([1e-4, 1e-3, 1e-2], log=True).position
+    assert log[1e-3] == pytest.approx(0.5)
+    assert scale_of([3], log=False).position == {3: 0.5}
+    assert scale_of([True, None], log=False).position.keys() == {True, None}
+
+
+@pytest.mark.multiprocess(timeout=240)
+def test_the_command_searches_and_resumes(run_cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(
+        """
+algo: appo
+trials: 1
+sampler: random
+config:
+  env: CartPole-v1
+  train_for_env_steps: 3000
+  num_workers: 1
+  num_envs_per_worker: 8
+  report_interval: 0.2
+search: {learning_rate: {low: 1e-4, high: 1e-2, log: true}}
+"""
+    )
+    command = ["sweep", "sweep.yaml", "--folder", "s", "--jobs", "1"]
+    done = run_cli(*command, timeout=100)
+    assert done.returncode == 0, done.stderr + done.stdout
+    first = json.loads(done.stdout.splitlines()[-1])
+    assert first["complete"] == 1 and first["best"]["value"] > 0
+    summary = json.loads((tmp_path / "s" / first["best"]["run_dir"] / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["env_steps"] >= 3000
+    text = (tmp_path / "sweep.yaml").read_text().replace("trials: 1", "trials: 2")
+    (tmp_path / "sweep.yaml").write_text(text)
+    again = run_cli(*command, timeout=100)
+    second = json.loads(again.stdout.splitlines()[-1])
+    assert second["complete"] == 2
+    drawn = run_cli("plot", "s", "--out", "s.png")
+    assert drawn.returncode == 0 and (tmp_path / "s.png").stat().st_size > 10_000
