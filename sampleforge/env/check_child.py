@@ -31,6 +31,7 @@ from sampleforge.env.gymnasium_vector import GymnasiumVector
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.single import SyncVector
 from sampleforge.env.starting import tell_of_row
+from sampleforge.env.time_limits import shorter_limit
 from sampleforge.env.vector import EnvVector
 from sampleforge.runtime.growth import growth_of
 from sampleforge.runtime.machine import memory_available
@@ -108,6 +109,7 @@ class Examination:
         self._give(verdicts.masks(played), verdicts.autoreset(kind))
         self._give(verdicts.determinism(repeated, difference, played))
         self._give(verdicts.rewards(played), verdicts.episodes(spec, played))
+        self._give(verdicts.time_limit(shorter_limit(self._config, spec)))
         self._give(verdicts.step_time(played, self._config.env_timeout))
         row_bytes = None
         if played.steps.count and not played.failure:

@@ -391,6 +391,15 @@ def episodes(spec: EnvSpec, played: Played) -> Finding:
     return Finding("ok", "episodes", text, values=values)
 
 
+def time_limit(shorter: str | None) -> Finding | None:
+    """Tell that the environment's own time limit is ``shorter`` than the flag's, in words; None if
+    it is not."""
+    if shorter is None:
+        return None
+    text, _, remedy = shorter.rpartition("; ")
+    return Finding("warning", "episodes", text, remedy)
+
+
 def step_time(played: Played, env_timeout: float) -> Finding:
     """Judge the times of steps and resets of one row."""
     steps, resets = played.steps, played.resets

@@ -14,6 +14,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
 from sampleforge.env.interface import checked_reset, refuse_step
 from sampleforge.env.tasks import RowTasks, task_setter
+from sampleforge.env.time_limits import own_limit_of_rows
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.spec import (
     ACTION,
@@ -62,6 +63,8 @@ class GymnasiumVector(EnvVector):
         asynchronous: bool = False,
     ) -> None:
         self._mode = autoreset_mode(env, config.env)
+        if (own := own_limit_of_rows(env)) is not None:
+            max_episode_steps = min(own, max_episode_steps or own)
         space, action_space = env.single_observation_space, env.single_action_space
         spec = env_spec(
             config.env,

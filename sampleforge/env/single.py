@@ -12,7 +12,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import TimeLimit
 
 from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ObservationAdapter, env_spec
@@ -22,6 +21,7 @@ from sampleforge.env.interface import checked_reset, first_reset, refuse_step, s
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
 from sampleforge.env.tasks import RowTasks, task_setter
+from sampleforge.env.time_limits import own_limit
 from sampleforge.env.vector import Array, EnvVector, StepOut
 from sampleforge.shared.events import send
 from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces
@@ -94,7 +94,7 @@ class SyncVector(EnvVector):
         masked = ACTION_MASK in self._first[0][1]
         registered = env.spec.max_episode_steps if env.spec is not None else None
         limit = config.max_episode_steps or max_episode_steps or registered
-        if (own := _own_limit(env)) is not None:  # it ends episodes, whatever the flag allows
+        if (own := own_limit(env)) is not None:  # it ends episodes, whatever the flag allows
             limit = min(own, limit or own)
         spec = env_spec(
             config.env,
@@ -288,16 +288,6 @@ class SyncVector(EnvVector):
         with ExitStack() as stack:
             for env in reversed(envs):
                 stack.callback(env.close)
-
-
-def _own_limit(env: gym.Env[Any, Any]) -> int | None:
-    """Return the shortest time limit among the wrappers of an environment; None if it has none."""
-    limits = []
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, TimeLimit):
-            limits.append(int(env._max_episode_steps))
-        env = env.env
-    return min(limits, default=None)
 
 
 def offered_shaping(env: gym.Env[Any, Any], env_id: str) -> dict[str, float]:

@@ -11,16 +11,20 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from sampleforge.algos.windows import MakeWindows
 from sampleforge.config import ConfigError
+from sampleforge.env import check_verdicts as verdicts
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
+from sampleforge.env.time_limits import shorter_limit
 from sampleforge.env.vector import EnvVector
 from tests.support.apex_graphs import apex_config
 from tests.support.env_vectors import play, rollout
 from tests.support.envs import CodeEnv, code_reward, episode_length
+from tests.support.processes import RunCli
 
 ROWS, STEPS, LONGEST, LIMIT = 5, 60, 9, 4
 
@@ -175,3 +179,45 @@ def test_a_factorys_own_limit_holds_under_a_larger_flag(asked: int | None, limit
     vector = make_vector(config, 2, [0, 1])
     assert vector.spec.max_episode_steps == limit
     assert max(lengths_of(vector, 30)) == limit
+
+
+def limited(length: int = 60) -> gym.Env[Any, Any]:
+    return TimeLimit(CodeEnv(length=1000), length)
+
+
+def limited_rows(num_envs: int) -> SyncVectorEnv:
+    return SyncVectorEnv([limited] * num_envs)
+
+
+@pytest.mark.parametrize("name", ["limited", "limited_rows"])
+def test_a_flag_above_the_environments_own_time_limit_is_told(name: str) -> None:
+    config = EnvConfig(f"{__name__}:{name}", max_episode_steps=100)
+    vector = make_vector(config, 2, [0, 1])
+    assert vector.spec.max_episode_steps == 60
+    told = shorter_limit(config, vector.spec)
+    assert told is not None and told.startswith("--max-episode-steps 100 has no effect")
+    assert "60 steps, which holds" in told
+    finding = verdicts.time_limit(told)
+    assert finding is not None and (finding.verdict, finding.name) == ("warning", "episodes")
+    vector.close()
+
+
+@pytest.mark.parametrize("name", ["limited", "limited_rows"])
+def test_a_flag_below_it_holds(name: str) -> None:
+    config = EnvConfig(f"{__name__}:{name}", max_episode_steps=50)
+    vector = make_vector(config, 2, [0, 1])
+    assert vector.spec.max_episode_steps == 50 and shorter_limit(config, vector.spec) is None
+    vector.close()
+    unlimited = make_vector(EnvConfig(f"{__name__}:{name}"), 2, [0, 1])
+    assert unlimited.spec.max_episode_steps == 60
+    unlimited.close()
+
+
+@pytest.mark.multiprocess
+def test_the_start_warns_of_it(run_cli: RunCli) -> None:
+    done = run_cli(
+        *f"train appo --serial --env {__name__}:limited --max-episode-steps 100".split(),
+        *["--train-for-env-steps", "100", "--run-dir", "run"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--max-episode-steps 100 has no effect" in done.stdout + done.stderr

@@ -92,10 +92,11 @@ def opening(
     resumed: int | None,
 ) -> list[tuple[str, Level]]:
     """Return the messages before training starts, each with its level: the plan, its reason, how
-    each observation leaf is encoded, the shared memory if it is much, a warning of bf16 that is
-    emulated, and the wiring, which is shown on the screen only with --debug (log.txt always has
-    it).
+    each observation leaf is encoded, a time limit that has no effect, the shared memory if it is
+    much, a warning of bf16 that is emulated, and the wiring, which is shown on the screen only with
+    --debug (log.txt always has it).
     ``resumed``: env steps of the checkpoint that the run resumes from, or None."""
+    from sampleforge.env.time_limits import shorter_limit
     from sampleforge.runtime.machine import has_bf16
 
     messages: list[tuple[str, Level]] = [
@@ -104,6 +105,8 @@ def opening(
     ]
     encoded = lines(spec, config.model.encodings, config.model.encoder)
     messages += [(f"Observation {line}", "info") for line in encoded]
+    shorter = shorter_limit(config, spec)
+    messages += [(shorter, "warning")] if shorter else []
     memory = memory_line(config, plan)
     messages += [(memory, "info")] if memory else []
     if plan.precision == "bf16" and not has_bf16(plan.device):
