@@ -48,6 +48,8 @@ class ArrowEpisodes:
         for name in names:
             own_file(folder, name)
         files = [str(folder / name) for name in names if name != fields.METADATA_FILE]
+        if not files:
+            raise ValueError("it has no arrays")
         rows = pyarrow.dataset.dataset(files, format=self._storage.FORMAT).count_rows()
         if rows > self._most_steps + 1:
             raise ValueError(

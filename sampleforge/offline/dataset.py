@@ -46,6 +46,12 @@ _UNREADABLE = (
 _MINARI_ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v\d+")
 
 
+class EpisodeUnreadable(ConfigError):
+    """An episode of a dataset cannot be read, which is found out when a run reads it."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True)
 class Episode:
     """An episode, or a part of one, of T steps, in the form of the slots.
@@ -140,7 +146,7 @@ class OfflineDataset:
 
     def episodes(self, indices: Iterable[int] | None = None) -> Iterator[Episode]:
         """Yield the episodes ``indices`` (0 to `num_episodes` - 1; None: all of them, in the order
-        in which they were written). Raises ConfigError for one that cannot be read."""
+        in which they were written). Raises EpisodeUnreadable for one that cannot be read."""
         chosen = range(self.num_episodes) if indices is None else [int(i) for i in indices]
         stored, steps = self._stored.read(chosen), 0
         for index in chosen:
@@ -150,7 +156,7 @@ class OfflineDataset:
                 if steps > self.num_steps:
                     raise ValueError(f"the episodes have more than total_steps {self.num_steps:,}")
             except _UNREADABLE as error:
-                raise ConfigError(
+                raise EpisodeUnreadable(
                     f"{self.source}: episode {index} cannot be read: {_why(error)}"
                 ) from error
             yield read

@@ -91,8 +91,11 @@ def check_folder(folder: Path, spec: EnvSpec) -> None:
     try:
         for part in _parts(data):
             own_file(data, part)
-    except ValueError as error:
-        raise ConfigError(f"{folder}: {error}") from error
+        _totals(data)
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+        raise ConfigError(f"{folder} cannot be recorded into: {error}; give another folder") from (
+            error
+        )
     if spec_to_plain(found) != spec_to_plain(spec):
         raise ConfigError(
             f"{folder} holds a dataset of {found.env_id} with other spaces or settings than "
@@ -112,6 +115,20 @@ def stored_dropped(folder: Path) -> fields.Dropped:
 def _parts(data: Path) -> list[str]:
     """Return the names of the closed segments, in their order."""
     return sorted(each.name for each in data.iterdir() if _PART.fullmatch(each.name))
+
+
+def _totals(data: Path) -> tuple[int, int]:
+    """Return the numbers of episodes and env steps in the files, of which the metadata may not
+    count the last ones yet. Raises ValueError, KeyError, TypeError, OSError or RuntimeError for
+    files that are not as they must be."""
+    path, episodes, steps = data / fields.METADATA_FILE, 0, 0
+    if path.exists():
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        episodes, steps = int(metadata["total_episodes"]), int(metadata["total_steps"])
+    with Hdf5Files(data) as files:
+        for number in range(episodes, len(files)):
+            steps += int(files.episode(number).attrs["total_steps"])
+        return len(files), steps
 
 
 class DatasetWriter:
@@ -221,20 +238,8 @@ class DatasetWriter:
             assert match is not None
             self._next_part = int(match[1]) + 1
             self._link_missing(self._data / parts[-1])
-        episodes, self._total_steps = self._stored_totals()
-        with Hdf5Files(self._data) as files:
-            self._total_episodes = len(files)
-            for number in range(episodes, len(files)):  # the metadata do not count them yet
-                self._total_steps += int(files.episode(number).attrs["total_steps"])
+        self._total_episodes, self._total_steps = _totals(self._data)
         self._write_metadata()
-
-    def _stored_totals(self) -> tuple[int, int]:
-        """Return the numbers of episodes and env steps that the metadata count so far."""
-        path = self._data / fields.METADATA_FILE
-        if not path.exists():
-            return 0, 0
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        return int(metadata["total_episodes"]), int(metadata["total_steps"])
 
     def _link_missing(self, part: Path) -> None:
         import h5py

@@ -67,7 +67,7 @@ class WorkerProcess:
         theirs.close()
         self._requests = 0
         self._answers: dict[int, Any] = {}
-        self._traceback: str | None = None
+        self._why: str | None = None
         self._hung_up = self._ended = False
 
     @property
@@ -90,7 +90,7 @@ class WorkerProcess:
     def is_over(self) -> bool:
         """Whether the process has ended, or is about to end with a traceback, as of the last
         `look`."""
-        return self._ended or self._hung_up or self._traceback is not None
+        return self._ended or self._hung_up or self._why is not None
 
     def look(self) -> None:
         """Take what the process has sent, and whether it has ended."""
@@ -124,7 +124,7 @@ class WorkerProcess:
             while not self._hung_up and self._channel.poll():
                 number, message = self._channel.recv()
                 if number == FAILED:
-                    self._traceback = message
+                    self._why = message
                 else:
                     self._answers[number] = message
         except (EOFError, OSError):
@@ -134,8 +134,8 @@ class WorkerProcess:
         """Return why the life has ended."""
         self._read()
         name = self.node.name
-        if self._traceback is not None:
-            return f"{name} failed; its traceback:\n\n{self._traceback.rstrip()}"
+        if self._why is not None:
+            return f"{name} failed: {self._why}"
         if not self._hung_up:
             return f"the fork server has died, so that the end of {name} would not be noticed"
         wake_fork_server()  # which alone knows how the process has ended

@@ -21,6 +21,7 @@ from sampleforge.runtime.config import RunConfig
 from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.workers.config import (
     EvaluatorConfig,
+    LearnerProcessConfig,
     LearnersConfig,
     PoliciesConfig,
     RanksConfig,
@@ -180,6 +181,7 @@ class DdppoConfig(
 class MarwilConfig(
     InputConfig,
     ImitationConfig,
+    LearnerProcessConfig,
     EvaluatorConfig,
     WorkersConfig,
     RunConfig,

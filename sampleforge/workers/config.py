@@ -1,6 +1,6 @@
-"""The configuration of worker processes (WorkersConfig), sampling (SamplerConfig), several learners
-(LearnersConfig), several policies (PoliciesConfig), ranks (RanksConfig) and evaluation
-(EvaluatorConfig)."""
+"""The configuration of worker processes (WorkersConfig), sampling (SamplerConfig), a learner's
+process (LearnerProcessConfig), several of them (LearnersConfig), several policies (PoliciesConfig),
+ranks (RanksConfig) and evaluation (EvaluatorConfig)."""
 
 from __future__ import annotations
 
@@ -48,17 +48,25 @@ class RanksConfig(Checked):
 
 
 @dataclass(frozen=True)
-class LearnersConfig(Checked):
+class LearnerProcessConfig(Checked):
+    learner_timeout: float = ANSWER_TIMEOUT
+    """Seconds after which a learner that other learners, or the driver's request, wait for counts
+    as lost, and is replaced; it answers between two updates. A learner that has died is noticed at
+    once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "learner_timeout", low=0, above=True)
+
+
+@dataclass(frozen=True)
+class LearnersConfig(LearnerProcessConfig):
     num_learners: int = 1
     """Learner processes of the policy: each has an equal share of every batch, and gradients are
     averaged, so that they take the steps of a single learner."""
     learner_devices: tuple[str, ...] = ()
     """Device of each learner, such as cuda:0 cuda:1 (default: --device; with several GPUs and
     learners these take turns)."""
-    learner_timeout: float = ANSWER_TIMEOUT
-    """Seconds after which a learner that the other learners, or the driver's request, wait for
-    counts as lost, and is replaced; it answers between two updates. A learner that has died is
-    noticed at once."""
     cuda_graphs: bool = False
     """Launch the gradient steps of an update as one CUDA graph instead of operation by operation:
     for one learner on a GPU whose batches all have one size, without a recurrent core."""
@@ -66,7 +74,6 @@ class LearnersConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "num_learners", low=1)
-        check_range(self, "learner_timeout", low=0, above=True)
         devices, learners = self.learner_devices, self.num_learners
         if self.cuda_graphs and learners > 1:
             raise ConfigError(
@@ -88,11 +95,11 @@ def answer_timeout(config: object) -> float:
     """Return the seconds within which the learner or rank that answers the driver must do so.
 
     One of several may have to wait for others, which count as lost earlier."""
-    if not isinstance(config, LearnersConfig):
+    if not isinstance(config, LearnerProcessConfig):
         return ANSWER_TIMEOUT
-    if config.num_learners == 1:
-        return config.learner_timeout
-    return max(ANSWER_TIMEOUT, 2 * config.learner_timeout)
+    if isinstance(config, LearnersConfig) and config.num_learners > 1:
+        return max(ANSWER_TIMEOUT, 2 * config.learner_timeout)
+    return config.learner_timeout
 
 
 @dataclass(frozen=True)

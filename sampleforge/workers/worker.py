@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sampleforge.config import ConfigError
 from sampleforge.env.env_code import as_error, begin_process
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.runtime.machine import CACHE
@@ -153,15 +154,15 @@ class WorkerEnd:
             number, kind, payload = self._connection.recv()
             self._connection.send((number, worker.handle(kind, payload)))
 
-    def fail(self, traceback: str) -> None:
-        """Send the traceback with which this life ends to the driver; only the first is sent."""
+    def fail(self, why: str) -> None:
+        """Send what this life ends with to the driver; only the first is sent."""
         if not self._connection.closed:
-            self._connection.send((FAILED, traceback))
+            self._connection.send((FAILED, why))
             self._connection.close()
 
 
 FAILED = -1
-"""Sent in the place of a request's number: the payload is the traceback that ended the worker."""
+"""Sent in the place of a request's number: the payload is why the worker has ended, in words."""
 
 
 def run_worker(
@@ -173,8 +174,8 @@ def run_worker(
     events: EventSender,
     life: int,
 ) -> None:
-    """Run a worker in a child process; this is its main function. The traceback of an exception is
-    sent to the driver through ``channel``, log lines through ``events``."""
+    """Run a worker in a child process; this is its main function. What it fails with is sent to the
+    driver through ``channel``, log lines through ``events``."""
     become_worker(worker.name, cores=placement.cores, niceness=placement.niceness)
     # Torch's compiled code is shared by the run's workers, and removed when the run ends.
     os.environ.setdefault(CACHE, str(context.scratch / "compiled"))
@@ -185,8 +186,8 @@ def run_worker(
     try:
         with scratch_directory(context.scratch):
             run(worker, stop, channel, life)
-    except BaseException:
-        channel.fail(traceback.format_exc())  # if `run` has not
+    except BaseException as error:
+        channel.fail(_told(error))  # if `run` has not
         # Not a regular exit of the interpreter: other threads may hang on what is broken.
         sys.stderr.flush()
         os._exit(1)
@@ -207,11 +208,19 @@ def run(worker: Worker, stop: StopFlag, channel: WorkerEnd, life: int) -> None:
             if not worker.step():
                 worker.wait(IDLE_WAIT)
                 channel.check_next_time()
-    except BaseException:
-        channel.fail(traceback.format_exc())
+    except BaseException as error:
+        channel.fail(_told(error))
         raise
     finally:
         close(worker)
+
+
+def _told(error: BaseException) -> str:
+    """Return what the user is told of the error that ends a worker: its traceback; of a
+    ConfigError its message, which says all that the user can do about it."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    return f"its traceback:\n\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 
 def close(worker: Worker) -> None:

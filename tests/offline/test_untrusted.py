@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -13,11 +14,16 @@ import h5py
 import numpy as np
 import pytest
 
+from sampleforge.api import load_policy
+from sampleforge.cli import main
 from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
 from sampleforge.offline.dataset import open_dataset
 from sampleforge.offline.writer import check_folder
+from tests.support.graphs import spec_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.recorded_spec import SPEC
+from tests.support.serial_runs import run_serially
 
 
 @pytest.fixture
@@ -211,6 +217,69 @@ def test_files_that_are_none_are_refused(kind: str, name: str, data: Path) -> No
         open_dataset(data)
     with pytest.raises(ConfigError, match=refused):
         check_folder(data, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (circle, "episode_1 is a link"),
+        (pipe, "part-000000.hdf5 is no regular file"),
+        (lambda file, data: file["episode_1"].attrs.pop("total_steps"), "total_steps"),
+    ],
+)
+def test_a_dataset_whose_last_episodes_cannot_be_counted_is_not_recorded_into(
+    change: Change, why: str, data: Path
+) -> None:
+    """A writer that was killed may have left episodes that the metadata do not count."""
+    change_metadata(data, total_episodes=1, total_steps=5)
+    check_folder(data, SPEC)
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        change(file, data)
+    with pytest.raises(ConfigError, match=f"cannot be recorded into: .*{why}"):
+        check_folder(data, SPEC)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize("algorithm", ["marwil", "apex"])
+def test_a_run_that_reads_a_bad_episode_ends_with_a_sentence(
+    algorithm: str, serial: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, in every process; no traceback."""
+    spec = spec_of(EnvConfig(env="CartPole-v1"))
+    obs = {"obs": np.zeros((6, 4), np.float32)}
+    given = recorded([5] * 100, spec.actions)
+    data = write_dataset(
+        tmp_path / "set", spec, [dataclasses.replace(each, observations=obs) for each in given]
+    )
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        replace("rewards", endless)(file, data)
+    flags = ["--env", "CartPole-v1", "--input", str(data), "--run-dir", str(tmp_path / "run")]
+    flags += ["--quiet", "--train-for-seconds", "60", *(["--serial"] if serial else [])]
+    if algorithm == "apex":
+        flags += ["--shuffle-buffer", "50", "--num-workers", "1", "--num-envs-per-worker", "4"]
+    assert main(["train", algorithm, *flags]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "episode 1 cannot be read: rewards declares the shape [100000000000]" in said
+
+
+def test_an_estimate_that_reads_a_bad_episode_ends_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run_serially(run, 1, train_for_env_steps=200)
+    spec = load_policy(run).spec
+    obs = {"obs": np.zeros((6, 4), np.float32)}
+    given = recorded([5] * 3, spec.actions)
+    data = write_dataset(
+        tmp_path / "set", spec, [dataclasses.replace(each, observations=obs) for each in given]
+    )
+    with h5py.File(data / "data" / "main_data.hdf5", "a") as file:
+        replace("rewards", external_storage)(file, data)
+    assert main(["estimate", str(run), str(data)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("sampleforge: error: ") and "rewards is stored in another file" in said
 
 
 def test_a_dataset_whose_segment_leads_out_is_not_recorded_into(data: Path) -> None:

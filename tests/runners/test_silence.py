@@ -110,6 +110,7 @@ def test_a_worker_that_does_not_answer_is_named_ever_more_rarely() -> None:
 
 
 def test_the_learner_timeout_is_that_of_the_only_learner_too() -> None:
+    assert answer_timeout(MarwilConfig(learner_timeout=20.0)) == 20.0
     for config in (AppoConfig, ApexConfig):
         assert answer_timeout(config(learner_timeout=20.0)) == 20.0
         assert answer_timeout(config(learner_timeout=20.0, num_learners=2)) == 300.0
