@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from sampleforge.config import ConfigError
 from sampleforge.env.stacks import with_stacks
+from sampleforge.env.step_values import described
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
@@ -234,16 +235,21 @@ class ObservationAdapter:
     def refuse(self, row: int, name: str, value: Any) -> NoReturn:
         """Raise ConfigError for an observation leaf that does not fit its space."""
         space = self._leaves.get(name, self.space)
-        got = (
-            f"{value.dtype} of shape {value.shape}"
-            if isinstance(value, np.ndarray | np.generic)
-            else f"{type(value).__name__} {value!r:.80}"
-        )
         raise ConfigError(
             f"{self.env_id}, row {row}: observation leaf {name!r} must be {space.dtype} of shape "
-            f"{space.shape}, as its observation_space says, but the environment gave {got}; "
-            "correct the environment's observation_space or what it returns"
+            f"{space.shape}, as its observation_space says, but the environment gave "
+            f"{described(value)}; correct the environment's observation_space or what it returns"
         )
+
+    def check_masks_in(self, row: int, info: Mapping[str, Any]) -> None:
+        """Raise ConfigError for an action mask in an ``info`` if neither the first one, that of row
+        0, had one nor the observations have: nothing would read it."""
+        if ACTION_MASK in info and not self.has_mask:
+            raise ConfigError(
+                f"{self.env_id}, row {row}: info[{ACTION_MASK!r}] must be given at every reset and "
+                "step, but the first reset gave none, so that this one has no effect; give one "
+                "that allows every action where nothing is forbidden"
+            )
 
     def _mask(self, row: int, info: Mapping[str, Any]) -> Array:
         """Return the mask in the info as a flat array; the masks of a Tuple in the order of its
@@ -251,7 +257,10 @@ class ObservationAdapter:
         mask: Any = info.get(ACTION_MASK)
         parts = mask if isinstance(mask, tuple | list) else [mask]
         size = self._mask_size
-        flat: Array = np.concatenate([np.ravel(part) for part in parts] or [np.empty(0)])
+        try:
+            flat: Array = np.concatenate([np.ravel(part) for part in parts] or [np.empty(0)])
+        except ValueError:  # a ragged list
+            flat = np.empty(0)
         if mask is None or flat.shape != (size,):
             raise ConfigError(
                 f"{self.env_id}, row {row}: info[{ACTION_MASK!r}] must have {size} entries, one "
@@ -304,17 +313,16 @@ def fitting(
 ) -> Array | None:
     """Return an observation leaf of ``space`` as an array of ``dtype``; None if it has not the
     ``shape`` or does not fit, as the space's ``contains`` has it. An array of numbers fits a Box if
-    every value of its dtype does. Python's numbers and lists of them have no dtype: they may be
-    rounded to floats. Categories have any type whose values are whole numbers of ``dtype``."""
-    if isinstance(value, np.ndarray | np.generic):
-        plain = False
-    elif isinstance(value, bool | int | float | list | tuple):
-        plain = True
+    every value of its dtype does. Single numbers and lists have no dtype that was chosen: they may
+    be rounded to a Box of floats, and fit one of integers if they are whole numbers of ``dtype``
+    ([1.5, 2] does not). So do categories of any type."""
+    plain = not isinstance(value, np.ndarray)
+    if isinstance(value, bool | int | float | list | tuple):
         try:
             value = np.asarray(value)
         except ValueError:  # a ragged list
             return None
-    else:
+    elif not isinstance(value, np.ndarray | np.generic):
         return None
     if value.shape != shape or value.dtype.kind not in "biuf":
         return None
@@ -322,10 +330,10 @@ def fitting(
         array: Array = value
         return array
     if not np.can_cast(value.dtype, dtype):
-        if isinstance(space, spaces.Box):
-            if not (plain and dtype.kind == "f"):
-                return None
-        else:
+        is_box = isinstance(space, spaces.Box)
+        if is_box and not plain:
+            return None
+        if not (is_box and dtype.kind == "f"):
             with np.errstate(invalid="ignore", over="ignore"):
                 if not np.array_equal(value.astype(dtype), value):
                     return None

@@ -155,7 +155,9 @@ class ParallelRows(MultiAgentRows):
                 stays = stays and not (terminated or truncated)
                 info = infos.get(agent)
                 if info and EPISODE_STATS in info:
-                    send_episode_stats(info[EPISODE_STATS])
+                    send_episode_stats(
+                        info[EPISODE_STATS], self._observations[index].env_id + f", row {row}"
+                    )
             else:  # one that has ended may stay listed
                 stays = stays and not (terminations.get(agent) or truncations.get(agent))
             self.present[index, row] = stays

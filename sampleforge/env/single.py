@@ -20,6 +20,13 @@ from sampleforge.env.env_code import as_error, env_code, making
 from sampleforge.env.interface import checked_reset, first_reset, refuse_step, stage
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.starting import tell_of_row
+from sampleforge.env.step_values import (
+    check_info,
+    numbers_of,
+    result_of,
+    write_flags,
+    write_rewards,
+)
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.time_limits import own_limit
 from sampleforge.env.vector import Array, EnvVector, StepOut
@@ -132,6 +139,7 @@ class SyncVector(EnvVector):
 
     def reset(self, obs: Mapping[str, Array]) -> None:
         for row, (observation, info) in enumerate(self._first):
+            self._observations.check_masks_in(row, info)
             self._observations.write(row, observation, info, obs)
         if self._observations.has_mask:
             self._observations.check_masks(obs[ACTION_MASK], self._ended)
@@ -144,9 +152,9 @@ class SyncVector(EnvVector):
     def _complete(self, out: StepOut) -> None:
         self._steps += 1
         self._step_rows(out.obs)
-        out.reward[:] = self._rewards
-        out.terminated[:] = self._terminated
-        out.truncated[:] = self._truncated
+        write_rewards(out.reward, self._rewards, self.spec.env_id)
+        write_flags(out.terminated, self._terminated, "terminated", self.spec.env_id)
+        write_flags(out.truncated, self._truncated, "truncated", self.spec.env_id)
         if self._limits is not None:
             out.truncated |= self._lengths + 1 >= self._limits
         if self._observations.has_mask:
@@ -171,7 +179,7 @@ class SyncVector(EnvVector):
                         value, rewards[row], terminated[row], truncated[row], info = result
                     except (TypeError, ValueError):
                         refuse_step(result, self.spec.env_id, f"row {row}")
-                    if info:
+                    if info.__class__ is not dict or info:
                         self._take_info(row, info)
             except ConfigError:
                 raise  # another env would give the same
@@ -184,10 +192,14 @@ class SyncVector(EnvVector):
                 adapter.write(row, value, info, obs)
 
     def _take_info(self, row: int, info: Mapping[str, Any]) -> None:
+        where = f"{self.spec.env_id}, row {row}"
+        check_info(info, where)
+        self._observations.check_masks_in(row, info)
         if EPISODE_STATS in info:
-            send_episode_stats(info[EPISODE_STATS])
+            send_episode_stats(info[EPISODE_STATS], where)
         if TRUE_OBJECTIVE in info:
-            self._objectives[row] = float(info[TRUE_OBJECTIVE])
+            what = f"info[{TRUE_OBJECTIVE!r}]"
+            self._objectives[row] = result_of(info[TRUE_OBJECTIVE], what, where)
 
     def set_reward_shaping(self, numbers: Mapping[str, float]) -> None:
         if not self.spec.reward_shaping:
@@ -213,7 +225,9 @@ class SyncVector(EnvVector):
             self._tasks.follow(row, self._envs[row])
         with stage("reset"):
             result = self._envs[row].reset()
-        return checked_reset(result, self.spec.env_id, f"row {row}")
+        value, info = checked_reset(result, self.spec.env_id, f"row {row}")
+        self._observations.check_masks_in(row, info)
+        return value, info
 
     def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
         try:
@@ -253,7 +267,7 @@ class SyncVector(EnvVector):
                 error = again
                 continue
             self._lost.append(row)
-            return first
+            return checked_reset(first, self.spec.env_id, f"row {row}")
         faults.first.add_note(
             f"{self.spec.env_id}, row {row}: the first of {faults.count + 1} errors in a row, "
             f"between which the environment was rebuilt {faults.count} times"
@@ -305,7 +319,7 @@ def offered_shaping(env: gym.Env[Any, Any], env_id: str) -> dict[str, float]:
         ) from error
 
 
-def send_episode_stats(stats: Mapping[str, float]) -> None:
-    """Send the statistics of an episode as an event. Raises TypeError or ValueError if a value is
-    not a number."""
-    send("episode_stats", {str(name): float(value) for name, value in stats.items()})
+def send_episode_stats(stats: Any, where: str) -> None:
+    """Send the statistics of an episode as an event. Raises ConfigError, naming ``where``, if they
+    are not a dict of numbers."""
+    send("episode_stats", numbers_of(stats, EPISODE_STATS, where))

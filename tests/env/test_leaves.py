@@ -85,6 +85,10 @@ def test_leaves_that_would_be_lost_are_refused_by_name(space: Any, words: list[s
         (spaces.Box(-1, 1, (), np.float32), 0.5, 0.5),
         (spaces.Box(-1, 1, (), np.float32), np.float32(0.5), 0.5),
         (spaces.MultiDiscrete([3, 3]), np.array([1, 2], np.int32), [1, 2]),
+        (spaces.Box(-1, 1, (), np.float32), np.float64(0.5), 0.5),
+        (spaces.Box(0, 9, (), np.uint8), np.int64(7), 7),
+        (spaces.Box(0, 9, (2,), np.int64), [3, 4], [3, 4]),
+        (spaces.Box(0, 9, (2,), np.uint8), [3, 4.0], [3, 4]),
     ],
     ids=str,
 )
@@ -100,6 +104,10 @@ def test_what_a_space_contains_is_taken(space: Any, value: Any, expected: Any) -
         (BOX, None, "NoneType None"),
         (BOX, "abc", "str 'abc'"),
         (spaces.Discrete(3), 0.5, "float 0.5"),
+        (spaces.Box(0, 9, (2,), np.int64), [1.5, 2], "list [1.5, 2]"),
+        (spaces.Box(0, 255, (2,), np.uint8), [256, 2], "list [256, 2]"),
+        (spaces.Box(0, 9, (2,), np.uint8), np.array([1, 2]), "int64 of shape (2,)"),
+        (spaces.Box(0, 9, (), np.uint8), np.float64(0.5), "float64 of shape ()"),
         (spaces.MultiBinary(2), np.array([0.5, 1.0]), "float64 of shape (2,)"),
     ],
 )

@@ -1,0 +1,169 @@
+"""Rewards, flags, infos and statistics of a wrong type or shape are refused by name, by every
+adapter; what is a number, or True or False, is taken whatever its type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sampleforge.config import ConfigError
+from sampleforge.env.config import EnvConfig
+from sampleforge.env.random_actions import random_actions
+from sampleforge.env.registry import make_vector
+from sampleforge.env.step_values import number_of
+from sampleforge.env.threaded import ThreadedVector
+from sampleforge.env.vector import EnvVector, StepOut, own_outputs
+from tests.support import wrong_values
+
+FAKES = "tests.support.wrong_values"
+Make = Callable[..., EnvVector]
+STATS, OBJECTIVE, MASK = "episode_extra_stats", "true_objective", "action_mask"
+
+WRONG_REWARDS = [
+    ("1.5", "str '1.5'"),
+    (None, "NoneType None"),
+    (1 + 2j, "complex (1+2j)"),
+    (np.complex64(1), "complex64 "),
+    ({"a": 1.0}, "dict {'a': 1.0}"),
+    ([1.0], "list [1.0]"),
+    ((1.0, 2.0), "tuple (1.0, 2.0)"),
+    (np.ones(1), "float64 of shape (1,)"),
+    (np.ones(2, np.float32), "float32 of shape (2,)"),
+    (np.array("1.5"), "ndarray array('1.5'"),
+]
+WRONG_FLAGS = [
+    (None, "NoneType None"),
+    ("False", "str 'False'"),
+    (2, "int 2"),
+    (0.5, "float 0.5"),
+    ([], "list []"),
+    ([False], "list [False]"),
+    (np.zeros(1, np.bool_), "bool of shape (1,)"),
+]
+WRONG_RESULTS = [(None, "NoneType None"), ("high", "str 'high'"), (np.ones(1), "shape (1,)")]
+CASES: list[tuple[str, Any, str, str]] = [
+    *(("reward", value, "the reward must be a number", got) for value, got in WRONG_REWARDS),
+    *(
+        (name, value, f"{name} must be True or False", got)
+        for name in ("terminated", "truncated")
+        for value, got in WRONG_FLAGS
+    ),
+    ("info", None, "the info of a step must be a dict", "NoneType None"),
+    ("info", [{}], "the info of a step must be a dict", "list [{}]"),
+    ("info", np.zeros(2), "the info of a step must be a dict", "float64 of shape (2,)"),
+    (STATS, 3.0, f"info['{STATS}'] must be a dict of numbers", "float 3.0"),
+    *(
+        (STATS, {"x": value}, f"info['{STATS}']['x'] must be a number", got)
+        for value, got in WRONG_RESULTS
+    ),
+]
+OBJECTIVES = [
+    (OBJECTIVE, value, f"info['{OBJECTIVE}'] must be a number", got) for value, got in WRONG_RESULTS
+]
+GOOD_REWARDS = [
+    True,
+    3,
+    1.5,
+    np.bool_(True),
+    np.int8(3),
+    np.uint64(3),
+    np.float16(1.5),
+    np.float32(1.5),
+    np.float64(1.5),
+    np.array(1.5),
+    np.array(3, np.int32),
+    Fraction(3, 2),
+]
+GOOD_FLAGS = [True, 1, 1.0, np.bool_(True), np.int64(1), np.array(True), np.array(1)]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """`made(env, column, value, **env_kwargs)` -> three rows of an environment of `FAKES`."""
+
+    def made(env: str, column: str, value: Any, **kwargs: Any) -> EnvVector:
+        monkeypatch.setattr(wrong_values, "given", (column, value))
+        config = EnvConfig(env=f"{FAKES}:{env}", env_kwargs=kwargs, decorrelate=False)
+        return make_vector(config, 3, [0, 1, 2])
+
+    return made
+
+
+@pytest.fixture
+def threaded(made: Make) -> Make:
+    return lambda *args: ThreadedVector(lambda: made(*args), lambda: None)
+
+
+def stepped(vector: EnvVector, steps: int = 2) -> list[StepOut]:
+    """The arrays of each seat after some steps."""
+    outs = [own_outputs(seat.spec, 3) for seat in vector.seats]
+    rng = np.random.default_rng(0)
+    try:
+        for seat, out in zip(vector.seats, outs, strict=True):
+            seat.reset(out.obs)
+        for _ in range(steps):
+            for seat in vector.seats:
+                seat.send(random_actions(seat.spec, 3, rng))
+            for seat, out in zip(vector.seats, outs, strict=True):
+                seat.recv(out)
+    finally:
+        vector.close()
+    return outs
+
+
+def refused(vector: EnvVector, steps: int = 2) -> str:
+    """The message with which the steps are refused."""
+    with pytest.raises(ConfigError) as refusal:
+        stepped(vector, steps)
+    assert refusal.value.args[0].count(";") >= 1, "the remedy comes after a semicolon"
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(("column", "value", "must", "got"), [*CASES, *OBJECTIVES], ids=repr)
+def test_a_row_is_refused_with_value_expected_and_got(
+    made: Make, column: str, value: Any, must: str, got: str
+) -> None:
+    message = refused(made("WrongEnv", column, value))
+    assert message.startswith(f"{FAKES}:WrongEnv, row 1: {must}"), message
+    assert f"the environment gave {got}" in message or got in message, message
+
+
+@pytest.mark.parametrize("column", ["reward", "terminated", "info"])
+def test_rows_in_a_thread_are_refused_alike(threaded: Make, column: str) -> None:
+    message = refused(threaded("WrongEnv", column, None))
+    assert f"{FAKES}:WrongEnv, row 1: " in message and "gave NoneType None" in message
+
+
+@pytest.mark.parametrize("value", GOOD_REWARDS, ids=repr)
+def test_a_number_of_any_type_is_a_reward(made: Make, value: Any) -> None:
+    (out,) = stepped(made("WrongEnv", "reward", value))
+    assert out.reward[1:].tolist() == [float(value)] * 2
+
+
+@pytest.mark.parametrize("value", GOOD_FLAGS, ids=repr)
+def test_a_flag_is_a_bool_or_a_number_that_is_0_or_1(made: Make, value: Any) -> None:
+    for column in ("terminated", "truncated"):
+        (out,) = stepped(made("WrongEnv", column, value))
+        assert getattr(out, column).tolist() == [False, True, True]
+
+
+def test_an_int_beyond_all_floats_is_infinite(made: Make) -> None:
+    assert [number_of(10**400), number_of(-(10**400))] == [np.inf, -np.inf]
+    vector = made("WrongEnv", "reward", 10**400)
+    (out,) = stepped(vector)
+    assert out.valid.tolist() == [True, False, False] and "reward is inf" in vector.not_finite.first
+
+
+def test_a_mask_that_first_comes_at_a_step_is_refused(made: Make) -> None:
+    message = refused(made("WrongEnv", MASK, np.ones(3, np.bool_)))
+    assert "row 1: info['action_mask'] must be given at every reset and step" in message
+
+
+def test_the_remedy_of_a_vector_of_rewards_is_a_wrapper_or_pettingzoo(made: Make) -> None:
+    message = refused(made("WrongEnv", "reward", [1.0, 2.0]))
+    assert "a wrapper can weight the rewards of several objectives" in message
+    assert "PettingZoo ParallelEnv" in message

@@ -1,0 +1,72 @@
+"""Environments that return one value of another type or shape than they should, in place of that of
+`CodeEnv`: ``column`` is "reward", "terminated", "truncated", "info", or a key of the info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.envs import CodeEnv, CountingVectorEnv, Step
+from tests.support.multi_agent import CodeParallelEnv, Dicts
+
+given: tuple[str, Any] = ("reward", "1.5")
+"""The column and the value; set before the environment is made, whose arguments are plain."""
+COLUMNS = ("obs", "reward", "terminated", "truncated", "info")
+
+
+def put(step: Any, column: str, value: Any) -> Any:
+    """The five values of a step, with ``value`` in ``column``."""
+    if column not in COLUMNS:
+        return (*step[:4], {**step[4], column: value})
+    return tuple(value if name == column else own for name, own in zip(COLUMNS, step, strict=True))
+
+
+class WrongEnv(CodeEnv):
+    """A `CodeEnv` that returns the value at step ``after``, in rows (by their seeds) from ``row``
+    on."""
+
+    def __init__(self, row: int = 1, after: int = 2, length: int = 5) -> None:
+        super().__init__(length=length)
+        self.row, self.after = row, after
+
+    def step(self, action: Any) -> Step:
+        step = super().step(action)
+        assert self.env_id is not None
+        if self.env_id >= self.row and self.steps == self.after:
+            return put(step, *given)  # type: ignore[no-any-return]
+        return step
+
+
+class WrongVectorEnv(CountingVectorEnv):
+    """A `CountingVectorEnv` that returns the value for all rows at its second step."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, length=5)
+        self.taken = 0
+
+    def step(self, actions: Any) -> Any:
+        self.taken += 1
+        step = super().step(actions)
+        return put(step, *given) if self.taken == 2 else step
+
+
+class WrongParallelEnv(CodeParallelEnv):
+    """A `CodeParallelEnv` that returns the value for its agent a_1 (``whole``: in place of the
+    dict of all agents) at the second step."""
+
+    def __init__(self, whole: bool = False) -> None:
+        super().__init__(length=5)
+        self.whole = whole
+
+    def step(self, actions: dict[str, Any]) -> Dicts:
+        step = super().step(actions)
+        if self.steps != 2:
+            return step
+        if self.whole:
+            return put(step, *given)  # type: ignore[no-any-return]
+        dicts = dict(zip(COLUMNS, step, strict=True))
+        column, value = given
+        if column in COLUMNS:
+            dicts[column]["a_1"] = value
+        else:
+            dicts["info"]["a_1"] = {column: value}
+        return step
