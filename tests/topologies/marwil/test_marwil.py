@@ -10,14 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
+from sampleforge.models.registry import resolve_encoder
+from sampleforge.offline.stored_steps import StoredBatches
+from sampleforge.runtime.machine import Machine, assumed
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import MarwilConfig
-from tests.support.graphs import spec_of
+from sampleforge.topologies.marwil import wire
+from sampleforge.topologies.marwil.plan import plan_marwil, resolve_defaults
+from tests.support.graphs import one_policy, spec_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.runs import newest
 
@@ -111,6 +118,30 @@ def test_the_learner_runs_in_a_process_of_its_own(
     result = train(config(tmp_path / "run", Path(dataset.name), serial=False))
     assert result.summary["status"] == "finished" and result.summary["env_steps"] == 8_000
     assert load_policy(tmp_path / "run").act(np.array([0, 0, 0.1, 0.5], np.float32))[0] == 1
+
+
+def test_on_a_gpu_the_data_are_wired_to_a_device_with_a_number(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.cuda.set_device` refuses "cuda"; each run on a machine with a GPU died of it."""
+    devices = []
+
+    def batches(*args: Any) -> StoredBatches:
+        made = StoredBatches(*args)
+        devices.append(made.device)
+        return made
+
+    monkeypatch.setattr(wire, "StoredBatches", batches)
+    chosen = config(tmp_path / "run", dataset, evaluate_interval=None)
+    spec = spec_of(chosen)
+    chosen = resolve_defaults(chosen, spec)
+    with assumed(Machine(4, 2, lambda index: (8, 0))):
+        plan = plan_marwil(chosen, spec, "cuda")
+        resolved = dataclasses.replace(
+            chosen, model=resolve_encoder(chosen.model, spec.observations)
+        )
+        wire.marwil(resolved, plan, spec, *one_policy(ResumePoint(3)))
+    assert devices == [torch.device("cuda:0")]
 
 
 @pytest.mark.parametrize(
