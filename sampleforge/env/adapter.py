@@ -217,27 +217,50 @@ class ObservationAdapter:
 
         Raises ConfigError for a missing leaf, a wrong shape or dtype, or a bad action mask.
         """
-        try:
-            given = flatten(self.space, value, OBSERVATION)
-        except (KeyError, IndexError, TypeError):
-            self.refuse(row, OBSERVATION, value)
-        for name, leaf in given.items():
-            dtype, shape, start = self._expected[name]
-            array = fitting(leaf, shape, dtype, self._leaves[name])
-            if array is None:
-                self.refuse(row, name, leaf)
-            obs[name][row] = array if start is None else array - start
+        for name, array in self._fitted(row, value, ()).items():
+            obs[name][row] = array
             if name == ACTION_MASK:
                 self._check_mask(row, array)
         if self._masked:
             obs[ACTION_MASK][row] = self._mask(row, info)
 
-    def refuse(self, row: int, name: str, value: Any) -> NoReturn:
-        """Raise ConfigError for an observation leaf that does not fit its space."""
+    def write_rows(self, rows: Array | slice, value: Any, obs: Mapping[str, Array]) -> None:
+        """Write the ``rows`` of ``value``, the observations of all rows of a VectorEnv, into
+        ``obs``. Raises ConfigError as `write`."""
+        every = len(next(iter(obs.values())))
+        for name, array in self._fitted(None, value, (every,)).items():
+            if name == ACTION_MASK and not ((array == 0) | (array == 1)).all():
+                for row in np.arange(every)[rows].tolist():
+                    self._check_mask(row, array[row])
+            obs[name][rows] = array[rows]
+
+    def _fitted(self, row: int | None, value: Any, axes: tuple[int, ...]) -> dict[str, Array]:
+        """Return the leaves of ``value`` as the slots hold them, [*axes, ...]: of one ``row``, or
+        of all. Raises ConfigError for a missing leaf, or a wrong shape or dtype."""
+        try:
+            given = flatten(self.space, value, OBSERVATION)
+        except (KeyError, IndexError, TypeError):
+            self.refuse(row, OBSERVATION, value, axes)
+        fitted = {}
+        for name, leaf in given.items():
+            dtype, shape, start = self._expected[name]
+            array = fitting(leaf, axes + shape, dtype, self._leaves[name])
+            if array is None:
+                self.refuse(row, name, leaf, axes)
+            fitted[name] = array if start is None else array - start
+        return fitted
+
+    def refuse(
+        self, row: int | None, name: str, value: Any, axes: tuple[int, ...] = ()
+    ) -> NoReturn:
+        """Raise ConfigError for an observation leaf of ``row`` (None: of all, [*axes, ...]) that
+        does not fit its space."""
         space = self._leaves.get(name, self.space)
+        shape = None if space.shape is None else axes + space.shape
+        where, single = (f"row {row}", "") if row is not None else ("all rows", "single_")
         raise ConfigError(
-            f"{self.env_id}, row {row}: observation leaf {name!r} must be {space.dtype} of shape "
-            f"{space.shape}, as its observation_space says, but the environment gave "
+            f"{self.env_id}, {where}: observation leaf {name!r} must be {space.dtype} of shape "
+            f"{shape}, as its {single}observation_space says, but the environment gave "
             f"{described(value)}; correct the environment's observation_space or what it returns"
         )
 

@@ -9,20 +9,18 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sampleforge.config import ConfigError
-from sampleforge.env.adapter import env_spec, offset
+from sampleforge.env.adapter import ObservationAdapter, env_spec
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.env_code import making
 from sampleforge.env.interface import checked_reset, refuse_step
+from sampleforge.env.step_values import check_info, write_flags, write_rewards
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.time_limits import own_limit_of_rows
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
 from sampleforge.spec import (
     ACTION,
     ACTION_MASK,
-    OBSERVATION,
     EnvSpaces,
-    flatten,
-    leaves,
     unflatten,
 )
 
@@ -87,7 +85,7 @@ class GymnasiumVector(EnvVector):
         self._tasks = RowTasks.of_this_call(1)
         self._all_rows = f"all {env.num_envs} rows"
         self._seeds = list(seeds)
-        self._leaves = dict(leaves(space, OBSERVATION))
+        self._observations = ObservationAdapter(spec)
         self._is_gymnasiums_own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._resets_rows = self._is_gymnasiums_own or self._mode is AutoresetMode.DISABLED
 
@@ -99,22 +97,24 @@ class GymnasiumVector(EnvVector):
         with making():
             result = self._env.reset(seed=seed)
         observations, info = checked_reset(result, self.spec.env_id, self._all_rows)
-        if ACTION_MASK in info:
-            raise ConfigError(
-                f"{self.spec.env_id}: this VectorEnv has its masks in info[{ACTION_MASK!r}]; "
-                f"give them as the observation leaf {ACTION_MASK!r} of a Dict space, or use "
-                "--env-backend single"
-            )
+        self._check_info(info)
         self._write(observations, obs)
+        self._check_masks(obs)
         self._check_first_obs(obs)
 
     def _restart(self, row: int, obs: Mapping[str, Array]) -> bool:
         if not self._resets_rows:
             return False
-        rows = np.arange(self.num_rows) == row
-        observations, _ = self._env.reset(options={"reset_mask": rows})
-        self._write(observations, obs, rows)
+        self._reset_rows(np.arange(self.num_rows) == row, obs)
         return True
+
+    def _reset_rows(self, rows: Array, obs: Mapping[str, Array]) -> None:
+        """Reset the rows ``rows``, bool [rows], at once, and write their first observations."""
+        result = self._env.reset(options={"reset_mask": rows})
+        observations, info = checked_reset(result, self.spec.env_id, self._all_rows)
+        self._check_info(info)
+        self._write(observations, obs, rows)
+        self._check_masks(obs)
 
     def _begin(self, actions: dict[str, Array]) -> None:
         self._actions = unflatten(self.action_space, actions, ACTION)
@@ -130,35 +130,51 @@ class GymnasiumVector(EnvVector):
         return result
 
     def _complete(self, out: StepOut) -> None:
+        env_id = self.spec.env_id
         observations, reward, terminated, truncated, info = self._step()
-        out.reward[:] = reward
-        out.terminated[:] = terminated
-        out.truncated[:] = truncated
+        write_rewards(out.reward, reward, env_id)
+        write_flags(out.terminated, terminated, "terminated", env_id)
+        write_flags(out.truncated, truncated, "truncated", env_id)
+        self._check_info(info)
         ended = out.terminated | out.truncated
-        if self._mode is AutoresetMode.DISABLED and ended.any():
-            assert out.final_obs is not None, "the layout same_step needs final_obs"
-            self._write(observations, out.final_obs, ended)
-            observations, _ = self._env.reset(options={"reset_mask": ended})
         self._write(observations, out.obs)
-        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+        if not self._same_step:
+            self._check_masks(out.obs, ended)
+            return
+        if ended.any():
             assert out.final_obs is not None, "the layout same_step needs final_obs"
-            self._write_final(info, ended, out.final_obs)
+            if self._mode is AutoresetMode.DISABLED:
+                self._write(observations, out.final_obs, ended)
+                self._reset_rows(ended, out.obs)
+            else:
+                self._write_final(info, ended, out.final_obs)
+            if self._observations.has_mask:  # no action is taken there
+                out.final_obs[ACTION_MASK][ended] = True
+        self._check_masks(out.obs)
+
+    def _check_info(self, info: Any) -> None:
+        """Raise ConfigError for an info that is no dict, or has masks that nothing would read."""
+        check_info(info, f"{self.spec.env_id}, {self._all_rows}")
+        if ACTION_MASK in info and not self._observations.has_mask:
+            raise ConfigError(
+                f"{self.spec.env_id}: this VectorEnv has its masks in info[{ACTION_MASK!r}]; "
+                f"give them as the observation leaf {ACTION_MASK!r} of a Dict space, or use "
+                "--env-backend single"
+            )
+
+    def _check_masks(self, obs: Mapping[str, Array], ended: Array | None = None) -> None:
+        """Raise ConfigError for a row that has to act and whose mask allows no action; allow every
+        action in those of rows that have ``ended``."""
+        if self._observations.has_mask:
+            none = np.zeros(self.num_rows, np.bool_)
+            self._observations.check_masks(obs[ACTION_MASK], none if ended is None else ended)
 
     def _write(
         self, observations: Any, obs: Mapping[str, Array], rows: Array | slice = slice(None)
     ) -> None:
         """Write the rows ``rows`` of batched observations into the slots' arrays. Raises
-        ConfigError for a wrong shape or dtype."""
-        for name, leaf in flatten(self.observation_space, observations, OBSERVATION).items():
-            space = self._leaves[name]
-            if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
-                raise ConfigError(
-                    f"{self.spec.env_id}, {self._all_rows}: observation leaf {name!r} must "
-                    f"be {space.dtype} of shape {space.shape} per row, as its "
-                    f"single_observation_space says, but is {leaf.dtype} of shape {leaf.shape[1:]}"
-                )
-            start = offset(space)
-            obs[name][rows] = leaf[rows] if start is None else leaf[rows] - start
+        ConfigError for a missing leaf, and for a wrong shape or dtype."""
+        self._observations.write_rows(rows, observations, obs)
 
     def _write_final(
         self, info: Mapping[str, Any], ended: Array, final_obs: Mapping[str, Array]
@@ -176,9 +192,7 @@ class GymnasiumVector(EnvVector):
             self._write(final, final_obs, ended)
             return
         for row in np.flatnonzero(ended).tolist():  # an object array: one observation per row
-            for name, leaf in flatten(self.observation_space, final[row], OBSERVATION).items():
-                start = offset(self._leaves[name])
-                final_obs[name][row] = leaf if start is None else leaf - start
+            self._observations.write(row, final[row], {}, final_obs)
 
     def _finish_episodes(self) -> list[Episode]:
         if self._tasks is not None:  # for the next resets, which are the VectorEnv's own
@@ -238,7 +252,3 @@ class TruncatedVector(GymnasiumVector):
             for name, leaf in out.obs.items():
                 out.final_obs[name][cut] = leaf[cut]
             self._reset_rows(cut, out.obs)
-
-    def _reset_rows(self, rows: Array, obs: Mapping[str, Array]) -> None:
-        observations, _ = self._env.reset(options={"reset_mask": rows})
-        self._write(observations, obs, rows)

@@ -20,6 +20,7 @@ from sampleforge.env.multi_agent import MultiAgentRows
 from sampleforge.env.seeding import next_seed
 from sampleforge.env.single import EPISODE_STATS, MAX_REBUILDS, send_episode_stats
 from sampleforge.env.starting import tell_of_row
+from sampleforge.env.step_values import check_info, flag_of, reward_of
 from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array
 from sampleforge.spec import ACTION_MASK, EnvSpaces
@@ -83,6 +84,11 @@ class ParallelRows(MultiAgentRows):
             self._first.append(_checked_reset(result, config.env))
             tell_of_row()
         env, infos = self._envs[0], self._first[0][1]
+        if not env.possible_agents:
+            raise ConfigError(
+                f"{config.env}: possible_agents is empty, but must name every agent that can ever "
+                "take part"
+            )
         agents = {
             agent: EnvSpaces(
                 env.observation_space(agent),
@@ -140,29 +146,32 @@ class ParallelRows(MultiAgentRows):
 
     def _write_step(self, row: int, env: Any, result: Any, present: Sequence[bool]) -> None:
         """Write the step of one row. ``present``: whether each seat's agent took part in it."""
+        env_id = self.seats[0].spec.env_id
+        _check_dicts(result, env_id, row)
         observations, rewards, terminations, truncations, infos = result
         agents = self._listed(env)
         for seat in self.seats:
             index, agent = seat.seat, seat.agent
-            stays = agent in agents
+            stays, where = agent in agents, f"{env_id}, agent {agent}, row {row}"
+            terminated = flag_of(terminations.get(agent, False), "terminated", where)
+            truncated = flag_of(truncations.get(agent, False), "truncated", where)
             if present[index]:
-                self.reward[index, row] = rewards.get(agent, 0.0)
-                truncated = bool(truncations.get(agent, False))
+                self.reward[index, row] = reward_of(rewards.get(agent, 0.0), where)
                 # An agent that is gone without a flag has terminated, too.
-                terminated = bool(terminations.get(agent, False)) or not (stays or truncated)
+                terminated = terminated or not (stays or truncated)
                 self.terminated[index, row] = terminated
                 self.truncated[index, row] = truncated
-                stays = stays and not (terminated or truncated)
-                info = infos.get(agent)
-                if info and EPISODE_STATS in info:
-                    send_episode_stats(
-                        info[EPISODE_STATS], self._observations[index].env_id + f", row {row}"
-                    )
-            else:  # one that has ended may stay listed
-                stays = stays and not (terminations.get(agent) or truncations.get(agent))
+                self._take_info(index, row, infos.get(agent, {}), where)
+            stays = stays and not (terminated or truncated)  # one that has ended may stay listed
             self.present[index, row] = stays
-            if agent in observations and (stays or present[index]):
+            if stays or (present[index] and agent in observations):
                 self._write(index, row, observations, infos)
+
+    def _take_info(self, seat: int, row: int, info: Any, where: str) -> None:
+        check_info(info, where)
+        self._observations[seat].check_masks_in(row, info)
+        if EPISODE_STATS in info:
+            send_episode_stats(info[EPISODE_STATS], where)
 
     def _listed(self, env: Any) -> set[str]:
         """Return the agents that an environment lists. Raises ConfigError for one that was not
@@ -183,13 +192,19 @@ class ParallelRows(MultiAgentRows):
         agents = self._listed(self._envs[row])
         for seat in self.seats:
             self.present[seat.seat, row] = seat.agent in agents
-            if seat.agent in observations:
+            if seat.agent in agents:
                 self._write(seat.seat, row, observations, infos)
 
     def _write(
         self, seat: int, row: int, observations: Mapping[str, Any], infos: Mapping[str, Any]
     ) -> None:
         agent = self.seats[seat].agent
+        if agent not in observations:
+            raise ConfigError(
+                f"{self._observations[seat].env_id}, row {row}: an agent in `agents` must have an "
+                f"observation, but the environment gave those of {sorted(map(str, observations))}; "
+                "return one for every agent that takes part"
+            )
         info = infos.get(agent, {})
         self._observations[seat].write(row, observations[agent], info, self.obs[seat])
 
@@ -249,9 +264,25 @@ class ParallelRows(MultiAgentRows):
 def _checked_reset(result: Any, env_id: str) -> Reset:
     """Return ``result``, what ``reset`` has returned. Raises ConfigError if it is not
     (observations, infos)."""
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping):
+    if isinstance(result, tuple) and len(result) == 2 and all(map(_is_mapping, result)):
         return result
     raise ConfigError(
         f"{env_id}: reset() must return (observations, infos), dicts with an entry per agent, but "
         f"returned a {type(result).__name__}"
     )
+
+
+def _check_dicts(result: Any, env_id: str, row: int) -> None:
+    """Raise ConfigError if what ``step`` has returned is not five dicts."""
+    if not (isinstance(result, tuple) and len(result) == 5 and all(map(_is_mapping, result))):
+        given = result if isinstance(result, tuple) else (result,)
+        types = ", ".join(type(part).__name__ for part in given)
+        raise ConfigError(
+            f"{env_id}, row {row}: step() must return (observations, rewards, terminations, "
+            f"truncations, infos), dicts with an entry per agent, but the environment gave "
+            f"{types}; return a dict for each"
+        )
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict | Mapping)

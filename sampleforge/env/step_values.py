@@ -92,6 +92,8 @@ def _by_row(given: Any, rows: int, name: str, one: str, env_id: str) -> list[Any
 
 def reward_of(value: Any, where: str) -> float:
     """Return a reward as a float. Raises ConfigError, naming ``where``, if it is not a number."""
+    if type(value) is float:
+        return value
     number = number_of(value)
     if number is None:
         refuse(where, "the reward", "a number", value, _ONE_NUMBER)
@@ -100,6 +102,8 @@ def reward_of(value: Any, where: str) -> float:
 
 def flag_of(value: Any, name: str, where: str) -> bool:
     """Return a flag as a bool. Raises ConfigError, naming ``where``, if it is not True or False."""
+    if type(value) is bool:
+        return value
     number = number_of(value)
     if number not in (0.0, 1.0):
         refuse(where, name, "True or False", value, "return a bool at every step")

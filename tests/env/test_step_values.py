@@ -167,3 +167,68 @@ def test_the_remedy_of_a_vector_of_rewards_is_a_wrapper_or_pettingzoo(made: Make
     message = refused(made("WrongEnv", "reward", [1.0, 2.0]))
     assert "a wrapper can weight the rewards of several objectives" in message
     assert "PettingZoo ParallelEnv" in message
+
+
+@pytest.mark.parametrize(("column", "value", "must", "got"), CASES, ids=repr)
+def test_an_agent_is_refused_with_value_expected_and_got(
+    made: Make, column: str, value: Any, must: str, got: str
+) -> None:
+    message = refused(made("WrongParallelEnv", column, value))
+    assert message.startswith(f"{FAKES}:WrongParallelEnv, agent a_1, row 0: {must}"), message
+    assert got in message
+
+
+@pytest.mark.parametrize("column", wrong_values.COLUMNS)
+def test_columns_of_agents_that_are_no_dicts_are_refused(made: Make, column: str) -> None:
+    message = refused(made("WrongParallelEnv", column, [1.0, 2.0], whole=True))
+    assert "row 0: step() must return (observations, rewards," in message and "list" in message
+
+
+def test_an_agent_that_takes_part_without_an_observation_is_refused(made: Make) -> None:
+    message = refused(made("WrongParallelEnv", "obs", {}, whole=True))
+    assert "agent a_0, row 0: an agent in `agents` must have an observation" in message
+
+
+def test_an_environment_without_possible_agents_is_refused() -> None:
+    env = "tests.support.multi_agent:CodeParallelEnv"
+    with pytest.raises(ConfigError, match="possible_agents is empty"):
+        make_vector(EnvConfig(env=env, env_kwargs={"agents": 0}), 1, [1])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("reward", 1.0, "all 3 rows: reward must be an array of shape (3,)"),
+        ("reward", [1.0], "all 3 rows: reward must be an array of shape (3,)"),
+        ("reward", np.ones((3, 2)), "row 0: the reward must be a number"),
+        ("reward", np.ones((3, 1)), "row 0: the reward must be a number"),
+        ("reward", [0.0, None, 0.0], "row 1: the reward must be a number"),
+        ("terminated", False, "all 3 rows: terminated must be an array of shape (3,)"),
+        ("truncated", None, "all 3 rows: truncated must be an array of shape (3,)"),
+        ("truncated", np.array([False, None, False]), "row 1: truncated must be True or False"),
+        ("info", None, "all 3 rows: the info of a step must be a dict"),
+        ("info", [{}, {}, {}], "all 3 rows: the info of a step must be a dict"),
+        (MASK, np.ones((3, 3)), "this VectorEnv has its masks in info['action_mask']"),
+        ("obs", np.zeros((1, 4), np.float32), "'obs' must be float32 of shape (3, 4)"),
+        ("obs", np.zeros((3, 4)), "float32 of shape (3, 4), as its single_observation_space"),
+        ("obs", None, "but the environment gave NoneType None"),
+    ],
+    ids=repr,
+)
+def test_a_vector_env_is_refused_alike(made: Make, column: str, value: Any, words: str) -> None:
+    message = refused(made("WrongVectorEnv", column, value))
+    assert message.startswith(f"{FAKES}:WrongVectorEnv") and words in message, message
+
+
+@pytest.mark.parametrize(
+    "value", [[1.5, True, 2], (1.5, 1.0, np.float32(2)), np.array([1.5, 1, 2])]
+)
+def test_a_vector_env_may_give_rewards_as_any_column_of_numbers(made: Make, value: Any) -> None:
+    (out,) = stepped(made("WrongVectorEnv", "reward", value))
+    assert out.reward.tolist() == [1.5, 1, 2]
+
+
+def test_a_mask_of_a_vector_env_that_allows_nothing_is_refused(made: Make) -> None:
+    message = refused(made("MaskedVectorEnv", "action_mask", [0, 0, 0]))
+    assert "row 2: the action mask [0 0 0] forbids every value of an action" in message
+    assert stepped(made("MaskedVectorEnv", "action_mask", [0, 1, 0]))[0].valid.all()

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import EnvVector
-from tests.support.env_vectors import buffers, play
+from tests.support.env_vectors import play
 from tests.support.envs import code_reward, episode_length
 
 ROWS, STEPS, LONGEST = 5, 120, 9
@@ -111,13 +110,3 @@ def code_env(longest: int) -> Any:
     from tests.support.envs import CodeEnv
 
     return functools.partial(CodeEnv, longest=longest)
-
-
-def test_an_observation_of_another_dtype_than_the_vector_announced_is_refused() -> None:
-    vector = make(COUNTING, mode="next_step")
-    vector.observation_space.dtype = np.dtype(np.float64)  # as if it had promised that
-    try:
-        with pytest.raises(ConfigError, match=r"'obs' must be float64 of shape \(4,\).*float32"):
-            vector.reset(buffers(vector.spec, ROWS).obs)
-    finally:
-        vector.observation_space.dtype = np.dtype(np.float32)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces
+
 from tests.support.envs import CodeEnv, CountingVectorEnv, Step
 from tests.support.multi_agent import CodeParallelEnv, Dicts
 
@@ -47,6 +50,31 @@ class WrongVectorEnv(CountingVectorEnv):
         self.taken += 1
         step = super().step(actions)
         return put(step, *given) if self.taken == 2 else step
+
+
+class MaskedVectorEnv(CountingVectorEnv):
+    """A `CountingVectorEnv` with a mask, which at the second step is the value in row 2."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, length=5)
+        mask = spaces.MultiBinary(3)
+        self.single_observation_space = spaces.Dict(x=CodeEnv.observation_space, action_mask=mask)
+        self.taken = 0
+
+    def _masked(self, observations: Any) -> Any:
+        masks = np.ones((self.num_envs, 3), np.int8)
+        if self.taken == 2:
+            masks[2] = given[1]
+        return {"x": observations, "action_mask": masks}
+
+    def reset(self, **kwargs: Any) -> Any:
+        observations, info = super().reset(**kwargs)
+        return self._masked(observations), info
+
+    def step(self, actions: Any) -> Any:
+        self.taken += 1
+        observations, *rest = super().step(actions)
+        return self._masked(observations), *rest
 
 
 class WrongParallelEnv(CodeParallelEnv):
