@@ -24,7 +24,7 @@ from sampleforge.config import Checked, ConfigError, check_range, typed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sampleforge.cli.tuning import Flags, Search, Trial
+    from sampleforge.tools.tune import Flags, Search, Trial
 
 SECONDS = 5.0
 """Default length of a measurement, not counting start and warm-up."""
@@ -122,7 +122,7 @@ class Tuner:
     def run(self, out: Path) -> int:
         """Run the search and write ``out``; return the exit code. After Ctrl-C the best flags so
         far are written, and the exit code is 130."""
-        from sampleforge.cli.tuning import Search
+        from sampleforge.tools.tune import Search
 
         search = Search(self._run_trial, self._flags.allow_learning_changes)
         with self._interrupts:
@@ -161,7 +161,7 @@ class Tuner:
 
     def _run_trial(self, tuned: str, flags: Flags) -> Trial:
         """Run one benchmark. An interrupted trial has no result."""
-        from sampleforge.cli.tuning import Trial
+        from sampleforge.tools.tune import Trial
 
         folder = self._scratch / str(len(list(self._scratch.iterdir())))
         with subprocess.Popen(
@@ -216,9 +216,9 @@ class Tuner:
         from rich import box
         from rich.table import Table
 
-        from sampleforge.cli.tuning import flags_of
         from sampleforge.run.screen.progress import number
         from sampleforge.tools.benchmark.table import OTHERS, OTHERS_WARNING
+        from sampleforge.tools.tune import flags_of
 
         table = Table(box=box.SIMPLE_HEAD)
         for name in ("sampled/s", "trained/s", "bottleneck", "flags"):
@@ -247,7 +247,7 @@ class Tuner:
 
     def _write(self, out: Path, best: Trial) -> None:
         """Write the best flags as a YAML file for --config."""
-        from sampleforge.cli.tuning import flags_of
+        from sampleforge.tools.tune import flags_of
 
         head = (
             f"# Fastest on {best.setting['cores']} cores: {best.score:,.0f} env steps/s trained, "
@@ -306,8 +306,8 @@ def _words(flags: Flags) -> str:
 def _result(folder: Path) -> dict[str, Any]:
     """Return the contents of a trial's benchmark.json. Its ``setting`` also has the flags that
     shape the learning, as the run has resolved them."""
-    from sampleforge.cli.tuning import PINNED
     from sampleforge.run.folder.stored_config import read_yaml
+    from sampleforge.tools.tune import PINNED
 
     result: dict[str, Any] = json.loads((folder / "benchmark.json").read_text())
     config = read_yaml(folder / "config.yaml")

@@ -3,7 +3,8 @@
 import importlib.util
 from types import SimpleNamespace
 
-from sampleforge.cli import doctor, main
+from sampleforge.cli import main
+from sampleforge.tools import doctor
 
 
 def test_this_machine_can_train(capsys):
