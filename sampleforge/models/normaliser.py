@@ -204,6 +204,8 @@ class LeafNormaliser(nn.Module):
     def _surely_near(self, x: Tensor, own: Moments) -> bool:
         """Return whether the moments of a batch show that none of its observations is far, because
         all of them together are not as far from the mean, or else its extremes."""
+        if not self._is_known():
+            return False
         # Counting is how numpy decides fastest; 2,048 x 4 numbers take 8 us here, 53 in `moments`.
         buffers = self._buffers  # attribute look-ups of a Module are slow
         if np.count_nonzero(buffers["evidence"].numpy()):  # type: ignore[union-attr]
@@ -213,8 +215,6 @@ class LeafNormaliser(nn.Module):
         offset = own.mean.numpy() - mean
         squares = (own.var.numpy() + offset * offset) * scale * scale
         near = np.count_nonzero(x.shape[0] * squares <= FAR * FAR)
-        if not self._is_known():
-            return False
         if near == squares.size:
             return True
         low, high = extremes(x.numpy())

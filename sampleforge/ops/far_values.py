@@ -156,8 +156,8 @@ def extremes(x: Array) -> tuple[Array, Array]:
 class FarFromMean:
     """Finds the numbers of a leaf that are more than ``deviations`` from the mean of their element
     so far. The deviation of an element counts as at least a tenth of the typical size of the leaf:
-    a flag that is set for the first time is not far. A far number counts as one of `COUNTS_AS`
-    deviations, so that a change of scale is followed.
+    a flag that is set for the first time is not far, and nothing is while all were 0. A far number
+    counts as one of `COUNTS_AS` deviations, so that a change of scale is followed.
 
     ``first``: number of observations that are counted only."""
 
@@ -173,7 +173,7 @@ class FarFromMean:
         """Count the observations ``x`` [N, *shape], N > 0; return those that are far, None if there
         are none."""
         found = None
-        if self._count >= self._first:
+        if self._count >= self._first and self.deviation.any():
             low, high = extremes(x)
             limit = self._deviations * self.deviation
             if (np.maximum(self.mean - low, high - self.mean) > limit).any():

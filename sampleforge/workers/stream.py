@@ -105,7 +105,7 @@ class Stream:
         self._means = {
             name: FarFromMean(leaf.shape, FAR, WARM_UP)
             for name, leaf in env.spec.observations.items()
-            if leaf.dtype.startswith("float") and math.prod(leaf.shape) <= MANY_NUMBERS
+            if leaf.dtype.startswith("float") and 0 < math.prod(leaf.shape) <= MANY_NUMBERS
         }
         self._kept = KeptEpisodes(env.num_rows)
         self._bounds: Bounds | None = None

@@ -135,6 +135,17 @@ def test_a_number_far_from_the_mean_of_its_element_is_found_with_its_place() -> 
     assert found_after(before, x) == (2, (5, 2), 5e4)
 
 
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_after_zeros_alone_nothing_is_far(shape: tuple[int, ...]) -> None:
+    far = FarFromMean(shape, 100.0, 1000)
+    for _ in range(2):
+        assert far.find(np.zeros((640, *shape), np.float32)) is None
+    x = normal(1, 640, *shape)
+    assert far.find(x) is None
+    x[3] = 1e6
+    assert far.find(x) == (x[0].size, (3, *(0 for _ in shape)), 1e6)
+
+
 def test_a_change_of_scale_is_far_only_at_first() -> None:
     far = FarFromMean((4,), 100.0, 1000)
     for seed in range(20):
