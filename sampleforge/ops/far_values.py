@@ -68,11 +68,11 @@ class TypicalSize:
         return True
 
     def begin(self, values: Array) -> None:
-        """Take the median size of ``values`` for the typical one as long as all values were 0: one
-        far value among them does not change it."""
+        """Take the lower quartile of the sizes of ``values`` for the typical one as long as all
+        values were 0: far values among them do not change it, even one from each environment."""
         if self._squares == 0.0 and (some := values[values != 0]).size:
             self._count = 1.0
-            self._squares = float(np.median(np.abs(some.astype(np.float64)))) ** 2
+            self._squares = float(np.quantile(np.abs(some.astype(np.float64)), 0.25)) ** 2
 
     def bound(self, values: Array, others: Array | None = None) -> Array:
         """Replace far ones among ``values``, floats of any shape that are finite, by `COUNTS_AS`

@@ -78,6 +78,15 @@ def test_a_rare_goal_is_learned_from_and_an_absurd_reward_is_bounded(first: bool
     assert (np.delete(absurd, 20 * 8 + 3) == np.float32(-0.05)).all()
 
 
+def test_far_rewards_are_found_though_most_of_the_first_ones_are_far() -> None:
+    typical, had = TypicalSize(few=0), np.zeros(16, np.bool_)
+    reward = np.zeros((10, 16), np.float32)
+    reward[2] = 1000.0
+    reward[5, :11] = 1.0
+    found = bound_rewards(typical, reward, np.zeros((10, 16), np.bool_), had)
+    assert found == (16, (2, 0), 1000.0) and (reward[2] == COUNTS_AS).all()
+
+
 def test_the_first_reward_of_a_run_is_taken_as_it_is() -> None:
     reward = np.zeros((8, 4), np.float32)
     typical = TypicalSize(few=0)
