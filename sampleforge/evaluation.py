@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sampleforge.algos.policy import ExploringPolicy, FrozenPolicy
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
+from sampleforge.env.env_code import as_error
 from sampleforge.env.importable import names_code
 from sampleforge.env.scratch import scratch_directory
 from sampleforge.env.starting import told_of_rows
@@ -209,8 +210,9 @@ def _close(envs: EnvVector, observers: Observers) -> None:
     observers.alive()
     try:
         envs.close()
-    except Exception as error:
-        observers.display.message(f"closing the environments failed: {error!r}", "warning")
+    except BaseException as error:
+        text = f"closing the environments failed: {as_error(error)!r}"
+        observers.display.message(text, "warning")
 
 
 def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | None]:

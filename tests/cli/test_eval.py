@@ -226,11 +226,14 @@ def test_an_evaluation_uses_one_thread_and_restores_the_number(trained: Path) ->
     assert len(seen) > 10 and set(seen[5:-1]) == {1}, "of both rows' starts, and of all steps"
 
 
+@pytest.mark.parametrize(
+    "raised", [RuntimeError("deliberate: close raises"), SystemExit("deliberate: close raises")]
+)
 def test_episodes_count_though_closing_the_environments_fails(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException
 ) -> None:
     def close() -> None:
-        raise RuntimeError("deliberate: close raises")
+        raise raised
 
     def made(*args: Any) -> EnvVector:
         envs = evaluation_envs(*args)
@@ -240,9 +243,9 @@ def test_episodes_count_though_closing_the_environments_fails(
     monkeypatch.setattr("sampleforge.evaluation.evaluation_envs", made)
     said = Said()
     assert evaluate(trained, episodes=2, observers=Observers(said))["episodes"] == 2
-    assert said.messages == [
-        ("warning", "closing the environments failed: RuntimeError('deliberate: close raises')")
-    ]
+    ((level, text),) = said.messages
+    assert level == "warning" and text.startswith("closing the environments failed: ")
+    assert repr(raised)[:-1] in text
 
 
 def test_a_registered_encoder_is_stored_as_what_other_processes_can_import(
