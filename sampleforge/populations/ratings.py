@@ -11,7 +11,7 @@ There are two ratings, for two purposes, and both are shown on the Elo scale, on
   plays, for which all games together would average over weak and strong versions.
 
 The online ratings alone do not recover the strengths of fixed players to 25 Elo, because they must
-stay ready to move; `benchmarks/ratings.py` measures both.
+stay ready to move; benchmarks/results/populations.md has both.
 """
 
 from __future__ import annotations
