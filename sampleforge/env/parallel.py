@@ -25,6 +25,7 @@ from sampleforge.env.tasks import RowTasks, task_setter
 from sampleforge.env.vector import Array
 from sampleforge.spec import ACTION_MASK, EnvSpaces
 
+_FIVE_DICTS = [dict] * 5
 Reset = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
@@ -146,28 +147,38 @@ class ParallelRows(MultiAgentRows):
 
     def _write_step(self, row: int, env: Any, result: Any, present: Sequence[bool]) -> None:
         """Write the step of one row. ``present``: whether each seat's agent took part in it."""
-        env_id = self.seats[0].spec.env_id
-        _check_dicts(result, env_id, row)
+        _check_dicts(result, self.seats[0].spec.env_id, row)
         observations, rewards, terminations, truncations, infos = result
         agents = self._listed(env)
         for seat in self.seats:
             index, agent = seat.seat, seat.agent
-            stays, where = agent in agents, f"{env_id}, agent {agent}, row {row}"
-            terminated = flag_of(terminations.get(agent, False), "terminated", where)
-            truncated = flag_of(truncations.get(agent, False), "truncated", where)
+            stays, terminated = agent in agents, terminations.get(agent, False)
+            truncated, reward = truncations.get(agent, False), rewards.get(agent, 0.0)
+            if type(terminated) is not bool:
+                terminated = flag_of(terminated, "terminated", self._where(index, row))
+            if type(truncated) is not bool:
+                truncated = flag_of(truncated, "truncated", self._where(index, row))
             if present[index]:
-                self.reward[index, row] = reward_of(rewards.get(agent, 0.0), where)
+                if type(reward) is not float:
+                    reward = reward_of(reward, self._where(index, row))
+                self.reward[index, row] = reward
                 # An agent that is gone without a flag has terminated, too.
                 terminated = terminated or not (stays or truncated)
                 self.terminated[index, row] = terminated
                 self.truncated[index, row] = truncated
-                self._take_info(index, row, infos.get(agent, {}), where)
+                info = infos.get(agent, {})
+                if info.__class__ is not dict or info:
+                    self._take_info(index, row, info)
             stays = stays and not (terminated or truncated)  # one that has ended may stay listed
             self.present[index, row] = stays
             if stays or (present[index] and agent in observations):
                 self._write(index, row, observations, infos)
 
-    def _take_info(self, seat: int, row: int, info: Any, where: str) -> None:
+    def _where(self, seat: int, row: int) -> str:
+        return f"{self._observations[seat].env_id}, row {row}"
+
+    def _take_info(self, seat: int, row: int, info: Any) -> None:
+        where = self._where(seat, row)
         check_info(info, where)
         self._observations[seat].check_masks_in(row, info)
         if EPISODE_STATS in info:
@@ -274,7 +285,9 @@ def _checked_reset(result: Any, env_id: str) -> Reset:
 
 def _check_dicts(result: Any, env_id: str, row: int) -> None:
     """Raise ConfigError if what ``step`` has returned is not five dicts."""
-    if not (isinstance(result, tuple) and len(result) == 5 and all(map(_is_mapping, result))):
+    if isinstance(result, tuple) and list(map(type, result)) == _FIVE_DICTS:
+        return
+    if not isinstance(result, tuple) or len(result) != 5 or not all(map(_is_mapping, result)):
         given = result if isinstance(result, tuple) else (result,)
         types = ", ".join(type(part).__name__ for part in given)
         raise ConfigError(
