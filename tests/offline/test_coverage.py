@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sampleforge import estimation
 from sampleforge.algos.fitted_q import cross_fitted_q
 from sampleforge.api import load_policy
 from sampleforge.models.config import ModelConfig
+from sampleforge.tools.estimate import estimation
 from sampleforge.tools.estimate.estimation import EstimationRule, estimate
 from sampleforge.topologies.config import AppoConfig
 from tests.support.offline import run_slowly, wired
