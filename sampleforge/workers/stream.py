@@ -102,10 +102,15 @@ class Stream:
         self.first_far: dict[str, str] = {}
         self._typical_reward = TypicalSize(few=0)
         self._had_unusual = np.zeros(env.num_rows, np.bool_)
-        self._means = {
-            name: FarFromMean(leaf.shape, FAR, WARM_UP)
+        shapes = {  # of stacks of frames: of the newest one
+            name: leaf.shape[leaf.stack is not None :]
             for name, leaf in env.spec.observations.items()
-            if leaf.dtype.startswith("float") and 0 < math.prod(leaf.shape) <= MANY_NUMBERS
+            if leaf.dtype.startswith("float")
+        }
+        self._means = {
+            name: FarFromMean(shape, FAR, WARM_UP)
+            for name, shape in shapes.items()
+            if 0 < math.prod(shape) <= MANY_NUMBERS
         }
         self._kept = KeptEpisodes(env.num_rows)
         self._bounds: Bounds | None = None
@@ -287,11 +292,19 @@ class Stream:
         self.port.exchange.hand_over(self.id.actor, self.slot)
         self.slot = None
 
+    def _newest(self, name: str, slot: int, end: int) -> Array:
+        """Return the observations of the rollout, [steps, rows, ...]; of a stack of frames the
+        newest frames."""
+        if name in self.slots.stacks:
+            return self.slots.stacks[name].newest(slot, self.begun_at, end)
+        whole: Array = self.slots.obs[name][slot, self.begun_at : end]
+        return whole if self.env.spec.observations[name].stack is None else whole[:, :, -1]
+
     def _look_for_far(self, slot: int, end: int) -> None:
         """Look for observations of the rollout that are far from the mean of their element. What is
         learned from them is bounded by the statistics that normalise them; here they are named."""
         for name, mean in self._means.items():
-            new = self.slots.obs[name][slot, self.begun_at : end]
+            new = self._newest(name, slot, end)
             deviation = mean.deviation
             found = mean.find(new.reshape(-1, *new.shape[2:])) if len(new) else None
             if found is None:

@@ -7,6 +7,9 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import FrameStackObservation
+
+from tests.support.stacked_envs import said
 
 
 class SpikeEnv(gym.Env[Any, Any]):
@@ -75,3 +78,8 @@ class HardSpikeEnv(SpikeEnv):
     def _reward(self, action: Any) -> float:
         self.owed.append(super()._reward(action))
         return sum(self.owed) if self.steps == self.length else self.owed.pop(0)
+
+
+def stacked_spikes(**kwargs: Any) -> Any:
+    """SpikeEnv in stacks of 4 frames."""
+    return said(FrameStackObservation(SpikeEnv(**kwargs), 4, padding_type="zero"), "zero")

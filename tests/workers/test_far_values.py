@@ -111,6 +111,18 @@ def test_each_number_of_a_hundred_deviations_is_counted_and_the_first_one_named(
     assert summary(run)["far_values"] == rows, "one in each environment"
 
 
+def test_a_far_number_in_a_stack_of_frames_is_counted_once(tmp_path: Path) -> None:
+    """In the frame in which it comes, and not again in the stacks that still hold it."""
+    told, run = Told(), tmp_path / "run"
+    given: dict[str, Any] = {"where": "obs", "value": 1e3, "at": 405}
+    chosen: dict[str, Any] = {"env_kwargs": given, "train_for_env_steps": 3000, "run_dir": str(run)}
+    stacked = replace(RUNS["apex"], env="tests.support.spike_envs:stacked_spikes")
+    train(replace(stacked, **chosen), callbacks=[told])
+    (said,) = [text for text in told.warnings if "counted as far_values" in text]
+    assert "leaf 'obs' holds 1000 at [0], " in said
+    assert summary(run)["far_values"] == 4, "one in each environment"
+
+
 def test_the_check_of_the_bounds_sees_the_number_as_it_is() -> None:
     config = EnvConfig(
         env=SPIKES["env"], env_kwargs={"where": "obs", "value": 1e8, "at": 3, "bounded": True}
