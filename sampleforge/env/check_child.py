@@ -28,6 +28,7 @@ from sampleforge.env import check_verdicts as verdicts
 from sampleforge.env.check_verdicts import Finding, LeafSeen, Played, Speed
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.gymnasium_vector import GymnasiumVector
+from sampleforge.env.multi_agent import SeatVector
 from sampleforge.env.random_play import RandomPlay
 from sampleforge.env.single import SyncVector
 from sampleforge.env.starting import tell_of_row
@@ -106,6 +107,8 @@ class Examination:
         self._give(*verdicts.observations(spec, played), *verdicts.encoded(spec, played))
         self._give(verdicts.bounds(played))
         self._give(verdicts.finite(played), verdicts.exceptions(played), *verdicts.actions(spec))
+        seats = [seat for seat, _ in play.seats if isinstance(seat, SeatVector)]
+        self._give(verdicts.agents(seat.agent for seat in seats if seat.stayed))
         self._give(verdicts.masks(played), verdicts.autoreset(kind))
         self._give(verdicts.determinism(repeated, difference, played))
         self._give(verdicts.rewards(played), verdicts.episodes(spec, played))

@@ -252,6 +252,19 @@ def exceptions(played: Played) -> Finding | None:
     )
 
 
+def agents(stayed: Iterable[str]) -> Finding | None:
+    """Judge the agents that were listed as taking part after their end; None if there were none."""
+    if not (names := ", ".join(sorted(stayed))):
+        return None
+    return Finding(
+        "warning",
+        "agents",
+        f"listed in `agents` after the step in which they terminated or were truncated: {names}",
+        "take an agent out of `agents` in the step that ends its episode, as PettingZoo asks; "
+        "training leaves it out until the next game, with any other library it may act on",
+    )
+
+
 def actions(spec: EnvSpec) -> Iterator[Finding]:
     """Describe the actions, and which algorithms take them."""
     every = [item for group in spec.agent_groups for item in group.actions.items()]

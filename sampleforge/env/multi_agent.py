@@ -39,13 +39,15 @@ from sampleforge.spec import ACTION_MASK, OBSERVATION, EnvSpaces, EnvSpec, leave
 
 class SeatVector(EnvVector):
     """One agent of every row of a multi-agent environment. ``agent``: its name; ``seat``: the index
-    of the seat among those of the environment."""
+    of the seat among those of the environment. ``stayed``: whether it was ever listed as taking
+    part after its end."""
 
     def __init__(self, rows: MultiAgentRows, seat: int, agent: str, spec: EnvSpec) -> None:
         super().__init__(spec, rows.num_rows)
         self._rows = rows
         self.seat = seat
         self.agent = agent
+        self.stayed = False
 
     @property
     def seats(self) -> tuple[EnvVector, ...]:

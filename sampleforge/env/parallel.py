@@ -169,7 +169,9 @@ class ParallelRows(MultiAgentRows):
                 info = infos.get(agent, {})
                 if info.__class__ is not dict or info:
                     self._take_info(index, row, info)
-            stays = stays and not (terminated or truncated)  # one that has ended may stay listed
+            if stays and (terminated or truncated):  # one that has ended may stay listed
+                seat.stayed = True
+                stays = False
             self.present[index, row] = stays
             if stays or (present[index] and agent in observations):
                 self._write(index, row, observations, infos)

@@ -105,6 +105,13 @@ def test_faults_after_a_hundred_steps_are_errors_with_row_value_and_remedy(
     assert "Traceback" in errors.detail and "correct the environment" in errors.remedy
 
 
+def test_agents_that_have_ended_but_stay_listed_are_named(examined: Examine) -> None:
+    env = "tests.support.multi_agent:StayingParallelEnv"
+    (agents,) = examined(env, 0.3, agents=3, length=6, shorter=2)["agents"]
+    assert agents.verdict == "warning" and "out of `agents`" in agents.remedy
+    assert agents.text.endswith("were truncated: a_1, a_2"), agents.text
+
+
 @pytest.fixture
 def careless() -> Iterator[str]:
     """The name of the environment; what its instances keep is dropped at the end."""
