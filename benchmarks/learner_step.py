@@ -125,7 +125,7 @@ def q_learning() -> tuple[Callable[[], None], Callable[[], None], int, float]:
     (name,) = spec.observations
     batch = Transitions(
         obs={name: torch.randn(TRANSITIONS, 4)},
-        action=torch.randint(0, 2, (TRANSITIONS,)),
+        actions={"action": torch.randint(0, 2, (TRANSITIONS,))},
         returns=torch.randn(TRANSITIONS),
         discount=torch.full((TRANSITIONS,), 0.97),
         next_obs={name: torch.randn(TRANSITIONS, 4)},

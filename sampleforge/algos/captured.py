@@ -9,15 +9,16 @@ other numbers needs another graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+
+from sampleforge.ops.tensors import mapped, tensors_of
 
 MOST = 4
 """Graphs that are kept for inputs of different shapes. Each keeps the memory of its work."""
 
-Inputs = TypeVar("Inputs", bound=Any)
 Outputs = dict[str, torch.Tensor]
 
 
@@ -102,30 +103,3 @@ class CapturedWork:
         places = mapped(inputs, lambda x: x.detach().clone(memory_format=torch.contiguous_format))
         replay, outputs = self._graphs.record(lambda: self._work(places))
         return _Captured(places, replay, outputs)
-
-
-def tensors_of(record: Any) -> list[torch.Tensor]:
-    """Return the tensors of a dataclass, with those of dicts and dataclasses in it, in order."""
-    found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(record, keep)
-    return found
-
-
-def mapped(record: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-    """Return the dataclass with each of its tensors changed."""
-    changed: dict[str, Any] = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, dict):
-            changed[field.name] = {name: change(leaf) for name, leaf in value.items()}
-        elif is_dataclass(value):
-            changed[field.name] = mapped(value, change)
-        elif value is not None:
-            assert isinstance(value, torch.Tensor), f"{field.name} would be fixed in the graph"
-            changed[field.name] = change(value)
-    return replace(record, **changed)

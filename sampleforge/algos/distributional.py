@@ -14,6 +14,7 @@ from sampleforge.models.value_distribution import Categorical, Quantiles
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.ops.value_distributions import project, quantile_huber_loss
 from sampleforge.replay.transitions import Transitions
+from sampleforge.spec import ACTION
 
 
 class Losses(NamedTuple):
@@ -35,7 +36,7 @@ def distributional_loss(
 ) -> DqnOutput:
     """Return the importance-weighted mean loss of the distributions of the actions taken."""
     next_outputs = target_outputs(online, target, batch, double=config.double)
-    predicted = _of(online.outputs(batch.obs), batch.action)
+    predicted = _of(online.outputs(batch.obs), batch.actions[ACTION])
     distribution = online.value_distribution
     if isinstance(distribution, Categorical):
         losses = categorical_losses(distribution, predicted, next_outputs, batch)

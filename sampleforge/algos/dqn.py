@@ -23,6 +23,7 @@ from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.weights import SharedWeights
+from sampleforge.spec import ACTION
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def dqn_loss(
     """Return the importance-weighted mean Huber loss of the TD errors."""
     targets = q_targets(online, target, batch, config)
     q = online.q_values(batch.obs)
-    q_taken = q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
+    q_taken = q.gather(1, batch.actions[ACTION].unsqueeze(1)).squeeze(1)
     errors = (targets - q_taken).detach().abs()
     if config.huber_delta:
         each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)
@@ -129,7 +130,7 @@ def dqn_gradient(
     """Set the gradients of the online network's parameters to those of `dqn_loss`, by hand, and
     return what it returns. The loss is detached. For a learner without others."""
     targets = q_targets(online, target, batch, config)
-    index = batch.action.unsqueeze(1)
+    index = batch.actions[ACTION].unsqueeze(1)
     q = online.q_values(batch.obs)
     q_taken = q.gather(1, index).squeeze(1)
     errors = q_taken - targets

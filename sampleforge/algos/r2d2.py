@@ -11,6 +11,7 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.r2d2 import rescale, sequence_priority, unrescale
 from sampleforge.ops.running_stats import Gather, alone
 from sampleforge.replay.sequences import Sequences
+from sampleforge.spec import ACTION
 
 
 def burnt_in(model: QNetwork, batch: Sequences, burn_in: int) -> torch.Tensor:
@@ -72,7 +73,7 @@ def r2d2_loss(
     """Return the importance-weighted Huber loss, the mean over the steps after the burn-in that
     have a window. ``errors`` of the output are the sequences' priorities [B]. Raises ValueError if
     no step is left after the burn-in."""
-    length = len(batch.action)
+    length = len(batch.returns)
     if not 0 <= burn_in < length:
         raise ValueError(
             f"a burn-in of {burn_in} steps leaves nothing to learn of sequences of {length}; "
@@ -90,7 +91,7 @@ def r2d2_loss(
         double=config.double,
         rescaled=bool(config.value_rescaling),
     )
-    q_taken = online_q[:-1].gather(-1, batch.action[burn_in:].unsqueeze(-1)).squeeze(-1)
+    q_taken = online_q[:-1].gather(-1, batch.actions[ACTION][burn_in:].unsqueeze(-1)).squeeze(-1)
     counted = batch.steps[burn_in:] > 0
     if config.huber_delta:
         each = F.huber_loss(q_taken, targets, reduction="none", delta=config.huber_delta)

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 
 from sampleforge.ops.n_step import Flags, Floats, Windows
+from sampleforge.ops.tensors import mapped, moved
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames, stack_readers
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.spec import ACTION
 
 Indices = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ class Sequences:
     obs: dict[str, torch.Tensor]  # [L+1, B, ...]
     is_first: torch.Tensor  # bool [L+1, B], observations that begin an episode
     state: torch.Tensor  # float32 [B, S], the actor's recurrent state before obs[0]
-    action: torch.Tensor  # int64 [L, B]
+    actions: dict[str, torch.Tensor]  # [L, B, ...]
     returns: torch.Tensor  # float32 [L, B], of the window
     discount: torch.Tensor  # float32 [L, B], 0 where the episode terminated within the window
     steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is no window
@@ -39,32 +39,26 @@ class Sequences:
 
     def blank(self) -> Sequences:
         """Return a batch like this one of a single sequence, no step of which counts."""
-        plain = {
-            n: c.new_zeros(1, *c.shape[1:]) if n in _WITHOUT_TIME else c.new_zeros(len(c), 1)
-            for n, c in self._plain().items()
-        }
-        plain["scaled_probability"] += torch.inf
-        obs = {n: c.new_zeros(len(c), 1, *c.shape[2:]) for n, c in self.obs.items()}
-        return Sequences(obs=obs, **plain)
+        return mapped(
+            self,
+            lambda column: column.new_zeros(len(column), 1, *column.shape[2:]),
+            state=lambda column: column.new_zeros(1, *column.shape[1:]),
+            scaled_probability=lambda column: column.new_full((1,), torch.inf),
+        )
 
     def to(self, device: torch.device) -> Sequences:
-        plain = {n: c.to(device, non_blocking=True) for n, c in self._plain().items()}
-        obs = {n: leaf.to(device, non_blocking=True) for n, leaf in self.obs.items()}
-        return Sequences(obs=obs, **plain)
+        """Return the batch on another device."""
+        return moved(self, device)
 
     def pick(self, which: torch.Tensor) -> Sequences:
         """Return the sequences where ``which`` (bool [B]) is True."""
-        plain = {
-            n: c[which] if n in _WITHOUT_TIME else c[:, which] for n, c in self._plain().items()
-        }
-        return Sequences(obs={n: leaf[:, which] for n, leaf in self.obs.items()}, **plain)
 
-    def _plain(self) -> dict[str, torch.Tensor]:
-        return {n: c for n, c in self.__dict__.items() if n != "obs" and c is not None}
+        def of_rows(column: torch.Tensor) -> torch.Tensor:
+            return column[which]
 
-
-_WITHOUT_TIME = ("state", "scaled_probability")
-"""Columns without an axis of time."""
+        return mapped(
+            self, lambda column: column[:, which], state=of_rows, scaled_probability=of_rows
+        )
 
 
 class GatheredSequences(NamedTuple):
@@ -110,7 +104,7 @@ class SequenceReader:
         columns = slots.columns()
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2) for n in slots.obs}
         self._first = columns["first"].flatten(0, 2)
-        self._action = columns[f"action/{ACTION}"].flatten(0, 2)
+        self._actions = {n: columns[f"action/{n}"].flatten(0, 2) for n in slots.actions}
         self._states = columns["states"].flatten(0, 2)
         self._of_windows = [
             column.reshape(-1)
@@ -130,6 +124,7 @@ class SequenceReader:
         t = start * self._sequences.stride + np.arange(length + 1)[:, None]  # [L+1, B]
         seen = torch.from_numpy((slot * (shape.rollout + 1) + t) * shape.rows + row)
         at = ((slot * shape.rollout + t) * shape.rows + row)[:-1]
+        taken = torch.from_numpy(at)
         obs = {name: _take(leaf, seen) for name, leaf in self._obs.items()}
         for name, stacks in self._stacks.items():
             of_slot, of_row = (np.tile(each, length + 1) for each in (slot, row))
@@ -141,7 +136,7 @@ class SequenceReader:
             obs=obs,
             is_first=_take(self._first, seen),
             state=self._states.index_select(0, torch.from_numpy(items)),
-            action=_take(self._action, torch.from_numpy(at)),
+            actions={n: _take(leaf, taken) for n, leaf in self._actions.items()},
             returns=torch.from_numpy(windows.returns),
             discount=torch.from_numpy(windows.discount),
             steps=torch.from_numpy(windows.steps.astype(np.int64)),

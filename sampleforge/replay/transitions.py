@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from sampleforge.ops.tensors import mapped, moved
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames, stack_readers
 from sampleforge.rollouts.slots import TrajectorySlots
-from sampleforge.spec import ACTION
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """``B`` transitions: observation, action, and the n-step window from there on."""
+    """``B`` transitions: observation, actions, and the n-step window from there on."""
 
     obs: dict[str, torch.Tensor]  # [B, ...]
-    action: torch.Tensor  # int64 [B]
+    actions: dict[str, torch.Tensor]  # [B, ...]
     returns: torch.Tensor  # float32 [B]
     discount: torch.Tensor  # float32 [B], 0 where the episode terminated
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
@@ -35,32 +35,19 @@ class Transitions:
 
     def blank(self) -> Transitions:
         """Return a batch like this one of a single transition, which does not count."""
-
-        def zeros(column: torch.Tensor) -> torch.Tensor:
-            return column.new_zeros(1, *column.shape[1:])
-
-        plain = {n: zeros(column) for n, column in self.plain().items()}
-        plain["scaled_probability"] += torch.inf
-        return Transitions(
-            obs={n: zeros(leaf) for n, leaf in self.obs.items()},
-            next_obs={n: zeros(leaf) for n, leaf in self.next_obs.items()},
-            **plain,
+        return mapped(
+            self,
+            lambda column: column.new_zeros(1, *column.shape[1:]),
+            scaled_probability=lambda column: column.new_full((1,), torch.inf),
         )
 
     def to(self, device: torch.device) -> Transitions:
-        def move(leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            return {n: leaf.to(device, non_blocking=True) for n, leaf in leaves.items()}
+        """Return the batch on another device."""
+        return moved(self, device)
 
-        plain = move(self.plain())
-        return Transitions(obs=move(self.obs), next_obs=move(self.next_obs), **plain)
-
-    def plain(self) -> dict[str, torch.Tensor]:
-        """Return all columns but the observations, [B] each."""
-        columns = {n: getattr(self, n) for n in _PLAIN}
-        return {n: column for n, column in columns.items() if column is not None}
-
-
-_PLAIN = ("action", "returns", "discount", "scaled_probability", "reward")
+    def pick(self, which: torch.Tensor) -> Transitions:
+        """Return the transitions where ``which`` (bool [B]) is True."""
+        return mapped(self, lambda column: column[which])
 
 
 class Gathered(NamedTuple):
@@ -74,7 +61,7 @@ class Gathered(NamedTuple):
     @property
     def trained(self) -> int:
         """Number of env steps that are learned from."""
-        return len(self.transitions.action)
+        return len(self.transitions.returns)
 
 
 class TransitionReader:
@@ -98,15 +85,8 @@ class TransitionReader:
         self._stacks = stack_readers(slots, frames, copies)
         columns = slots.columns()
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2).numpy() for n in slots.obs}
-        self._step = {
-            name: columns[column].numpy().reshape(-1)
-            for name, column in {
-                "action": f"action/{ACTION}",
-                "returns": "returns",
-                "discount": "discount",
-                "reward": "reward",
-            }.items()
-        }
+        self._actions = {n: columns[f"action/{n}"].flatten(0, 2).numpy() for n in slots.actions}
+        self._step = {n: columns[n].flatten().numpy() for n in ("returns", "discount", "reward")}
         self._windows = slots.extras["steps"].reshape(-1)
         self._truncated = slots.truncated.reshape(-1)
         self._final = {n: columns[f"final/{n}"].flatten(0, 2) for n in slots.final_obs}
@@ -132,15 +112,16 @@ class TransitionReader:
             self._put_final(next_obs, items + (np.maximum(window, 1) - 1) * shape.rows)
         transitions = Transitions(
             obs=obs,
+            actions={n: _take(leaf, items) for n, leaf in self._actions.items()},
             next_obs=next_obs,
             scaled_probability=torch.from_numpy(scaled_probability.copy()),
-            **{n: torch.from_numpy(column.take(items)) for n, column in self._step.items()},
+            **{n: _take(column, items) for n, column in self._step.items()},
         )
         still_valid: npt.NDArray[np.bool_] = self._slots.generation.take(slot) == generations
         for stacks in self._stacks.values():
             stacks.assert_whole(slot[still_valid])
         if np.count_nonzero(still_valid) < len(items):
-            transitions = _pick(transitions, still_valid)
+            transitions = transitions.pick(torch.from_numpy(still_valid))
         return Gathered(transitions, still_valid)
 
     def _read_obs(
@@ -174,12 +155,6 @@ class TransitionReader:
             next_obs[name].index_copy_(0, into.to(seen.device), seen)
 
 
-def _pick(transitions: Transitions, which: npt.NDArray[np.bool_]) -> Transitions:
-    """Return the transitions where ``which`` (bool [B]) is True."""
-    mask = torch.from_numpy(which)
-    plain = {n: column[mask] for n, column in transitions.plain().items()}
-    return Transitions(
-        obs={n: leaf[mask] for n, leaf in transitions.obs.items()},
-        next_obs={n: leaf[mask] for n, leaf in transitions.next_obs.items()},
-        **plain,
-    )
+def _take(column: npt.NDArray[Any], items: Indices) -> torch.Tensor:
+    """Return the rows ``items`` [B] of a column [N, ...], as [B, ...]."""
+    return torch.from_numpy(column.take(items, axis=0))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from sampleforge.ops.tensors import moved
 from sampleforge.rollouts.slots import PER_ROLLOUT, TrajectorySlots, length
 from sampleforge.shared.staging import page_lock, wait_for_copies
 
@@ -41,18 +42,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on another device."""
-
-        def move(column: torch.Tensor) -> torch.Tensor:
-            return column.to(device, non_blocking=True)
-
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            column = getattr(self, field.name)
-            if isinstance(column, dict):
-                moved[field.name] = {name: move(leaf) for name, leaf in column.items()}
-            else:
-                moved[field.name] = None if column is None else move(column)
-        return Batch(**moved)
+        return moved(self, device)
 
 
 class BatchBuilder:

@@ -51,7 +51,7 @@ def test_the_loss_is_the_weighted_huber_loss_and_its_gradient(delta: float) -> N
     config = DqnConfig(huber_delta=delta)
     output = dqn_loss(online, target, batch, 0.4, config)
     goal = q_targets(online, target, batch, config)
-    taken = online.q_values(batch.obs)[range(6), batch.action]
+    taken = online.q_values(batch.obs)[range(6), batch.actions["action"]]
     weights = [float(o) ** -0.4 for o in batch.scaled_probability]
     total = 0.0
     for i in range(6):

@@ -50,7 +50,7 @@ def sequences(model: QNetwork, ends: tuple[int, ...] = (8,)) -> tuple[Sequences,
         obs={"obs": torch.randn(LENGTH + 1, BATCH, 2)},
         is_first=torch.from_numpy(first),
         state=torch.randn(BATCH, model.state_size).tanh(),
-        action=torch.randint(0, ACTIONS, (LENGTH, BATCH)),
+        actions={"action": torch.randint(0, ACTIONS, (LENGTH, BATCH))},
         returns=torch.from_numpy(windows.returns),
         discount=torch.from_numpy(windows.discount),
         steps=torch.from_numpy(windows.steps).long(),
@@ -101,7 +101,9 @@ def test_loss_and_priorities_are_the_literal_sums(core: str, double: bool) -> No
             if not (b == 0 and last == 9):  # else it terminated
                 value = of_target[last, b, int(chooser[last, b].argmax())]
                 goal += GAMMA ** (last - t) * float(unrescale(value))
-            error = float(rescale(torch.tensor(goal)) - of_online[t, b, batch.action[t, b]])
+            error = float(
+                rescale(torch.tensor(goal)) - of_online[t, b, batch.actions["action"][t, b]]
+            )
             sizes.append(abs(error))
             total += (
                 scaled_probability[b]
@@ -185,7 +187,7 @@ def maze(batch: int, state_size: int) -> tuple[Sequences, torch.Tensor, torch.Te
         obs={"obs": torch.stack((first * (2.0 * cues - 1), junction.float()), -1)},
         is_first=first,
         state=torch.zeros(batch, state_size),
-        action=action,
+        actions={"action": action},
         returns=torch.from_numpy(windows.returns),
         discount=torch.from_numpy(windows.discount),
         steps=torch.from_numpy(windows.steps).long(),

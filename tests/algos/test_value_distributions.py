@@ -163,7 +163,7 @@ def literal_categorical(
     """(cross-entropy, divergence) of transition i."""
     atoms, count = atoms_of(config), config.num_atoms
     after = target.outputs(batch.next_obs)[i, best].detach().softmax(-1)
-    ours = online.outputs(batch.obs)[i, batch.action[i]].detach().softmax(-1)
+    ours = online.outputs(batch.obs)[i, batch.actions["action"][i]].detach().softmax(-1)
     step = atoms[1] - atoms[0]
     goal = [0.0] * count
     for j, z in enumerate(atoms):
@@ -180,7 +180,7 @@ def literal_quantiles(
 ) -> tuple[float, float]:
     """(sum over our quantiles of the mean over theirs, that divided by their number)."""
     after = target.outputs(batch.next_obs)[i, best].detach()
-    ours = online.outputs(batch.obs)[i, batch.action[i]].detach()
+    ours = online.outputs(batch.obs)[i, batch.actions["action"][i]].detach()
     count, total = config.num_atoms, 0.0
     for k, j in itertools.product(range(count), range(count)):
         moved = float(batch.returns[i]) + float(batch.discount[i]) * raw(float(after[j]), config)

@@ -197,7 +197,7 @@ def test_transitions_are_read_as_they_were_written() -> None:
         assert found.next_obs["obs"][i].tolist() == slots.obs["obs"][slot, t + window, row].tolist()
         life = found.obs["obs"][i, 0]
         assert found.returns[i] == life == found.next_obs["obs"][i, 0]
-        assert found.action[i] == life % 4 and found.discount[i] == 0.5
+        assert found.actions["action"][i] == life % 4 and found.discount[i] == 0.5
 
 
 def test_items_that_were_evicted_before_reading_are_left_out() -> None:
@@ -208,7 +208,7 @@ def test_items_that_were_evicted_before_reading_are_left_out() -> None:
     replay.insert()  # evicts the first slot: debug mode has overwritten it
     found, still_valid = TransitionReader(replay.slots).read(*drawn)
     assert 0 < still_valid.sum() < 64
-    assert len(found.action) == len(found.scaled_probability) == still_valid.sum()
+    assert len(found.actions["action"]) == len(found.scaled_probability) == still_valid.sum()
     assert (found.obs["obs"][:, 0] > 1).all() and (found.next_obs["obs"][:, 0] > 1).all()
     for _ in range(3):
         replay.insert()

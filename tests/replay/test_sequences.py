@@ -76,7 +76,7 @@ class CheckingReader(SequenceReader):
         if still.any():
             batch = found.sequences.pick(torch.from_numpy(still[found.still_valid]))
             q = self.network.unroll(batch.obs, batch.state, batch.is_first)[0][:-1]
-            taken = q.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+            taken = q.gather(-1, batch.actions["action"].unsqueeze(-1)).squeeze(-1)
             for name, now in (("value", q.amax(-1)), ("taken", taken)):
                 np.testing.assert_allclose(now, saw[name][:, still], rtol=1e-4, atol=1e-4)
         return found
@@ -96,16 +96,16 @@ def check_sequence(batch: Sequences, b: int, config: ApexConfig) -> None:
             assert then[1] == now[1] + 1 and then[2] == 0
         else:
             assert then[1] == now[1] and then[2] == now[2] + 1, "the next step, and no other"
-            assert then[3] == batch.action[t, b]
+            assert then[3] == batch.actions["action"][t, b]
         if steps == 0:
             continue
-        numbers = (batch.action, batch.returns, batch.discount)
+        numbers = (batch.actions["action"], batch.returns, batch.discount)
         action, returns, discount = (float(column[t, b]) for column in numbers)
         after = obs[t + steps]
         if discount == 0 and after[1] > now[1]:  # a same-step environment's, of no account
             after = np.array([*now[:2], now[2] + steps, action], np.float32)
         check_transition(now, int(action), returns, discount, after, config)
-        full = steps == config.n_step or t + steps == len(batch.action)
+        full = steps == config.n_step or t + steps == len(batch.returns)
         assert full or bool(batch.is_first[t + steps : t + steps + 2, b].any()), "as long as can be"
 
 

@@ -159,17 +159,17 @@ class CheckingLearner(DqnLearner):
         assert (
             torch.isfinite(batch.scaled_probability).all() and (batch.scaled_probability > 0).all()
         )
-        for i in range(len(batch.action)):
+        for i in range(len(batch.returns)):
             now, after = (leaves["obs"][i].numpy() for leaves in (batch.obs, batch.next_obs))
-            action, discount = int(batch.action[i]), float(batch.discount[i])
+            action, discount = int(batch.actions["action"][i]), float(batch.discount[i])
             length = episode_length(int(now[0]), int(now[1]), LONGEST)
             if discount == 0 and after[1] > now[1]:  # a same-step environment's, of no account
                 after = np.array([*now[:2], length, action], np.float32)
             check_transition(now, action, float(batch.returns[i]), discount, after, self.config)
             self.truncated += discount > 0 and after[2] == length
-        self.checked += len(batch.action)
+        self.checked += len(batch.returns)
         self.version += 1
-        errors = self.random.gamma(0.5, size=len(batch.action)).astype(np.float32)
+        errors = self.random.gamma(0.5, size=len(batch.returns)).astype(np.float32)
         return UpdateResult({"checked": float(self.checked)}, errors)
 
 

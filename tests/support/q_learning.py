@@ -37,7 +37,7 @@ def transitions(batch: int = 6, masked: bool = False, seed: int = 0) -> Transiti
         following["action_mask"][::3] = 0  # a final observation allows nothing
     return Transitions(
         obs=obs,
-        action=torch.randint(0, ACTIONS, (batch,)),
+        actions={"action": torch.randint(0, ACTIONS, (batch,))},
         returns=torch.randn(batch),
         discount=discount,
         next_obs=following,

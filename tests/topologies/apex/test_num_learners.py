@@ -58,8 +58,8 @@ class PoolReader:
             return {n: draw(*after, POOL, *o.shape) for n, o in spec.observations.items()}
 
         shape = (*self.time, POOL)
+        self.actions = {ACTION: torch.randint(0, choices, shape, generator=torch_seed)}
         self.columns = {
-            "action": torch.randint(0, choices, shape, generator=torch_seed),
             "returns": draw(*shape) + 1.0,
             "discount": torch.where(draw(*shape) > 1.0, 0.0, 0.97),
             "reward": draw(*shape),
@@ -84,11 +84,18 @@ class PoolReader:
         if not self.time:
             plain = {n: c[at] for n, c in self.columns.items()}
             obs, after = ({n: o[at] for n, o in x.items()} for x in (self.obs, self.next_obs))
-            batch = Transitions(obs=obs, next_obs=after, scaled_probability=probability, **plain)
+            batch = Transitions(
+                obs=obs,
+                actions={n: a[at] for n, a in self.actions.items()},
+                next_obs=after,
+                scaled_probability=probability,
+                **plain,
+            )
             return Gathered(batch, still_valid)
         plain = {n: c[:, at] for n, c in self.columns.items()}
         sequences = Sequences(
             obs={n: o[:, at] for n, o in self.obs.items()},
+            actions={n: a[:, at] for n, a in self.actions.items()},
             is_first=self.first[:, at],
             state=self.state[at],
             scaled_probability=probability,
