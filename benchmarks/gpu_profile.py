@@ -24,8 +24,8 @@ from cases import filled_slots, prepared, seconds_of
 from torch.profiler import ProfilerActivity, profile
 
 from sampleforge.algos.captured import CudaGraphs
-from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import SampledPolicy
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
@@ -58,7 +58,7 @@ def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[B
     return builder.take(), plan
 
 
-def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> Learner:
+def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> PpoLearner:
     maker = model_maker(config, spec, 0)
     learner = make_learner(maker, config, plan, ResumePoint(0), compiled=how == "compiled")
     if how == "graph":

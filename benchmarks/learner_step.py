@@ -27,7 +27,7 @@ from machine import describe, table
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.transitions import Transitions
@@ -75,8 +75,8 @@ def ppo(
     builder.add(0)
     batch = builder.take()
 
-    def learner(loss: type[AppoLoss]) -> Learner:
-        return Learner(
+    def learner(loss: type[AppoLoss]) -> PpoLearner:
+        return PpoLearner(
             seeded_model(config.model, spec, 1),
             loss(config, config.gamma, normalises_returns=config.normalise_returns),
             config,
@@ -96,7 +96,7 @@ def ppo(
 
 
 def first_difference(
-    config: AppoConfig, learner: Callable[[type[AppoLoss]], Learner], batch: Batch
+    config: AppoConfig, learner: Callable[[type[AppoLoss]], PpoLearner], batch: Batch
 ) -> float:
     """Return the largest difference of the gradients of an update of a single step."""
     found = []

@@ -63,18 +63,18 @@ class UpdateClock(Callback):
     def on_learner_update(self, update: Any) -> None:
         if self._spent is not None:
             return
-        from sampleforge.algos.learner import Learner
+        from sampleforge.algos.ppo_learner import PpoLearner
 
         self._spent = spent = np.memmap(self.file, np.float64, "r+")
-        plain = Learner.update
+        plain = PpoLearner.update
 
-        def timed(learner: Learner, *args: Any) -> dict[str, float]:
+        def timed(learner: PpoLearner, *args: Any) -> dict[str, float]:
             begun = process_time()
             metrics = plain(learner, *args)
             spent[0] += process_time() - begun
             return metrics
 
-        Learner.update = timed  # type: ignore[assignment, method-assign]
+        PpoLearner.update = timed  # type: ignore[assignment, method-assign]
 
 
 class Mark(NamedTuple):

@@ -28,12 +28,12 @@ from sampleforge.algos.flat_parameters import (
 )
 from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner_state import (
-    Tensors,
     load_tensors,
     load_values,
     state_tensors,
     state_values,
 )
+from sampleforge.algos.learning import Tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size

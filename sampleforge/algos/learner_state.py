@@ -4,26 +4,13 @@ weights, the optimiser, and where the learning is."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from sampleforge.algos.flat_parameters import Optimiser, load_optimiser, optimiser_tensors
-
-Tensors = dict[str, torch.Tensor]
-
-
-class Learning(Protocol):
-    """A learner, whose policy is of ``version`` and has learned from ``env_steps``. ``tag`` holds
-    plain values that others keep with the state."""
-
-    version: int
-    env_steps: int
-    tag: dict[str, Any]
-
-    def hyperparameters(self) -> dict[str, Any]: ...
-    def change(self, new: Mapping[str, Any]) -> None: ...
+from sampleforge.algos.learning import Learner, Tensors
 
 
 def state_tensors(
@@ -55,7 +42,7 @@ def load_tensors(networks: Mapping[str, nn.Module], optimiser: Optimiser, tensor
     load_optimiser(optimiser, tensors)
 
 
-def state_values(learner: Learning) -> dict[str, Any]:
+def state_values(learner: Learner) -> dict[str, Any]:
     """Return the plain values of a learner's state."""
     return {
         "version": learner.version,
@@ -65,7 +52,7 @@ def state_values(learner: Learning) -> dict[str, Any]:
     }
 
 
-def load_values(learner: Learning, plain: Mapping[str, Any]) -> None:
+def load_values(learner: Learner, plain: Mapping[str, Any]) -> None:
     """Restore what `state_values` has returned."""
     learner.version = plain["version"]
     learner.env_steps = plain.get("env_steps", 0)

@@ -14,15 +14,15 @@ from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import ImitationConfig
 from sampleforge.algos.flat_parameters import Adam, Frozen, flatten
 from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS, changed, check_names, values
-from sampleforge.algos.learner import to_floats
 from sampleforge.algos.learner_state import (
-    Tensors,
     load_tensors,
     load_values,
     state_tensors,
     state_values,
 )
+from sampleforge.algos.learning import Tensors
 from sampleforge.algos.policy import autocast
+from sampleforge.algos.ppo_learner import to_floats
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.offline.stored_steps import Mixture, StoredBatch
 from sampleforge.ops.advantage_weighting import (

@@ -16,7 +16,7 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import WHOLE, Share
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.learning import Learner
 from sampleforge.algos.policy import (
     NewSeed,
     Policy,
@@ -24,6 +24,7 @@ from sampleforge.algos.policy import (
     SampledPolicy,
     keep_seed,
 )
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -51,19 +52,13 @@ _POLICY_STREAM = 1_000_000
 the env rows."""
 
 
-class LoadableLearner(Protocol):
-    """A learner that can be restored from its ``state()``."""
-
-    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
-
-
 class Resume(Protocol):
     """The checkpoint from which a run resumes. It can be sent to other processes."""
 
     def weights(self, model: torch.nn.Module) -> int:
         """Load the weights into ``model``; return their policy version."""
 
-    def learner(self, learner: LoadableLearner) -> None:
+    def learner(self, learner: Learner) -> None:
         """Load the whole state into ``learner``."""
 
     def plain(self) -> dict[str, Any]:
@@ -185,13 +180,13 @@ def make_learner(
     varies: bool = False,
     share: Share = WHOLE,
     device: str | None = None,
-) -> Learner:
+) -> PpoLearner:
     """Return the learner with its initial state, or that of the checkpoint. ``varies``: the number
     of env steps of a batch varies. ``share``: the part of each batch that this learner has, if
     there are several; ``device``: this learner's (default: the plan's)."""
     config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
     on = torch.device(device or plan.device)
-    learner = Learner(
+    learner = PpoLearner(
         new_model(),
         AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns),
         config,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.learning import Learner
 from sampleforge.distributed.group import join_solo
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.runtime.machine import human_bytes
@@ -21,7 +22,6 @@ from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.group_learner import GroupLearnerWorker, SharingLearner
 from sampleforge.workers.group_member import GroupMember
-from sampleforge.workers.rank_sync import Stateful
 
 
 class Learners(NamedTuple):
@@ -36,7 +36,7 @@ class Learners(NamedTuple):
 class LearnerMaker(Protocol):
     """The parts of a topology's learners, by the index of a learner."""
 
-    def new_learner(self, index: int, averaging: Averaging) -> Stateful:
+    def new_learner(self, index: int, averaging: Averaging) -> Learner:
         """Return the learner with its initial state, or that of the checkpoint."""
 
     def new_worker(

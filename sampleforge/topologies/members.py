@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.learning import Learner
 from sampleforge.config import ConfigError
 from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
@@ -96,7 +95,7 @@ def member_channels(
     return MemberChannels(policy, board, count, max_policy_lag, inbox)
 
 
-def begin_with(learner: Learner | DqnLearner, policy: PolicyStart) -> None:
+def begin_with(learner: Learner, policy: PolicyStart) -> None:
     """Give the learner of a policy that begins the hyperparameters that it begins with."""
     if policy.start.resume is not None or not policy.hyperparameters:
         return

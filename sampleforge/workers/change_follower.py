@@ -9,28 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
+from sampleforge.algos.learning import Learner
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.spec import ENV_PREFIX
 
 RNG = "rng/"
 """Beginning of the names of random generators in the tensors of a learner's state."""
-
-
-class ChangeableLearner(Protocol):
-    """A learner whose hyperparameters and weights may change: `Learner` or `DqnLearner`.
-    ``env_steps``: those that have led to its weights; ``tag``: plain values that are stored and
-    copied with its state.
-    """
-
-    version: int
-    env_steps: int
-    tag: dict[str, Any]
-
-    def hyperparameters(self) -> dict[str, Any]: ...
-    def change(self, new: Mapping[str, Any]) -> None: ...
-    def reseed(self, seed: int) -> None: ...
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
-    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -129,26 +113,26 @@ class ChangeFollower:
         self._raised_by = (max_policy_lag or 0) + 1
         self._index = index
 
-    def count(self, learner: ChangeableLearner) -> int:
+    def count(self, learner: Learner) -> int:
         """Return the env steps that have led to the learner's weights by now."""
         return learner.env_steps if self._count is None else self._count()
 
-    def due(self, learner: ChangeableLearner) -> int:
+    def due(self, learner: Learner) -> int:
         """Return the number of the newest change that is due."""
         return self._source.due(learner.env_steps)
 
-    def has_applied(self, learner: ChangeableLearner, number: int) -> bool:
+    def has_applied(self, learner: Learner, number: int) -> bool:
         """Return whether change ``number`` is part of the learner's state."""
         return number <= int(learner.tag.get("change", 0))
 
-    def apply(self, learner: ChangeableLearner, number: int) -> None:
+    def apply(self, learner: Learner, number: int) -> None:
         """Apply all changes up to ``number`` that the learner has not applied. The state is
         complete when this returns, but no other process knows of it before `confirm`."""
         for each in range(learner.tag.get("change", 0) + 1, number + 1):
             self._apply(learner, self._source.read(each))
             learner.tag |= {"change": each, "at": learner.env_steps}
 
-    def _apply(self, learner: ChangeableLearner, change: Change) -> None:
+    def _apply(self, learner: Learner, change: Change) -> None:
         tag, version = dict(learner.tag), learner.version
         if change.state is not None:
             donor, plain = change.state
@@ -165,7 +149,7 @@ class ChangeFollower:
             learner.reseed(change.segment.seed)
             learner.tag["segment"] = list(change.segment)
 
-    def confirm(self, learner: ChangeableLearner) -> None:
+    def confirm(self, learner: Learner) -> None:
         """Report the state of the learner to the driver and the actors, once it is safe in shared
         memory and its weights are published; also after each update."""
         if self._index == 0:

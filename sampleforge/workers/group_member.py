@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from sampleforge.algos.averaging import Averaging, DataParallel, Local
+from sampleforge.algos.learning import Learner
 from sampleforge.distributed.group import RankGroup, RankLost, SoloGroup
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.workers.change_follower import ChangeFollower
-from sampleforge.workers.rank_sync import MetricsSync, Stateful, check_same_state, share_state
+from sampleforge.workers.rank_sync import MetricsSync, check_same_state, share_state
 from sampleforge.workers.state_load import LoadedState, StateLoad
 from sampleforge.workers.worker import StopFlag
 
@@ -51,7 +52,7 @@ class GroupMember:
         index: int,
         counter_row: int,
         join: Callable[[int], RankGroup],
-        new_learner: Callable[[Averaging], Stateful],
+        new_learner: Callable[[Averaging], Learner],
         weights: SharedWeights | None,
         progress: Progress,
         stop: StopFlag,
@@ -83,7 +84,7 @@ class GroupMember:
         self._group: RankGroup | None = None
         self._loaded: LoadedState | None = None
 
-    def start(self) -> Stateful:
+    def start(self) -> Learner:
         """Join the group and return the learner, which averages its gradients over the group."""
         self._count = self._progress.counters.row(self._counter_row)
         self._count["heartbeat"][0] = math.inf  # it may wait for other members without a limit

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sampleforge.algos.learning import Learner
 from sampleforge.rollouts.batch_source import Batches, BatchSource
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runtime.threads import limit_threads
@@ -23,15 +24,10 @@ from sampleforge.workers.worker import EventDriven
 Save = Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
 
 
-class BatchLearner(Protocol):
-    """A learner that takes batch after batch: `Learner`, `MarwilLearner`."""
+class BatchLearner(Learner, Protocol):
+    """A learner that takes batch after batch: `PpoLearner`, `MarwilLearner`."""
 
-    version: int
-
-    @property
-    def model(self) -> torch.nn.Module: ...
     def update(self, batch: Any, progress: float) -> dict[str, float]: ...
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
 
 
 def at_once() -> bool:

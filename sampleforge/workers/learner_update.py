@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 
+from sampleforge.algos.learning import Learner
 from sampleforge.workers.callback import Hook, WorkerCallbacks, call, numbers
 from sampleforge.workers.metrics import CUSTOM
-
-
-class Updated(Protocol):
-    """A learner after an update."""
-
-    version: int
-
-    @property
-    def model(self) -> torch.nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class UpdateHooks:
         (self._policy,) = callbacks.policies
         self._index = callbacks.worker
 
-    def __call__(self, learner: Updated, metrics: dict[str, float]) -> None:
+    def __call__(self, learner: Learner, metrics: dict[str, float]) -> None:
         """Call the hooks, and add the numbers that they give to the ``metrics`` of the update, from
         which `ReportMetrics` makes their mean, minimum and maximum."""
         shown = MappingProxyType(dict(metrics))

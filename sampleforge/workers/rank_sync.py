@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
 
 import numpy as np
 import safetensors.torch
 import torch
 
+from sampleforge.algos.learning import Learner
 from sampleforge.distributed.group import RankGroup
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.records import EpisodeList, EpisodeRecord
@@ -59,27 +58,11 @@ class MetricsSync:
                 self._known.extend([record])
 
 
-class Stateful(Protocol):
-    """A learner: `Learner` or `DqnLearner`."""
-
-    version: int
-    env_steps: int
-    tag: dict[str, Any]
-
-    @property
-    def model(self) -> torch.nn.Module: ...
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
-    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
-    def hyperparameters(self) -> dict[str, Any]: ...
-    def change(self, new: Mapping[str, Any]) -> None: ...
-    def reseed(self, seed: int) -> None: ...
-
-
 class RanksDiverged(RuntimeError):
     """The ranks do not hold the same weights, optimiser state and statistics."""
 
 
-def share_state(learner: Stateful, group: RankGroup, source: int = 0) -> None:
+def share_state(learner: Learner, group: RankGroup, source: int = 0) -> None:
     """Copy the whole learner state of rank ``source`` to every rank, and check that all have it.
     All ranks call this together."""
     if group.rank == source:
@@ -92,7 +75,7 @@ def share_state(learner: Stateful, group: RankGroup, source: int = 0) -> None:
     check_same_state(learner, group)
 
 
-def check_same_state(learner: Stateful, group: RankGroup) -> None:
+def check_same_state(learner: Learner, group: RankGroup) -> None:
     """Compare the state of all ranks by checksum. Raises RanksDiverged, on every rank."""
     sums = group.all_gather(torch.tensor([checksum(learner)], dtype=torch.float64))[:, 0].tolist()
     if len(set(sums)) > 1:
@@ -104,7 +87,7 @@ def check_same_state(learner: Stateful, group: RankGroup) -> None:
         )
 
 
-def checksum(learner: Stateful) -> int:
+def checksum(learner: Learner) -> int:
     """Return a checksum of all tensors and plain values of the state, of 48 bits, which float64
     holds exactly."""
     tensors, plain = learner.state()

@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 
+from sampleforge.algos.learning import Learner
+
 REQUEST = "load"
 """The kind of request by which the driver asks a learner to load a state: see `StateLoad`."""
 NETWORKS = ("model/", "target/")
 """Beginnings of the names of the weights in a learner's state; a learner may lack the second."""
-
-
-class LoadingLearner(Protocol):
-    """A learner whose state can be replaced: `Learner` or `DqnLearner`."""
-
-    version: int
-    tag: dict[str, Any]
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
-    def load(self, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class StateLoad:
     file: Path
     raised_by: int
 
-    def is_part_of(self, learner: LoadingLearner) -> bool:
+    def is_part_of(self, learner: Learner) -> bool:
         """Return whether the learner has loaded this state, also in an earlier life."""
         return int(learner.tag.get(REQUEST, 0)) >= self.number
 
@@ -63,7 +55,7 @@ class LoadedState:
     plain: dict[str, Any]
     raised_by: int
 
-    def put_into(self, learner: LoadingLearner) -> None:
+    def put_into(self, learner: Learner) -> None:
         """Replace the state of ``learner``, between two updates. The policy version never goes
         back. Weights alone leave the rest of the state: the optimiser's moments, the
         hyperparameters, the random generators."""

@@ -14,7 +14,7 @@ from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.captured import CapturedWork, CudaGraphs
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models import mlp_passes
 from sampleforge.ops import returns
 from tests.support.graphs import copy_of, rollouts
@@ -33,7 +33,7 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp_passes, "numpy_tanh_", torch.tanh_)
 
 
-def weights_of(learner: Learner | DqnLearner) -> dict[str, torch.Tensor]:
+def weights_of(learner: PpoLearner | DqnLearner) -> dict[str, torch.Tensor]:
     tensors, _ = learner.state()
     return tensors
 
@@ -60,7 +60,7 @@ def test_updates_from_a_graph_are_those_without_one(
     and other hyperparameters in between. The learning rates are numbers that float32, of
     which a graph's rate is, has exactly. A graph holds steps by autograd, so those without a graph
     are too: steps by hand are equal up to rounding (`test_stepwise`)."""
-    monkeypatch.setattr(Learner, "_stepwise", lambda self, experience: None)
+    monkeypatch.setattr(PpoLearner, "_stepwise", lambda self, experience: None)
     monkeypatch.setattr(AppoLoss, "by_hand", lambda *_: None)
     chosen = config(
         **{"lr_schedule": "linear", "train_for_env_steps": 1000, "learning_rate": 2**-10, **more}

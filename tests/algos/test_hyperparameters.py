@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.config import ConfigError
 from tests.support.learners import config, learner_of, one_batch
 
 
-def weights(learner: Learner) -> list[torch.Tensor]:
+def weights(learner: PpoLearner) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in learner.model.state_dict().values()]
 
 

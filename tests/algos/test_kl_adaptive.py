@@ -11,7 +11,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.experience import experience_of
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.update_kl import KL_STEPS, UpdateKl
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import ActionDistribution
@@ -112,7 +112,7 @@ def test_the_kl_of_a_sample_of_a_large_batch_is_accurate(
 
 def whole_kl(chosen: AppoConfig, batch: Batch) -> float:
     """KL of the same update over the whole batch."""
-    learner: Learner = learner_of(chosen)
+    learner: PpoLearner = learner_of(chosen)
 
     def distribution() -> ActionDistribution:
         with torch.no_grad():

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
-from sampleforge.algos.learner import Learner
 from sampleforge.algos.policy import SampledPolicy
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
 from sampleforge.shared.weights import SharedWeights
 from tests.support.graphs import updates
@@ -93,7 +93,7 @@ def test_the_watcher_reports_operations_that_wait_for_the_device(
 def test_updates_and_acting_do_not_wait_for_the_device(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    learning = watch(monkeypatch, Learner, "update")
+    learning = watch(monkeypatch, PpoLearner, "update")
     acting = watch(monkeypatch, SampledPolicy, "act")
     chosen = config(**more, inference="worker")  # as on a device
     assert chosen.model.normalise_observations and chosen.normalise_returns

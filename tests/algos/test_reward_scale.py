@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sampleforge.algos.experience import Experience
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.algos.return_scale import HORIZON, ReturnScale
 from sampleforge.api import Trainer
 from sampleforge.models.config import ModelConfig
@@ -209,7 +209,7 @@ def test_returns_that_are_no_longer_normalised_have_the_scale_one() -> None:
     assert learner.model.value_scale == 1
 
 
-def fresh(chosen: AppoConfig) -> Learner:
+def fresh(chosen: AppoConfig) -> PpoLearner:
     """A learner as a run begins with."""
     learner = learner_of(chosen)
     learner.model.value_scale.zero_()

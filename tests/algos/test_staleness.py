@@ -14,7 +14,7 @@ import torch
 
 import sampleforge.topologies.appo.plan
 from sampleforge.algos.averaging import DataParallel
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.api import train
 from sampleforge.cli.running import run
 from sampleforge.config import ConfigError
@@ -45,13 +45,13 @@ def aged(batch: Batch, columns: int) -> Batch:
     return dataclasses.replace(batch, version=version)
 
 
-def state_of(learner: Learner) -> dict[str, torch.Tensor]:
+def state_of(learner: PpoLearner) -> dict[str, torch.Tensor]:
     """What gradient steps change."""
     names = ("model/actor", "model/policy", "model/value_w", "model/value_b", "optimiser/")
     return {n: t for n, t in learner.state()[0].items() if n.startswith(names)}
 
 
-def moving_learner(**kwargs: Any) -> tuple[Learner, Batch]:
+def moving_learner(**kwargs: Any) -> tuple[PpoLearner, Batch]:
     """A learner whose optimiser has momentum, and a batch."""
     chosen = config(**kwargs)
     learner = learner_of(dataclasses.replace(chosen, max_policy_lag=10))

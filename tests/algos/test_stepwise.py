@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from tests.support.graphs import rollouts
 from tests.support.learners import SMALL, config, model_of
 
@@ -72,7 +72,7 @@ def test_updates_by_hand_are_those_by_autograd(
     chosen = dataclasses.replace(chosen, minibatch_size=24)  # of 64 env steps, 8 of a row
     found = []
     for loss in (AppoLoss, ByAutograd):
-        learner = Learner(
+        learner = PpoLearner(
             model_of(chosen),
             loss(chosen, chosen.gamma, normalises_returns=normalise_returns),
             chosen,

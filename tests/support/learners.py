@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
@@ -42,8 +42,8 @@ def model_of(config: AppoConfig) -> ActorCritic:
 
 def learner_of(
     config: AppoConfig, device: torch.device = CPU, model: ActorCritic | None = None
-) -> Learner:
-    return Learner(
+) -> PpoLearner:
+    return PpoLearner(
         model_of(config) if model is None else model,
         AppoLoss(config, config.gamma),
         config,

@@ -11,7 +11,7 @@ import torch
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.experience import WHOLE, Share
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
 from sampleforge.topologies.builders import seeded_model
@@ -46,10 +46,10 @@ def learner_of(
     averaging: DataParallel | None = None,
     batch_size: int | None = None,
     share: Share = WHOLE,
-) -> Learner:
+) -> PpoLearner:
     with ONE_AT_A_TIME:  # torch's global generator, which the ranks' threads share, is seeded
         model = seeded_model(config.model, spec_of(config), seed=1)
-    return Learner(
+    return PpoLearner(
         model,
         AppoLoss(config, config.gamma),
         config,
@@ -90,7 +90,7 @@ Learned = tuple[dict[str, torch.Tensor], dict[str, float]]
 """A learner's tensors at the end, and what it said of its last update."""
 
 
-def learned(learner: Learner, parts: list[Batch]) -> Learned:
+def learned(learner: PpoLearner, parts: list[Batch]) -> Learned:
     metrics: dict[str, float] = {}
     for number, part in enumerate(parts):
         metrics = learner.update(part, progress=number / UPDATES)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import resolve_encoder
@@ -197,12 +197,12 @@ def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
 ) -> None:
     """In a whole run: of the steps that are learned from, each is of the copy that learns."""
     first_of: dict[tuple[int, int], int] = {}
-    """Learner and segment -> the first policy version of that copy."""
+    """PpoLearner and segment -> the first policy version of that copy."""
     learned: list[int] = []
     stale: list[int] = []
-    update = Learner.update
+    update = PpoLearner.update
 
-    def checked(self: Learner, batch: Batch, progress: float) -> dict[str, float]:
+    def checked(self: PpoLearner, batch: Batch, progress: float) -> dict[str, float]:
         segment = self.tag.get("segment", [0])[0]
         first_of.setdefault((id(self), segment), self.version)
         first = first_of[id(self), segment]
@@ -214,7 +214,7 @@ def test_a_learner_is_given_no_batch_whose_counted_steps_have_mixed_weights(
         assert metrics["stale_steps"] == stale[-1]
         return metrics
 
-    monkeypatch.setattr(Learner, "update", checked)
+    monkeypatch.setattr(PpoLearner, "update", checked)
     sizes: dict[str, Any] = {"num_envs_per_worker": 4, "num_splits": 2, "rollout": 16}
     sizes |= {"batch_size": 96 if async_rl else 64, "max_policy_lag": LAG, "num_policies": 3}
     rounds: dict[str, Any] = {"pbt_variant": "truncation", "pbt_start": 600, "pbt_period": 400}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.rollouts.batch import Batch
 from sampleforge.shared.member_board import ChangeInbox, MemberBoard, Segment
 from sampleforge.shared.state_snapshot import StateSnapshot
@@ -26,7 +26,7 @@ LAG = 7
 CHOSEN = config(max_policy_lag=LAG, async_rl=False, num_epochs=2, minibatch_size=32, batch_size=64)
 
 
-def trained(updates: int, seed: int = 1) -> Learner:
+def trained(updates: int, seed: int = 1) -> PpoLearner:
     """A learner after some updates, with a state of its own."""
     learner = learner_of(CHOSEN)
     learner.reseed(seed)
@@ -53,14 +53,14 @@ class Driver:
         self,
         number: int,
         hyperparameters: Mapping[str, Any],
-        donor: Learner | None = None,
+        donor: PpoLearner | None = None,
         segment: Segment | None = None,
     ) -> None:
         tensors, plain = ({}, {}) if donor is None else donor.state()
         plain = {"hyperparameters": dict(hyperparameters), "segment": segment, "state": plain}
         self.inbox.send(number, tensors, plain)
 
-    def apply(self, learner: Learner) -> None:
+    def apply(self, learner: PpoLearner) -> None:
         """What a learner does after an update."""
         due = self.follower.due(learner)
         if not self.follower.has_applied(learner, due):
@@ -73,7 +73,7 @@ def driver() -> Driver:
     return Driver()
 
 
-def differences(one: Learner, other: Learner) -> set[str]:
+def differences(one: PpoLearner, other: PpoLearner) -> set[str]:
     """The tensors of the states that differ."""
     (a, _), (b, _) = one.state(), other.state()
     assert a.keys() == b.keys()

@@ -11,7 +11,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 if TYPE_CHECKING:
     import torch
 
-    from sampleforge.topologies.builders import LoadableLearner
+    from sampleforge.algos.learning import Learner
 
 
 class SaveCheckpoint:
@@ -52,7 +52,7 @@ class ResumeCheckpoint:
             ) from error
         return int(checkpoint.state["learner"]["version"])
 
-    def learner(self, learner: LoadableLearner) -> None:
+    def learner(self, learner: Learner) -> None:
         """Load the complete state of the checkpoint into ``learner``."""
         checkpoint = self._load()
         learner.load(checkpoint.tensors, checkpoint.state["learner"])

@@ -10,7 +10,7 @@ import torch
 
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import Share
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
@@ -41,7 +41,7 @@ class AppoLearners:
     prefetch: bool
     hooks: RunHooks
 
-    def new_learner(self, index: int, averaging: Averaging) -> Learner:
+    def new_learner(self, index: int, averaging: Averaging) -> PpoLearner:
         config = self.config
         learner = make_learner(
             self.new_model,
@@ -64,7 +64,7 @@ class AppoLearners:
         index: int,
         counter_row: int,
         *,
-        make_learner: Callable[[], Learner],
+        make_learner: Callable[[], PpoLearner],
         **options: Any,
     ) -> LearnerWorker:
         config, plan, channels = self.config, self.plan, self.channels

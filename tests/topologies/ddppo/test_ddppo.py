@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sampleforge.algos.learner import Learner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.api import load_policy, train
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
@@ -196,7 +196,7 @@ def test_state_is_shared_and_differences_are_found() -> None:
     chosen = learner_config()
 
     def work(group: RankGroup) -> tuple[bool, str]:
-        learner: Learner = learner_of(chosen)
+        learner: PpoLearner = learner_of(chosen)
         if group.rank == 1:
             learner.update(batches("none")[0], 0.0)
         share_state(learner, group, source=1)

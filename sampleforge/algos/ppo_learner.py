@@ -25,12 +25,12 @@ from sampleforge.algos.flat_parameters import Adam, Frozen, flatten
 from sampleforge.algos.graphed_steps import GraphedSteps
 from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS, changed, check_names, values
 from sampleforge.algos.learner_state import (
-    Tensors,
     load_tensors,
     load_values,
     state_tensors,
     state_values,
 )
+from sampleforge.algos.learning import Tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
@@ -78,7 +78,7 @@ class Loss(Protocol):
     ) -> LossOutput | None: ...
 
 
-class Learner:
+class PpoLearner:
     """Model, optimiser, schedules and running statistics of one policy.
 
     ``version``, the policy version, is the number of gradient steps. A minibatch without a valid
