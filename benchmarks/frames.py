@@ -28,8 +28,9 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.vector import StepOut
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard import Prioritisation, ReplayShard
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -68,7 +69,8 @@ class Replay:
     """A shard of ``capacity`` slots, in one of three ways."""
 
     def __init__(self, how: str, spec: EnvSpec, capacity: int, size: tuple[int, int]) -> None:
-        shape = SlotShape(*size, spec, 0, EXTRAS, how != "stacks", LEASES if how == "lz4" else None)
+        buffers = LEASES if how == "lz4" else None
+        shape = SlotShape(*size, spec, 0, {}, how != "stacks", buffers, finished=ITEM_COLUMNS)
         count = capacity + LEASES
         self.announced, frames, store = (
             shape.nbytes(count) + count * shape.env_steps * 8,

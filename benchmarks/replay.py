@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from machine import describe, table
 
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard import Prioritisation, ReplayShard
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -39,7 +40,8 @@ SPEC = EnvSpec(
 def filled(items: int) -> tuple[ReplayShard, TransitionReader]:
     """A shard of ``items`` transitions, and a reader of its slots."""
     capacity = items // (ROLLOUT * ROWS)
-    slots = TrajectorySlots(capacity + 1, SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS))
+    shape = SlotShape(ROLLOUT, ROWS, SPEC, 0, {}, finished=ITEM_COLUMNS)
+    slots = TrajectorySlots(capacity + 1, shape)
     priority, replay_counters = Prioritisation(0.6, 1e-6), ReplayCounters(1)
     memory = ShardMemory(capacity + 1, slots.shape.items, prioritised=True)
     own = ShardSlots(0, 0, capacity + 1, capacity)

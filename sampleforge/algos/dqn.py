@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.first_priorities import first_errors
 from sampleforge.algos.return_scale import typical_size
-from sampleforge.algos.windows import MakeWindows, finish_sequences
+from sampleforge.algos.windows import MakeWindows
 from sampleforge.models.mlp_passes import QPasses
 from sampleforge.models.q_network import GreedyActions, QNetwork
 from sampleforge.ops.n_step import FinalValues, Floats
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.running_stats import Gather, alone
+from sampleforge.replay.items import write_items
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.weights import SharedWeights
@@ -148,10 +149,19 @@ def dqn_gradient(
     return DqnOutput(metrics["loss"], errors, {**metrics, "td_error_max": errors.max()}, share)
 
 
+def columns(config: DqnConfig) -> dict[str, str]:
+    """Return the columns, name -> dtype, that acting records beside the actions: the values that
+    `FinishRollout` makes first priorities from."""
+    names = ["value", "taken"]  # max_a Q(obs[t], a) and Q(obs[t], action[t])
+    if config.value_distribution != "none":  # standard deviations of their distributions
+        names += ["value_std", "taken_std"]
+    return dict.fromkeys(names, "float32")
+
+
 @dataclass(frozen=True)
 class FinishRollout:
     """Adds n-step windows and first priorities to an actor's complete rollout, from the values that
-    it acted on. For sequences only the priorities are added."""
+    it acted on."""
 
     config: DqnConfig
     weights: SharedWeights | None = None
@@ -159,7 +169,7 @@ class FinishRollout:
 
     def __call__(self, slots: TrajectorySlots, slot: int) -> None:
         make = MakeWindows(self.config, slots.shape.drops_truncated)
-        extras, reward = slots.extras, slots.reward[slot]
+        reward = slots.reward[slot]
         windows = make(reward, slots.terminated[slot], slots.truncated[slot], slots.valid[slot])
         rewards = make.rewards(reward)
         unit = self._unit(rewards)
@@ -168,16 +178,10 @@ class FinishRollout:
             windows._replace(returns=windows.returns / unit),
             rewards / unit,
             make.gamma,
-            {name: column[slot] for name, column in extras.items()},
+            {name: slots.extras[name][slot] for name in columns(self.config)},
             _final(slots, slot),
         )
-        if slots.shape.sequences is not None:
-            finish_sequences(slots, slot, errors, windows.steps > 0)
-            return
-        extras["returns"][slot] = windows.returns
-        extras["discount"][slot] = windows.discount
-        extras["steps"][slot] = windows.steps
-        extras["td_error"][slot] = errors
+        write_items(slots, slot, windows, errors)
 
     def _unit(self, rewards: Floats) -> np.float32:
         """Return the unit that returns are learned in: the learner's ``value_scale``, or, before

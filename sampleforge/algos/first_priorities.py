@@ -40,9 +40,9 @@ def first_errors(
     """Return the first errors [T, rows], as `DqnOutput.errors`, with the behaviour network in the
     place of the target network.
 
-    ``extras`` are the columns [T, rows] of `sampleforge.replay.shard.EXTRAS`, and of `SPREADS` if
-    there are distributions. ``final``: see `sampleforge.ops.n_step.known_windows`. The value of a
-    final observation is given the standard deviation of the observation before it."""
+    ``extras`` are the columns [T, rows] of `sampleforge.algos.dqn.columns`. ``final``: see
+    `sampleforge.ops.n_step.known_windows`. The value of a final observation is given the standard
+    deviation of the observation before it."""
     values, q_taken, rescaled = extras["value"], extras["taken"], bool(config.value_rescaling)
     if config.value_distribution == "none":
         return initial_errors(

@@ -1,17 +1,12 @@
-"""The n-step windows of the rewards that are learned from, and the first priorities of
-sequences."""
+"""The n-step windows of the rewards that are learned from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from sampleforge.algos.config import DqnConfig
 from sampleforge.ops.n_step import Flags, Floats, Windows, n_step_windows
-from sampleforge.ops.r2d2 import sequence_priority
 from sampleforge.ops.rewards import learned_rewards
-from sampleforge.rollouts.slots import TrajectorySlots
 
 
 @dataclass(frozen=True)
@@ -50,20 +45,3 @@ class MakeWindows:
             self.gamma,
             drop_truncated=self.drop_truncated,
         )
-
-
-def finish_sequences(slots: TrajectorySlots, slot: int, errors: Floats, counted: Flags) -> None:
-    """Write each sequence's first priority into the slot, from the errors [T, rows] of its steps
-    after the burn-in.
-
-    The windows of these errors may reach beyond the sequence; those that are learned from end with
-    it.
-    """
-    sequences = slots.shape.sequences
-    assert sequences is not None
-    for start in range(slots.shape.starts):
-        begin = start * sequences.stride
-        learned = slice(begin + sequences.burn_in, begin + sequences.length)
-        of_steps, mask = torch.from_numpy(errors[learned]), torch.from_numpy(counted[learned])
-        slots.sequence_error[slot, start] = sequence_priority(of_steps, mask).numpy()
-        slots.sequence_usable[slot, start] = counted[learned].any(0)

@@ -25,8 +25,8 @@ class ReplayExchange:
     `sampleforge.rollouts.exchange.RolloutExchange`.
 
     There are two rings for each pair of a shard and an actor: the shard leases slots to the actor
-    through one, and gets complete ones back through the other. ``finish(slots, slot)`` runs in the
-    actor before each hand-over.
+    through one, and gets complete ones back through the other. ``finish_rollout(slots, slot)``, the
+    algorithm's, runs in the actor before each hand-over: see `sampleforge.replay.items`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ReplayExchange:
         actor_wakeups: list[Wakeup],
         shard_wakeups: list[Wakeup],
         leases: int,
-        finish: Callable[[TrajectorySlots, int], None],
+        finish_rollout: Callable[[TrajectorySlots, int], None],
         shares: Shares | None = None,
     ) -> None:
         self.slots = slots
@@ -45,7 +45,7 @@ class ReplayExchange:
         self._shards = len(shard_wakeups)
         self._actor_wakeups = actor_wakeups
         self._shard_wakeups = shard_wakeups
-        self._finish = finish
+        self._finish_rollout = finish_rollout
         self.shares = shares
         """The shares of several sources in what the actors hand over."""
         self._free = IndexRings(self._shards * self.actors, leases)
@@ -94,7 +94,7 @@ class ReplayExchange:
     def hand_over(self, actor: int, slot: int) -> None:
         """Hand the complete rollout in ``slot`` over to its shard, which owns it from then on.
         Called by the actor."""
-        self._finish(self.slots, slot)
+        self._finish_rollout(self.slots, slot)
         self.slots.move(slot, Owner.WRITING, Owner.READY)
         self._push_ready(actor, slot)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +37,8 @@ class Sequences:
     steps: torch.Tensor  # int64 [L, B], length of the window; 0: there is no window
     scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [L, B], as the environment gave it
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    """[L, B]: further columns, which the algorithm has asked for."""
 
     def blank(self) -> Sequences:
         """Return a batch like this one of a single sequence, no step of which counts."""
@@ -92,6 +95,7 @@ class SequenceReader:
         make_windows: MakeWindows,
         frames: CompressedFrames | None = None,
         copies: DeviceFrames | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Make a reader of ``slots``; see `sampleforge.replay.transitions.TransitionReader`."""
         sequences = slots.shape.sequences
@@ -105,6 +109,7 @@ class SequenceReader:
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2) for n in slots.obs}
         self._first = columns["first"].flatten(0, 2)
         self._actions = {n: columns[f"action/{n}"].flatten(0, 2) for n in slots.actions}
+        self._columns = {n: columns[n].flatten(0, 2) for n in names}
         self._states = columns["states"].flatten(0, 2)
         self._of_windows = [
             column.reshape(-1)
@@ -142,6 +147,7 @@ class SequenceReader:
             steps=torch.from_numpy(windows.steps.astype(np.int64)),
             scaled_probability=torch.from_numpy(scaled_probability.copy()),
             reward=torch.from_numpy(reward),
+            columns={n: _take(column, taken) for n, column in self._columns.items()},
         )
         still_valid: npt.NDArray[np.bool_] = self._slots.generation[slot] == generations
         for stacks in self._stacks.values():

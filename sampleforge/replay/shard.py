@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from sampleforge.replay.compressed import FrameStore
 from sampleforge.replay.histograms import Counts, count_positive, evenly
+from sampleforge.replay.items import first_estimates
 from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.sum_tree import SumTree
@@ -35,24 +36,6 @@ from sampleforge.rollouts.slots import Owner, TrajectorySlots
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-EXTRAS = {
-    "value": "float32",  # max_a Q(obs[t], a) by the behaviour network
-    "taken": "float32",  # Q(obs[t], action[t])
-    "returns": "float32",  # this and the next two: the n-step window; see sampleforge.ops.n_step
-    "discount": "float32",
-    "steps": "uint8",
-    "td_error": "float32",  # the first priority: see sampleforge.algos.first_priorities
-}
-"""The extra columns of slots whose experience goes into a replay."""
-SPREADS = {
-    "value_std": "float32",  # standard deviation of the distribution whose mean is ``value``
-    "taken_std": "float32",  # standard deviation of the distribution whose mean is ``taken``
-}
-"""Further extra columns, for networks that predict distributions of returns."""
-RECURRENT_EXTRAS = {name: EXTRAS[name] for name in ("value", "taken")}
-"""The extra columns of slots from which sequences are drawn: their windows are made by the
-reader."""
 
 
 class Sample(NamedTuple):
@@ -89,9 +72,9 @@ class ReplayShard:
     """The part ``own`` of ``slots``, with the priorities in ``memory``.
 
     With alpha 0 there is no tree: items are drawn uniformly. ``slots`` must have the columns of
-    `EXTRAS`, or sequences. ``seed``: of the draws, another one in each life of the shard.
-    ``frames``: the store of compressed frames, if frames are compressed; if it is full, fewer than
-    the capacity are STORED.
+    `sampleforge.replay.items.ITEM_COLUMNS`, or sequences. ``seed``: of the draws, another one in
+    each life of the shard. ``frames``: the store of compressed frames, if frames are compressed; if
+    it is full, fewer than the capacity are STORED.
     """
 
     def __init__(
@@ -114,7 +97,7 @@ class ReplayShard:
         self._random = np.random.default_rng(seed)
         self.frames = frames
         self._items = slots.shape.items
-        self._usable, self._errors = _first_estimates(slots)
+        self._usable, self._errors = first_estimates(slots)
         self._tree = None
         if memory.leaves is not None:
             self._tree = SumTree(own.count * self._items, memory.leaves)
@@ -350,13 +333,3 @@ class ReplayShard:
             at += self._random.integers(0, self._items, count)
             leaves = np.concatenate((leaves, at[usable[at] > 0]))
         return leaves[:count]
-
-
-def _first_estimates(slots: TrajectorySlots) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
-    """Return what the actors have written for each item, [slots, items] each: a number above 0 if
-    the item can be learned from, and the absolute TD error."""
-    if slots.shape.sequences is None:
-        usable, errors = slots.extras["steps"], slots.extras["td_error"]
-    else:
-        usable, errors = slots.sequence_usable, slots.sequence_error
-    return usable.reshape(slots.count, -1), errors.reshape(slots.count, -1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ class Transitions:
     next_obs: dict[str, torch.Tensor]  # [B, ...], at the end of the window
     scaled_probability: torch.Tensor  # float64 [B], see `sampleforge.replay.shard.Sample`
     reward: torch.Tensor | None = None  # float32 [B], of the step alone, as the environment gave it
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    """[B]: further columns of the step, which the algorithm has asked for."""
 
     def count(self) -> torch.Tensor:
         """Return the number of transitions to learn from, []: a `blank` batch has none."""
@@ -76,10 +79,11 @@ class TransitionReader:
         slots: TrajectorySlots,
         frames: CompressedFrames | None = None,
         copies: DeviceFrames | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         """Make a reader of ``slots``; ``frames``: the compressed frames of stored slots, None if
         frames are in the slots; ``copies``: those of frames on the learner's device, onto which
-        stacks are then read."""
+        stacks are then read; ``names``: of the slots' extra columns that samples have."""
         self._slots = slots
         self._copies = copies
         self._stacks = stack_readers(slots, frames, copies)
@@ -87,6 +91,7 @@ class TransitionReader:
         self._obs = {n: columns[f"obs/{n}"].flatten(0, 2).numpy() for n in slots.obs}
         self._actions = {n: columns[f"action/{n}"].flatten(0, 2).numpy() for n in slots.actions}
         self._step = {n: columns[n].flatten().numpy() for n in ("returns", "discount", "reward")}
+        self._columns = {n: slots.extras[n].reshape(-1) for n in names}
         self._windows = slots.extras["steps"].reshape(-1)
         self._truncated = slots.truncated.reshape(-1)
         self._final = {n: columns[f"final/{n}"].flatten(0, 2) for n in slots.final_obs}
@@ -116,6 +121,7 @@ class TransitionReader:
             next_obs=next_obs,
             scaled_probability=torch.from_numpy(scaled_probability.copy()),
             **{n: _take(column, items) for n, column in self._step.items()},
+            columns={n: _take(column, items) for n, column in self._columns.items()},
         )
         still_valid: npt.NDArray[np.bool_] = self._slots.generation.take(slot) == generations
         for stacks in self._stacks.values():

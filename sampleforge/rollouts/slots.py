@@ -49,7 +49,8 @@ RECORDED = ("parameters", "independent")
 class SlotShape:
     """The contents of a slot: a rollout of ``rollout`` (T) env steps of ``rows`` rows.
 
-    ``extras``: columns [T, rows] beside those that every algorithm has, name -> dtype.
+    ``extras``: columns [T, rows] that the policy writes beside the actions, name -> dtype.
+    ``finished``: those that are written when the rollout is complete, before it is handed over.
     ``single_frames``: leaves that are stacks of frames are stored as single frames
     (`sampleforge.rollouts.stacks`). ``frame_buffers``: number of slots that may have raw frames at
     a time (None: all), see `sampleforge.replay.compressed`. ``sequences``: the sequences of a
@@ -72,6 +73,7 @@ class SlotShape:
     variable: bool = False
     final_obs: bool = False
     parameters: int = 0
+    finished: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def drops_truncated(self) -> bool:
@@ -113,7 +115,7 @@ class SlotShape:
         for name, action in self.spec.actions.items():
             arrays[f"action/{name}"] = (step + action.shape, action.dtype)
         arrays |= {
-            **{name: (step, dtype) for name, dtype in self.extras.items()},
+            **{name: (step, dtype) for name, dtype in {**self.extras, **self.finished}.items()},
             "first": (before, "bool"),
             "version": (step, "int64"),
             "reward": (step, "float32"),
@@ -218,7 +220,8 @@ class TrajectorySlots:
             for name, leaf in stacks.items()
         }
         recorded = RECORDED if self.shape.parameters else ()
-        self.extras = {n: self.arrays[n] for n in (*self.shape.extras, *recorded)}
+        own = (*self.shape.extras, *self.shape.finished, *recorded)
+        self.extras = {n: self.arrays[n] for n in own}
         self.version = self.arrays["version"]
         self.reward = self.arrays["reward"]
         self.terminated = self.arrays["terminated"]

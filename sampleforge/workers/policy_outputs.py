@@ -12,8 +12,6 @@ import numpy as np
 from sampleforge.ops.finite import all_finite, rows_not_finite
 from sampleforge.rollouts.slots import TrajectorySlots
 
-OUTPUTS = ("log_prob", "value", "taken", "value_std", "taken_std")
-"""The extra columns that policies write; other extra columns are computed later."""
 MAX_IN_A_ROW = 10
 """Number of successive rollouts of a split with dropped rows that ends the run."""
 
@@ -22,9 +20,9 @@ def outputs_not_finite(slots: TrajectorySlots, slot: int) -> dict[int, str]:
     """Return the rows of a complete rollout with a policy output that is not finite, row -> name of
     the output, such as "value"."""
     bad_outputs: dict[int, str] = {}
-    for name in OUTPUTS:
-        column = slots.extras.get(name)
-        if column is not None and not all_finite(column[slot]):
+    for name in slots.shape.extras:
+        column = slots.extras[name]
+        if np.issubdtype(column.dtype, np.floating) and not all_finite(column[slot]):
             for row in np.flatnonzero(rows_not_finite(column[slot].swapaxes(0, 1))).tolist():
                 bad_outputs.setdefault(row, name)
     if slots.final_value is not None:
@@ -39,7 +37,7 @@ def drop_rows(slots: TrajectorySlots, slot: int, rows: list[int]) -> int:
     floats are set to 0, so that masked steps cannot become NaN in a gradient."""
     dropped = int(np.count_nonzero(slots.valid[slot][:, rows]))
     slots.valid[slot][:, rows] = False
-    outputs = [slots.extras[name] for name in OUTPUTS if name in slots.extras]
+    outputs = [slots.extras[name] for name in slots.shape.extras]
     for column in (slots.reward, *outputs, *slots.obs.values(), *slots.actions.values()):
         if np.issubdtype(column.dtype, np.floating):
             column[slot][:, rows] = 0.0

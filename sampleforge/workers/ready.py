@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.rollouts.slots import RECORDED
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.policy_outputs import OUTPUTS
 from sampleforge.workers.split import Split
 from sampleforge.workers.stream import PolicyPort
 
@@ -126,6 +124,6 @@ def _decision(split: Split) -> dict[str, npt.NDArray[Any]]:
     the observation alone is computed again."""
     stream = split.stream
     slots, slot, t = stream.slots, stream.slot, stream.t
-    outputs = set(slots.extras).intersection({*OUTPUTS, *RECORDED}).difference(OF_OBSERVATIONS)
+    outputs = set(slots.extras).difference(slots.shape.finished, OF_OBSERVATIONS)
     names = [*(f"action/{name}" for name in slots.actions), *outputs, "version"]
     return {name: np.array(slots.arrays[name][slot, t]) for name in names}

@@ -12,7 +12,7 @@ import torch
 
 from sampleforge.config import ConfigError
 from sampleforge.replay.device_frames import DeviceFrames
-from sampleforge.replay.shard import EXTRAS
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
@@ -60,7 +60,8 @@ def test_every_frame_of_every_stack_is_that_of_its_slot(mode: str, share: float)
 
 def test_a_slot_is_copied_once_per_life_and_not_while_an_actor_may_write_into_it() -> None:
     leaf = ArraySpec((2, 1), "uint8", stack="reset")
-    shape = SlotShape(3, 2, EnvSpec("fake", {"obs": leaf}, ACTIONS), 0, EXTRAS, single_frames=True)
+    spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
+    shape = SlotShape(3, 2, spec, 0, {}, single_frames=True, finished=ITEM_COLUMNS)
     slots = TrajectorySlots(4, shape)
     frames = slots.arrays.tensor("obs/obs")
     frames.copy_(torch.arange(4)[:, None, None, None].expand_as(frames))
@@ -122,7 +123,8 @@ def test_frames_on_a_gpu_are_those_of_the_slots() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     leaf = ArraySpec((4, 84, 84), "uint8", stack="zero")
-    shape = SlotShape(8, 4, EnvSpec("fake", {"obs": leaf}, ACTIONS), 0, EXTRAS, single_frames=True)
+    spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
+    shape = SlotShape(8, 4, spec, 0, {}, single_frames=True, finished=ITEM_COLUMNS)
     slots = TrajectorySlots(16, shape)
     frames = slots.arrays.tensor("obs/obs")
     frames.copy_(torch.randint(0, 256, frames.shape, dtype=torch.uint8))

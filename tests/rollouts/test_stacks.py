@@ -14,7 +14,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.env.stacks import with_stacks
 from sampleforge.env.vector import EnvVector
-from sampleforge.replay.shard import EXTRAS
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec, StackPadding
 from tests.support.apex_graphs import (
@@ -31,7 +31,7 @@ from tests.support.stack_checking import ACTIONS, STACKED, Array, check_stack, c
 
 def slots_of(leaf: ArraySpec, rollout: int, rows: int, count: int) -> TrajectorySlots:
     spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
-    shape = SlotShape(rollout, rows, spec, 0, EXTRAS, single_frames=True)
+    shape = SlotShape(rollout, rows, spec, 0, {}, single_frames=True, finished=ITEM_COLUMNS)
     return TrajectorySlots(count, shape, debug=True)
 
 
@@ -128,9 +128,10 @@ def test_single_frames_take_a_quarter_of_the_memory() -> None:
     spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
     for rollout, most in ((50, 15.4e9), (100, 14.9e9)):
         slots = 2_000_000 // (10 * rollout)
-        single = SlotShape(rollout, 10, spec, 0, EXTRAS, single_frames=True)
+        single = SlotShape(rollout, 10, spec, 0, {}, single_frames=True, finished=ITEM_COLUMNS)
+        whole = SlotShape(rollout, 10, spec, 0, {}, finished=ITEM_COLUMNS)
         assert 14.1e9 < single.nbytes(slots) < most
-        assert SlotShape(rollout, 10, spec, 0, EXTRAS).nbytes(slots) > 3.7 * single.nbytes(slots)
+        assert whole.nbytes(slots) > 3.7 * single.nbytes(slots)
     one = slots_of(leaf, 50, 10, 1)
     assert one.arrays.nbytes == one.shape.nbytes(1)
 

@@ -12,15 +12,15 @@ from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation
 
 from sampleforge.algos.policy import ArrayOutput
-from sampleforge.algos.windows import finish_sequences
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import sync_vector
 from sampleforge.ops.n_step import Windows, n_step_windows
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
 from sampleforge.replay.exchange import ReplayExchange
+from sampleforge.replay.items import ITEM_COLUMNS, write_items
 from sampleforge.replay.limiter import ReplayCounters
 from sampleforge.replay.sequences import SequenceReader
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard, Sample
+from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.sequence_shape import SequenceShape
@@ -67,6 +67,17 @@ def coded_actions(space: gym.Space[Any], seen: Array) -> dict[str, Array]:
     }
 
 
+COLUMNS = {"log_prob": "float32", "serial": "int64"}
+"""What the policy records beside the actions."""
+
+
+def coded_columns(seen: Array) -> dict[str, Array]:
+    """The columns recorded for CodeEnv's observations ``seen`` [..., 4], [...] each."""
+    env, episode, step = (seen[..., i].astype(np.int64) for i in range(3))
+    serial = (env << 40) + (episode << 20) + step
+    return {"log_prob": -np.sqrt(1 + serial).astype(np.float32), "serial": serial}
+
+
 class CodedActions(gym.Wrapper[Any, Any, Any, Any]):
     """CodeEnv with another action space, in stacks of frames if ``stacked``; it asserts that it is
     given the coded actions."""
@@ -100,7 +111,7 @@ class CodingPolicy:
     def act_on_arrays(self, obs: Any, state: Any, is_first: Any, rows: Any) -> ArrayOutput:
         newest = obs["obs"] if obs["obs"].ndim == 2 else obs["obs"][:, -1]
         actions = coded_actions(self.space, newest)
-        return ArrayOutput(actions, {}, newest[:, [0, 2]][:, : state.shape[1]])
+        return ArrayOutput(actions, coded_columns(newest), newest[:, [0, 2]][:, : state.shape[1]])
 
 
 class ActedReplay:
@@ -131,9 +142,9 @@ class ActedReplay:
         self.exchange = ReplayExchange(self.slots, [Wakeup()], [Wakeup()], LEASES, finish_rollout)
         self.reader: Any
         if sequences is None:
-            self.reader = TransitionReader(self.slots, frames)
+            self.reader = TransitionReader(self.slots, frames, names=[*COLUMNS])
         else:
-            self.reader = SequenceReader(self.slots, make_windows, frames)
+            self.reader = SequenceReader(self.slots, make_windows, frames, names=[*COLUMNS])
         inference = InlineInference(partial(CodingPolicy, space), self.slots, 1, 0)  # type: ignore[arg-type]
         self.counted = Counters(COUNTERS, 1)
         self.actor = ActorWorker(
@@ -167,8 +178,8 @@ class ActedReplay:
         self.exchange.lease(0, 0, slot)
 
     def check(self, drawn: Sample) -> int:
-        """Read a sample, and compare every action with the one that belongs to its observation;
-        return how many there were."""
+        """Read a sample, and compare every action, and what was recorded beside it, with what
+        belongs to its observation; return how many there were."""
         gathered = self.reader.read(*drawn)
         assert gathered.still_valid.all()
         batch = gathered[0]
@@ -184,6 +195,9 @@ class ActedReplay:
             assert leaf.numpy().tobytes() == expected[name].astype(leaf.numpy().dtype).tobytes()
             stored = self.slots.actions[name][places]
             assert leaf.numpy().tobytes() == stored.tobytes()
+        for name, column in coded_columns(seen).items():
+            assert batch.columns[name].numpy().dtype == COLUMNS[name]
+            assert batch.columns[name].numpy().tobytes() == column.tobytes()
         assert (seen[..., 0] == 5 + places[-1]).all(), "the env of the row that was drawn"
         return int(seen[..., 0].size)
 
@@ -201,8 +215,9 @@ class ActedReplay:
 def slot_shape(spec: EnvSpec, sequences: SequenceShape | None, kind: str) -> SlotShape:
     buffers = LEASES if kind == "compressed" else None
     if sequences is None:
-        return SlotShape(7, ROWS, spec, 0, EXTRAS, True, buffers, final_obs=True)
-    return SlotShape(12, ROWS, spec, 2, {}, True, buffers, sequences)
+        options: Any = {"final_obs": True, "finished": ITEM_COLUMNS}
+        return SlotShape(7, ROWS, spec, 0, COLUMNS, True, buffers, **options)
+    return SlotShape(12, ROWS, spec, 2, COLUMNS, True, buffers, sequences)
 
 
 def make_windows(reward: Any, terminated: Any, truncated: Any, valid: Any) -> Windows:
@@ -214,10 +229,4 @@ def finish_rollout(slots: TrajectorySlots, slot: int) -> None:
     for all items."""
     ends = slots.terminated[slot], slots.truncated[slot]
     windows = make_windows(slots.reward[slot], *ends, slots.valid[slot])
-    errors = np.ones_like(windows.returns)
-    if slots.shape.sequences is not None:
-        finish_sequences(slots, slot, errors, windows.steps > 0)
-        return
-    for name, column in windows._asdict().items():
-        slots.extras[name][slot] = column
-    slots.extras["td_error"][slot] = errors
+    write_items(slots, slot, windows, np.ones_like(windows.returns))

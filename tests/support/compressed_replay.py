@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from sampleforge.replay.compressed import CompressedFrames, FrameStore, ring_bytes
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard, Sample
+from sampleforge.replay.shard import Prioritisation, ReplayShard, Sample
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -25,7 +26,7 @@ class CompressedReplay:
 
     def __init__(self, capacity: int, ratio: float, noise: int, leaf: ArraySpec = LEAF) -> None:
         spec = EnvSpec("fake", {"obs": leaf}, ACTIONS)
-        shape = SlotShape(ROLLOUT, ROWS, spec, 0, EXTRAS, True, LEASES)
+        shape = SlotShape(ROLLOUT, ROWS, spec, 0, {}, True, LEASES, finished=ITEM_COLUMNS)
         count = capacity + LEASES
         self.leaf, self.noise = leaf, noise
         self.slots = TrajectorySlots(count, shape, debug=True)

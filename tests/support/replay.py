@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard import Prioritisation, ReplayShard
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
@@ -30,7 +31,7 @@ class Replay:
         seed: int = 0,
         leases: int = 2,
     ) -> None:
-        shape = SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS)
+        shape = SlotShape(ROLLOUT, ROWS, SPEC, 0, {}, finished=ITEM_COLUMNS)
         self.capacity, self.each = capacity, capacity + leases
         self.slots = TrajectorySlots(shards * self.each, shape, debug=True)
         self.replay_counters = ReplayCounters(shards)

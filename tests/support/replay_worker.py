@@ -8,8 +8,9 @@ import numpy as np
 
 from sampleforge.replay.exchange import SAMPLE, UPDATE, ReplayExchange, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import RateLimiter, ReplayCounters
-from sampleforge.replay.shard import EXTRAS, Prioritisation, ReplayShard
+from sampleforge.replay.shard import Prioritisation, ReplayShard
 from sampleforge.replay.shard_memory import ShardMemory, ShardSlots
 from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder
 from sampleforge.rollouts.slots import Owner, SlotShape, TrajectorySlots
@@ -33,7 +34,9 @@ class ReplayWorld:
 
     def __init__(self, alpha: float = 0.6, limiter: RateLimiter | None = None) -> None:
         self.slots = TrajectorySlots(
-            OWN.count, SlotShape(ROLLOUT, ROWS, SPEC, 0, EXTRAS), debug=True
+            OWN.count,
+            SlotShape(ROLLOUT, ROWS, SPEC, 0, {}, finished=ITEM_COLUMNS),
+            debug=True,
         )
         self.wakeup = Wakeup()
         actors, learner = [Wakeup() for _ in range(ACTORS)], Wakeup()

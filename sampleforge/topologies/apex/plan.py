@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sampleforge.algos.dqn import columns
 from sampleforge.config import ConfigError
 from sampleforge.encoding import check_leaves
 from sampleforge.replay.compressed import CompressedFrames, lz4_block, ring_bytes
 from sampleforge.replay.device_frames import frame_places
+from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.limiter import ItemSteps
-from sampleforge.replay.shard import EXTRAS, RECURRENT_EXTRAS, SPREADS
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
@@ -298,16 +299,15 @@ def slot_shape(
     rows, state_size, sequences = plan.rows, config.model.state_size, config.sequences
     parameters = recorded_parameters(config, spec)
     if sequences is None:
-        extras = EXTRAS if config.value_distribution == "none" else EXTRAS | SPREADS
         return SlotShape(
-            *(plan.rollout, rows, spec, state_size, extras, True, frame_buffers),
+            *(plan.rollout, rows, spec, state_size, columns(config), True, frame_buffers),
+            finished=ITEM_COLUMNS,
             final_obs=True,
             parameters=parameters,
         )
     rollout = sequences.overlap + plan.rollout
-    extras = RECURRENT_EXTRAS
     return SlotShape(
-        *(rollout, rows, spec, state_size, extras, True, frame_buffers, sequences),
+        *(rollout, rows, spec, state_size, columns(config), True, frame_buffers, sequences),
         parameters=parameters,
     )
 

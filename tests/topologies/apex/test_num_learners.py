@@ -82,7 +82,7 @@ class PoolReader:
         at = torch.from_numpy(items[still_valid])
         probability = torch.from_numpy(scaled_probability[still_valid].copy())
         if not self.time:
-            plain = {n: c[at] for n, c in self.columns.items()}
+            plain: dict[str, Any] = {n: c[at] for n, c in self.columns.items()}
             obs, after = ({n: o[at] for n, o in x.items()} for x in (self.obs, self.next_obs))
             batch = Transitions(
                 obs=obs,
