@@ -104,7 +104,7 @@ def first_difference(
         one = learner(loss)
         one._config = replace(config, minibatch_size=config.batch_size, max_grad_norm=0.0)
         one.update(batch, 0.0)
-        found.append(one._flat.chunks[0].gradient.clone())
+        found.append(one._optimiser.flat.chunks[0].gradient.clone())
     return float((found[0] - found[1]).abs().max() / found[1].norm())
 
 
@@ -143,7 +143,7 @@ def q_learning() -> tuple[Callable[[], None], Callable[[], None], int, float]:
     for by_hand in (True, False):
         one = learner(by_hand)
         one.update(batch, 0.4, 0.0)
-        gradients.append(one._flat.chunks[0].gradient.clone())
+        gradients.append(one._optimiser.flat.chunks[0].gradient.clone())
     difference = float((gradients[0] - gradients[1]).abs().max() / gradients[1].norm())
     ours, plain = learner(True), learner(False)
     return (

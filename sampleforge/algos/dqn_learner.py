@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
-from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.captured import CapturedWork, Graphs
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.distributional import distributional_loss
@@ -21,19 +20,11 @@ from sampleforge.algos.dqn import DqnOutput, dqn_gradient, dqn_loss
 from sampleforge.algos.flat_parameters import (
     Adam,
     FlatParameters,
-    Frozen,
     Optimiser,
     RmsProp,
-    flatten,
 )
-from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS, changed, check_names, values
-from sampleforge.algos.learner_state import (
-    load_tensors,
-    load_values,
-    state_tensors,
-    state_values,
-)
-from sampleforge.algos.learning import Tensors
+from sampleforge.algos.hyperparameters import DQN_HYPERPARAMETERS
+from sampleforge.algos.learning import GradientLearner, Tensors
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.r2d2 import r2d2_loss
 from sampleforge.algos.return_scale import RewardScale, typical_size
@@ -41,8 +32,7 @@ from sampleforge.models.mlp_passes import q_passes_of
 from sampleforge.models.noisy import Noise, noise_size, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.ops.rewards import learned_rewards
-from sampleforge.ops.running_stats import Moments, alone
-from sampleforge.ops.schedules import linear
+from sampleforge.ops.running_stats import Moments
 from sampleforge.replay.sequences import Sequences
 from sampleforge.replay.transitions import Transitions
 
@@ -67,15 +57,13 @@ class WeightedBatch:
     beta: torch.Tensor
 
 
-class DqnLearner:
+class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
     """Online network (``model``), target network and optimiser.
 
-    ``version`` counts gradient steps, skipped ones included. It is the policy version, and it
-    determines when the target network is updated. Noisy layers of both networks draw new noise for
-    each forward pass, from a generator with ``noise_seed``. ``averaging`` joins the learner with
-    those of the same policy in other processes, each of which has a part of every batch (None:
-    there are no others). ``env_steps`` is set by the process around it; ``tag`` holds plain values
-    that others keep with the state. Both are stored and copied with it.
+    See `GradientLearner`. ``version`` determines when the target network is updated. Noisy layers
+    of both networks draw new noise for each forward pass, from a generator with ``noise_seed``. If
+    several learners learn one policy, each has a part of every batch. ``env_steps`` is set by the
+    process around it.
     """
 
     def __init__(
@@ -88,27 +76,26 @@ class DqnLearner:
         noise_seed: int = 0,
         averaging: Averaging | None = None,
     ) -> None:
-        self.model = model.to(device)
-        self.target = copy.deepcopy(self.model).requires_grad_(False)
+        self.target = copy.deepcopy(model).requires_grad_(False)
+        super().__init__(
+            model,
+            config,
+            DQN_HYPERPARAMETERS,
+            device=device,
+            precision=precision,
+            averaging=averaging,
+            others={"target": self.target},
+        )
         self._noise_generator = torch.Generator(device).manual_seed(noise_seed)
         noise = Noise(self._noise_generator, per_row=False)
         set_noise(self.model, noise)
         set_noise(self.target, noise)
-        self.version = 0
-        self.env_steps = 0
-        self.tag: dict[str, Any] = {}
-        assert config.learning_rate is not None and config.target_update_interval is not None
-        self._config = config
-        self._learning_rate = config.learning_rate
+        assert config.target_update_interval is not None
         self._target_interval = config.target_update_interval
         self._target_updates = 0  # also where versions are skipped, see `GroupMember`
-        self._device = device
-        self._precision = precision
-        self.averaging = averaging or Local()
-        self._flat = flatten(self.model)
-        self._frozen = Frozen(self.model)
-        self.averaging.follow(self._flat)
-        self._optimiser = _make_optimiser(self._flat, config)
+        self._optimiser = self._add_optimiser(
+            "optimiser", model, lambda flat: _make_optimiser(flat, config)
+        )
         self._is_noisy = bool(noisy_layers(self.model))
         by_hand = self.averaging.solo and precision == "fp32"
         self._passes = q_passes_of(self.model, self.target) if by_hand else None
@@ -122,8 +109,7 @@ class DqnLearner:
         ``beta`` is the exponent of the importance weights. ``progress`` (0 to 1) is the fraction of
         the training that is done; it drives the linear schedule. A step whose gradient is not
         finite is skipped and counted."""
-        self._frozen.check()
-        config = self._config
+        self._check_frozen()
         batch = self._in_units(batch.to(self._device))
         if self._graphed is None:
             scalars = self._gradient(batch, beta)
@@ -135,17 +121,11 @@ class DqnLearner:
         metrics, errors = _fetch(scalars, on_device)
         self._scale_is_known = metrics["value_scale"] > 0
         metrics["q_mean"] *= metrics["value_scale"] or 1.0
-        rate = self._learning_rate
-        if config.lr_schedule == "linear":
-            rate = linear(rate, progress)
         finite = bool(np.isfinite(metrics["grad_norm"]) and np.isfinite(metrics["td_error_max"]))
-        if finite:
-            self._optimiser.step(rate)
-        self.version += 1
+        metrics |= {**self._step_unless(not finite, progress), "beta": beta}
         if self.version // self._target_interval > self._target_updates:
             self._target_updates = self.version // self._target_interval
             self.target.load_state_dict(self.model.state_dict())
-        metrics |= {"learning_rate": rate, "skipped_steps": float(not finite), "beta": beta}
         if not finite:
             metrics.pop("td_error_mean", None)
             return UpdateResult(metrics, None)
@@ -171,7 +151,7 @@ class DqnLearner:
         """Compute the clipped gradient of the loss over all learners' parts; return the metrics,
         and this part's ``errors`` [B]."""
         output, means = self._differentiate(batch, beta)
-        norm = self._flat.clip_gradient(self._config.max_grad_norm)
+        norm = self._clip_gradient(self._optimiser)
         noise = noise_size(self.model) if self._is_noisy else {}
         scalars = {**means, **noise, "grad_norm": norm, "errors": output.errors}
         if not self.averaging.solo:
@@ -228,38 +208,24 @@ class DqnLearner:
 
     def _loss(self, batch: Transitions | Sequences, beta: float | torch.Tensor) -> DqnOutput:
         config = self._config
-        gather = alone if self.averaging.solo else self.averaging.all_gather
         if isinstance(batch, Sequences):
-            return r2d2_loss(self.model, self.target, batch, beta, config, config.burn_in, gather)
+            return r2d2_loss(
+                self.model, self.target, batch, beta, config, config.burn_in, self._gather
+            )
         if self.model.value_distribution is not None:
-            return distributional_loss(self.model, self.target, batch, beta, config, gather)
-        return dqn_loss(self.model, self.target, batch, beta, config, gather)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
-        return values(self._config, DQN_HYPERPARAMETERS)
-
-    def change(self, new: Mapping[str, Any]) -> None:
-        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
-        change, ConfigError for a value out of range."""
-        check_names(self.hyperparameters(), new)
-        self._config = changed(self._config, DQN_HYPERPARAMETERS, new)
-        self._learning_rate = new.get("learning_rate", self._learning_rate)
+            return distributional_loss(self.model, self.target, batch, beta, config, self._gather)
+        return dqn_loss(self.model, self.target, batch, beta, config, self._gather)
 
     def reseed(self, seed: int) -> None:
         """Seed the noise of noisy layers anew."""
         self._noise_generator.manual_seed(seed)
 
-    def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
-        others = {}
-        if self._reward_scale is not None:
-            others["reward_scale"] = self._reward_scale.state()
-        return state_tensors(self._networks, self._optimiser, others), state_values(self)
+    def _other_tensors(self) -> Tensors:
+        return {} if self._reward_scale is None else {"reward_scale": self._reward_scale.state()}
 
     def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
         """Restore a `state`. Raises ValueError if it is of another model."""
-        load_tensors(self._networks, self._optimiser, tensors)
+        super().load(tensors, plain)
         if self._reward_scale is None:
             self._set_scale(torch.ones((), device=self._device))
         elif "reward_scale" in tensors:
@@ -267,12 +233,7 @@ class DqnLearner:
         else:  # the run did not normalise before
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
-        load_values(self, plain)
         self._target_updates = self.version // self._target_interval
-
-    @property
-    def _networks(self) -> dict[str, nn.Module]:
-        return {"model": self.model, "target": self.target}
 
 
 def _fetch(

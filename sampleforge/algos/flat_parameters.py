@@ -229,25 +229,27 @@ class RmsProp:
         )
 
 
-def optimiser_tensors(optimiser: Optimiser) -> dict[str, Tensor]:
-    """Return the optimiser's state of each parameter, as ``optimiser/<its index>/<name>``: views,
+def optimiser_tensors(optimiser: Optimiser, prefix: str = "optimiser") -> dict[str, Tensor]:
+    """Return the optimiser's state of each parameter, as ``<prefix>/<its index>/<name>``: views,
     and the number of steps for each parameter, as torch's optimisers keep it."""
     return {
-        f"optimiser/{index}/{name}": part
+        f"{prefix}/{index}/{name}": part
         for name, flats in optimiser.state.items()
         for index, part in enumerate(optimiser.flat.per_parameter(flats))
     }
 
 
 @torch.no_grad()
-def load_optimiser(optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> None:
+def load_optimiser(
+    optimiser: Optimiser, tensors: Mapping[str, Tensor], prefix: str = "optimiser"
+) -> None:
     """Restore the optimiser's state from what `optimiser_tensors` returned.
 
     Earlier versions stored nothing of a parameter that had had no gradient yet, and each parameter
     had a number of steps of its own: the largest counts for all."""
     for name, flats in optimiser.state.items():
         parts = optimiser.flat.per_parameter(flats)
-        stored = [tensors.get(f"optimiser/{index}/{name}") for index in range(len(parts))]
+        stored = [tensors.get(f"{prefix}/{index}/{name}") for index in range(len(parts))]
         if flats[0].ndim == 0:
             most = max((float(value) for value in stored if value is not None), default=0.0)
             for count in flats:

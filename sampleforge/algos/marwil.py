@@ -4,25 +4,17 @@ learner."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from sampleforge.algos.appo import LossOutput
-from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.config import ImitationConfig
-from sampleforge.algos.flat_parameters import Adam, Frozen, flatten
-from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS, changed, check_names, values
-from sampleforge.algos.learner_state import (
-    load_tensors,
-    load_values,
-    state_tensors,
-    state_values,
-)
-from sampleforge.algos.learning import Tensors
+from sampleforge.algos.flat_parameters import Adam
+from sampleforge.algos.hyperparameters import MARWIL_HYPERPARAMETERS
+from sampleforge.algos.learning import GradientLearner, Tensors, to_floats
 from sampleforge.algos.policy import autocast
-from sampleforge.algos.ppo_learner import to_floats
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.offline.stored_steps import Mixture, StoredBatch
 from sampleforge.ops.advantage_weighting import (
@@ -30,8 +22,7 @@ from sampleforge.ops.advantage_weighting import (
     moving_square,
     weighted_imitation_loss,
 )
-from sampleforge.ops.explained_variance import MOMENTS, explained_variance, value_moments
-from sampleforge.ops.schedules import linear
+from sampleforge.ops.explained_variance import value_moments
 from sampleforge.ops.surrogate import masked_mean, valid_total
 
 LEAST_SPREAD = 0.1
@@ -98,13 +89,10 @@ def value_targets(model: ActorCritic, batch: StoredBatch) -> torch.Tensor:
     return targets + batch.final_discount * values
 
 
-class MarwilLearner:
+class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
     """Learns a policy from recorded actions: model and optimiser, without a process.
 
-    ``version``, the policy version, is the number of gradient steps, skipped ones included.
-    ``averaging`` connects the learner with those of the same policy in other processes (None: there
-    are none). ``env_steps`` is set by the process around it; ``tag`` holds plain values that others
-    keep with the state. Both are stored and copied with it.
+    ``env_steps`` is set by the process around it. See `GradientLearner`.
     """
 
     def __init__(
@@ -116,19 +104,17 @@ class MarwilLearner:
         precision: str,
         averaging: Averaging | None = None,
     ) -> None:
-        assert config.learning_rate is not None, "resolve_defaults comes first"
-        self.model = model.to(device)
-        self.version = 0
-        self.env_steps = 0
-        self.tag: dict[str, Any] = {}
-        self._config = config
-        self._device = device
-        self._precision = precision
-        self._averaging = averaging or Local()
-        self._flat = flatten(self.model)
-        self._frozen = Frozen(self.model)
-        self._averaging.follow(self._flat)
-        self._optimiser = Adam(self._flat, (0.9, 0.999), config.adam_eps)
+        super().__init__(
+            model,
+            config,
+            MARWIL_HYPERPARAMETERS,
+            device=device,
+            precision=precision,
+            averaging=averaging,
+        )
+        self._optimiser = self._add_optimiser(
+            "optimiser", model, lambda flat: Adam(flat, (0.9, 0.999), config.adam_eps)
+        )
         self._square = torch.zeros((), dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -154,58 +140,25 @@ class MarwilLearner:
 
         ``progress`` (0 to 1) is the fraction of the training that is done; it drives the linear
         schedule. A step whose gradient is not finite is skipped and counted."""
-        self._frozen.check()
-        config = self._config
+        self._check_frozen()
         batch = batch.to(self._device)
         self.model.train()
         with autocast(self._device, self._precision):
-            output, square = imitation_loss(self.model, batch, config, self._square)
-        metrics = self._averaging.backward(output)
-        norm = self._flat.clip_gradient(config.max_grad_norm)
+            output, square = imitation_loss(self.model, batch, self._config, self._square)
+        metrics = self.averaging.backward(output)
+        norm = self._clip_gradient(self._optimiser)
         extra = {"grad_norm": norm, "own_trained_steps": output.rows}
         scalars = to_floats({**metrics, **extra, "value_scale": self.model.value_scale})
-        rate = config.learning_rate
-        assert rate is not None
-        if config.lr_schedule == "linear":
-            rate = linear(rate, progress)
         finite = math.isfinite(scalars["grad_norm"])
         if finite:
             self._square = square
-            self._optimiser.step(rate)
-        self.version += 1
-        if MOMENTS[0] in scalars:
-            explained = explained_variance({name: scalars.pop(name) for name in MOMENTS})
-            if explained is not None:
-                scalars["explained_variance"] = explained
-        return {
-            **scalars,
-            "learning_rate": rate,
-            "skipped_steps": float(not finite),
-            "data_passes": batch.passes,
-        }
+        taken = self._step_unless(not finite, progress)
+        return {**scalars, **taken, "data_passes": batch.passes}
 
-    def hyperparameters(self) -> dict[str, Any]:
-        """Return the values that `change` can change, by name."""
-        return values(self._config, MARWIL_HYPERPARAMETERS)
-
-    def change(self, new: Mapping[str, Any]) -> None:
-        """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
-        change, ConfigError for a value out of range."""
-        check_names(self.hyperparameters(), new)
-        self._config = changed(self._config, MARWIL_HYPERPARAMETERS, new)
-
-    def reseed(self, seed: int) -> None:
-        """Do nothing: the learner draws no random numbers."""
-
-    def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
-        tensors = state_tensors(
-            {"model": self.model}, self._optimiser, {"advantage_square": self._square}
-        )
-        return tensors, state_values(self)
+    def _other_tensors(self) -> Tensors:
+        return {"advantage_square": self._square}
 
     def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
         """Restore a `state`. Raises ValueError if it is of another model."""
-        load_tensors({"model": self.model}, self._optimiser, tensors)
+        super().load(tensors, plain)
         self._square = tensors["advantage_square"].to(self._device)
-        load_values(self, plain)

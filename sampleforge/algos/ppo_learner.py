@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from sampleforge.algos.appo import LossOutput
-from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.captured import Graphs
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import (
@@ -21,25 +21,18 @@ from sampleforge.algos.experience import (
     minibatch_positions,
     minibatches,
 )
-from sampleforge.algos.flat_parameters import Adam, Frozen, flatten
+from sampleforge.algos.flat_parameters import Adam
 from sampleforge.algos.graphed_steps import GraphedSteps
-from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS, changed, check_names, values
-from sampleforge.algos.learner_state import (
-    load_tensors,
-    load_values,
-    state_tensors,
-    state_values,
-)
-from sampleforge.algos.learning import Tensors
+from sampleforge.algos.hyperparameters import LEARNER_HYPERPARAMETERS
+from sampleforge.algos.learning import GradientLearner, Tensors, to_floats
 from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
 from sampleforge.algos.update_kl import UpdateKl
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
-from sampleforge.ops.explained_variance import MOMENTS, explained_variance
-from sampleforge.ops.running_stats import Gather, alone
-from sampleforge.ops.schedules import kl_adaptive, linear
+from sampleforge.ops.running_stats import Gather
+from sampleforge.ops.schedules import kl_adaptive
 from sampleforge.rollouts.batch import Batch
 
 
@@ -78,18 +71,16 @@ class Loss(Protocol):
     ) -> LossOutput | None: ...
 
 
-class PpoLearner:
+class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
     """Model, optimiser, schedules and running statistics of one policy.
 
-    ``version``, the policy version, is the number of gradient steps. A minibatch without a valid
-    row on any rank makes no step and no version. ``averaging`` connects the learner with those of
-    the same policy in other processes (None: there are none). All of them begin with the same
-    `state` and have the same `state` after each update. ``batch_size`` is the nominal number of env
+    See `GradientLearner`. A minibatch without a valid row on any rank makes no step and no version.
+    All learners of a policy begin with the same `state` and have the same `state` after each
+    update. ``batch_size`` is the nominal number of env
     steps of a batch whose size varies; it determines the number of gradient steps. ``share``: the
     part of each batch that this learner has.
 
-    ``env_steps`` counts the valid env steps of all batches. ``tag`` holds plain values that others
-    keep with the state. Both are stored and copied with it.
+    ``env_steps`` counts the valid env steps of all batches.
     """
 
     def __init__(
@@ -105,24 +96,21 @@ class PpoLearner:
         batch_size: int | None = None,
         share: Share = WHOLE,
     ) -> None:
-        assert config.learning_rate is not None and config.num_epochs is not None
-        self.model = model.to(device)
-        self.version = 0
-        self.env_steps = 0
-        self.tag: dict[str, Any] = {}
+        super().__init__(
+            model,
+            config,
+            LEARNER_HYPERPARAMETERS,
+            device=device,
+            precision=precision,
+            averaging=averaging,
+        )
+        assert config.num_epochs is not None
         self._loss = loss
-        self._config = config
-        self._device = device
-        self._precision = precision
         self._batch_size = batch_size
         self._share = share
-        self._averaging = averaging or Local()
-        self._flat = flatten(self.model)
-        self._frozen = Frozen(self.model)
-        self._averaging.follow(self._flat)
-        self._gather: Gather = alone if self._averaging.solo else self._averaging.all_gather
-        self._optimiser = Adam(self._flat, config.adam_betas, config.adam_eps)
-        self._initial_rate = self._learning_rate = config.learning_rate
+        self._optimiser = self._add_optimiser(
+            "optimiser", model, lambda flat: Adam(flat, config.adam_betas, config.adam_eps)
+        )
         self._num_epochs = config.num_epochs
         self._generator = torch.Generator().manual_seed(seed)  # minibatch order
         self._return_scale = ReturnScale(config.gamma, device)
@@ -140,16 +128,14 @@ class PpoLearner:
         Means are weighted by valid rows, and 0 if there is none. ``explained_variance`` is that of
         the values at sampling; it is left out where the value targets do not vary.
         """
-        self._frozen.check()
-        falls = self._config.lr_schedule == "linear"
-        if falls or self._loss.is_scheduled:
-            progress = float(self._averaging.all_gather(torch.tensor([progress])).max())
-        if falls:
-            self._learning_rate = linear(self._initial_rate, progress)
+        self._check_frozen()
+        if self._config.lr_schedule == "linear" or self._loss.is_scheduled:
+            progress = float(self.averaging.all_gather(torch.tensor([progress])).max())
+        self._follow_schedule(progress)
         if self._loss.is_scheduled:
             self._loss.follow(progress)
         batch = batch.to(self._device)
-        experience = experience_of(batch, self._config, self.version, self._averaging.all_gather)
+        experience = experience_of(batch, self._config, self.version, self.averaging.all_gather)
         counts = self._count(batch, experience)
         if self._config.normalise_returns:
             scale = self._return_scale.update(experience, self._gather, batch.last_value)
@@ -169,12 +155,9 @@ class PpoLearner:
             count, metrics_of_steps = len(per_step), self._over_minibatches(per_step)
         if change is not None:
             with autocast(self._device, self._precision):
-                kl = change.measure(self.model, self._averaging.all_gather)
+                kl = change.measure(self.model, self.averaging.all_gather)
             metrics_of_steps["update_kl"] = kl
         metrics = to_floats({**metrics_of_steps, **counts})
-        explained = explained_variance({name: metrics.pop(name) for name in MOMENTS})
-        if explained is not None:
-            metrics["explained_variance"] = explained
         steps = count - int(metrics["empty_minibatches"])
         self.version -= count - steps
         for name in ("policy_lag_mean", "policy_lag_max"):
@@ -195,7 +178,7 @@ class PpoLearner:
         rows."""
         apart = ("rows", "skipped_steps", "ratio_deviation")
         rows, skipped, own = (torch.stack([m[name] for m in per_step]) for name in apart)
-        deviations = self._averaging.all_gather(own).amax(0)
+        deviations = self.averaging.all_gather(own).amax(0)
         names = [name for name in per_step[0] if name not in apart]
         columns = [torch.stack([m[name].double() for name in names]) for m in per_step]
         table = torch.cat((torch.stack(columns, 1), deviations.unsqueeze(0)))
@@ -220,7 +203,7 @@ class PpoLearner:
             torch.where(valid, lag, -torch.inf).max(),
             torch.where(valid, lag, torch.inf).min(),
         )
-        gathered = self._averaging.all_gather(torch.stack(own))
+        gathered = self.averaging.all_gather(torch.stack(own))
         seen, learned, lags, highest, lowest = gathered.unbind(1)
         some = seen.sum() > 0
         return {
@@ -235,7 +218,7 @@ class PpoLearner:
     def use_graphs(self, graphs: Graphs) -> None:
         """Launch the steps of each update as one of the device's ``graphs`` from now on. Only for a
         single learner without a recurrent core, whose batches all have one size."""
-        assert self._averaging.solo and self._batch_size is None and self.model.state_size == 0
+        assert self.averaging.solo and self._batch_size is None and self.model.state_size == 0
 
         def fixed() -> Hashable:
             rest = self.hyperparameters()
@@ -332,10 +315,10 @@ class PpoLearner:
         burdens = torch.where(empty, torch.inf, 0.0).float().unbind()
         norms = []
         for number, burden in enumerate(burdens):
-            self._averaging.clear()
+            self.averaging.clear()
             losses.differentiate(number)
-            self._averaging.finish()
-            norms.append(self._flat.clip_gradient(self._config.max_grad_norm))
+            self.averaging.finish()
+            norms.append(self._clip_gradient(self._optimiser))
             skip = (norms[-1] + burden).mul_(0.0).nan_to_num_(nan=1.0)
             self._optimiser.step(self._learning_rate, skip)
             self.version += 1
@@ -355,15 +338,15 @@ class PpoLearner:
         """Take one gradient step with the learning rate ``rate``, or none if there is no valid row,
         without waiting for the device."""
         output = None
-        if self._graphed is None and self._averaging.solo and self._passes is not None:
+        if self._graphed is None and self.averaging.solo and self._passes is not None:
             output = self._loss.by_hand(self.model, self._passes, minibatch)
         if output is not None:
             metrics = output.metrics
         else:
             with autocast(self._device, self._precision):
                 output = self._loss(self.model, minibatch, self._gather)
-            metrics = self._averaging.backward(output)
-        norm = self._flat.clip_gradient(self._config.max_grad_norm)
+            metrics = self.averaging.backward(output)
+        norm = self._clip_gradient(self._optimiser)
         empty = output.rows == 0
         skip = (~torch.isfinite(norm) & ~empty).float()
         self._optimiser.step(rate, skip + empty.float())
@@ -387,17 +370,14 @@ class PpoLearner:
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the values that `change` can change, by name."""
-        return values(self._config, LEARNER_HYPERPARAMETERS) | self._loss.hyperparameters()
+        return super().hyperparameters() | self._loss.hyperparameters()
 
     def change(self, new: Mapping[str, Any]) -> None:
         """Change hyperparameters, from the next update on. Raises ValueError for a name that cannot
         change, ConfigError for a value out of range."""
-        check_names(self.hyperparameters(), new)
-        self._config = changed(self._config, LEARNER_HYPERPARAMETERS, new)
+        super().change(new)
         self._loss.change(new)
         self._return_scale.gamma = self._config.gamma
-        if "learning_rate" in new:
-            self._initial_rate = self._learning_rate = new["learning_rate"]
 
     def reseed(self, seed: int) -> None:
         """Seed the order of minibatches anew."""
@@ -405,16 +385,18 @@ class PpoLearner:
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Return the complete state of learning: tensors (clones on the CPU) and plain values."""
-        others = {
+        tensors, plain = super().state()
+        return tensors, {**plain, "learning_rate": self._learning_rate}
+
+    def _other_tensors(self) -> Tensors:
+        return {
             "rng/minibatches": self._generator.get_state(),
             "return_scale": self._return_scale.state(),
         }
-        tensors = state_tensors({"model": self.model}, self._optimiser, others)
-        return tensors, {**state_values(self), "learning_rate": self._learning_rate}
 
     def load(self, tensors: Tensors, plain: dict[str, Any]) -> None:
         """Restore a `state`. Raises ValueError if it is of another model."""
-        load_tensors({"model": self.model}, self._optimiser, tensors)
+        super().load(tensors, plain)
         self._loads += 1
         self._generator.set_state(tensors["rng/minibatches"])
         if "return_scale" in tensors:
@@ -423,11 +405,4 @@ class PpoLearner:
             self._return_scale.load_batch_moments(tensors["return_moments"])
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
-        load_values(self, plain)
         self._learning_rate = plain["learning_rate"]
-
-
-def to_floats(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Return all metrics as floats, copied to the CPU at once."""
-    values = torch.stack([m.detach().double() for m in metrics.values()]).tolist()
-    return dict(zip(metrics, values, strict=True))
