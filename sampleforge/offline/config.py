@@ -61,6 +61,8 @@ class InputConfig(Checked):
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ConfigError(f"{typed('input', self.input)}: a source is given twice")
+        if not self.datasets:  # live alone is the default
+            object.__setattr__(self, "input", ())
         if not self.datasets and self.shuffle_buffer != InputConfig.shuffle_buffer:
             raise ConfigError(
                 f"{typed('shuffle_buffer', self.shuffle_buffer)}: --input names no dataset; leave "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, ImitationConfig, LearnerConfig
 from sampleforge.config import ConfigError, typed
@@ -18,6 +18,7 @@ from sampleforge.offline.config import InputConfig, RecordConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
+from sampleforge.topologies.exclusions import check_exclusions
 from sampleforge.topologies.population_config import PbtConfig
 from sampleforge.workers.config import (
     EvaluatorConfig,
@@ -54,17 +55,8 @@ class AppoConfig(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compile and self.serial:
-            raise ConfigError(
-                "--serial --compile: serial mode is for debugging, and no debugger sees compiled "
-                "code; leave out one of the two"
-            )
-        _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
-        _check_exploration_schedule(self)
-        _check_evaluator(self, self.evaluate_interval)
-        _check_learners(self, self.num_learners)
+        check_exclusions(self)
         _check_population(self)
-        _check_variable_experience(self)
 
 
 @dataclass(frozen=True)
@@ -89,20 +81,14 @@ class ApexConfig(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        moving = self.priority_beta_final is not None
-        _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=moving)
-        _check_evaluator(self, self.evaluate_interval)
-        _check_learners(self, self.num_learners)
+        check_exclusions(self)
         _check_population(self)
-        _check_variable_experience(self)
-        if self.model.core != "none" and self.value_distribution != "none":
-            raise ConfigError(
-                f"--value-distribution {self.value_distribution} --model.core {self.model.core}: "
-                "distributions are learned from single transitions only, a recurrent core from "
-                "sequences; leave out one of the two"
-            )
         self._check_sequences()
-        _check_input(self)
+        if self.datasets and self.record is not None and not self.is_live:
+            raise ConfigError(
+                f"{typed('input', self.input)} {typed('record', self.record)}: without live "
+                "nothing is sampled that could be recorded; leave out one of the two"
+            )
 
     @property
     def sequences(self) -> SequenceShape | None:
@@ -158,8 +144,7 @@ class DdppoConfig(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
-        _check_exploration_schedule(self)
+        check_exclusions(self)
         parts = AppoConfig(env=self.env)
         for name, reason in _NOT_FOR_RANKS.items():
             value = getattr(self, name)
@@ -174,7 +159,6 @@ class DdppoConfig(
                 f"--serial --num-ranks {self.num_ranks}: serial mode is one process, and ranks "
                 "wait for each other; use 1 rank, or leave out --serial"
             )
-        _check_variable_experience(self)
 
 
 @dataclass(frozen=True)
@@ -197,7 +181,7 @@ class MarwilConfig(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_schedules(self, linear_lr=self.lr_schedule == "linear", moving_beta=False)
+        check_exclusions(self)
         for name in ("benchmark", "sampler_only"):
             if getattr(self, name):
                 raise ConfigError(
@@ -232,97 +216,6 @@ _NOT_FOR_RANKS = {
 """Flags that do not apply to ranks, and why."""
 
 
-def _check_schedules(config: RunConfig, *, linear_lr: bool, moving_beta: bool) -> None:
-    """Raise ConfigError for a schedule that lasts until the stop condition if there is none."""
-    if config.train_for_env_steps or config.train_for_seconds or config.benchmark:
-        return
-    if linear_lr:
-        raise ConfigError(
-            "--lr-schedule linear: the learning rate falls to zero at the stop condition, and "
-            "there is none; add --train-for-env-steps or --train-for-seconds, or use constant"
-        )
-    if moving_beta:
-        raise ConfigError(
-            "--priority-beta-final: beta moves to it until the stop condition, and there is none; "
-            "add --train-for-env-steps or --train-for-seconds, or leave it out"
-        )
-
-
-def _check_exploration_schedule(config: AppoConfig | DdppoConfig) -> None:
-    """Raise ConfigError if the exploration bonus falls until the stop condition and there is
-    none."""
-    has_end = config.train_for_env_steps or config.train_for_seconds or config.benchmark
-    if config.exploration_schedule == "linear" and not has_end:
-        raise ConfigError(
-            "--exploration-schedule linear: the bonus falls to zero at the stop condition, and "
-            "there is none; add --train-for-env-steps or --train-for-seconds, or use constant"
-        )
-
-
-def _check_learners(config: RunConfig, learners: int) -> None:
-    """Raise ConfigError if several learners cannot run as the config says."""
-    if learners == 1:
-        return
-    if config.serial:
-        raise ConfigError(
-            f"--serial --num-learners {learners}: serial mode is one process, and learners wait "
-            "for each other; use 1 learner, or leave out --serial"
-        )
-    if getattr(config, "compile", False):
-        raise ConfigError(
-            f"--compile --num-learners {learners}: a learner's part of a minibatch has another "
-            "number of rows each time, for which code would be compiled anew; leave out one of the "
-            "two"
-        )
-    if config.sampler_only:
-        raise ConfigError(
-            f"--sampler-only --num-learners {learners}: nothing is learned; leave out one of the "
-            "two"
-        )
-
-
-def _check_variable_experience(config: SamplingConfig) -> None:
-    """Raise ConfigError for settings under which env rows cannot step independently."""
-    if not config.variable_experience:
-        return
-    refused: dict[str, tuple[Any, str]] = {
-        "serial": (
-            False,
-            "serial mode is for runs that can be repeated, but with variable experience the order "
-            "of the steps varies",
-        )
-    }
-    if isinstance(config, PoliciesConfig):
-        refused["num_policies"] = (
-            1,
-            "a step goes on where a late rollout is cut, and would then be one of two policies",
-        )
-    if isinstance(config, AppoConfig):
-        refused["num_learners"] = (
-            1,
-            "cut rollouts make the batches of the learners differ in length, but they draw the "
-            "same minibatches",
-        )
-    for name, (usual, reason) in refused.items():
-        value = getattr(config, name)
-        if value != usual:
-            raise ConfigError(
-                f"{typed(name, value)} --variable-experience: {reason}; leave out one of the two"
-            )
-    if isinstance(config, AppoConfig) and config.async_rl is False:
-        raise ConfigError(
-            "--no-async-rl --variable-experience: where sampling and learning take turns, every "
-            "batch waits for a rollout of each env row; leave out --no-async-rl, or use ddppo "
-            "--variable-experience, whose ranks end their rollouts together"
-        )
-    if isinstance(config, ApexConfig) and config.model.core != "none":
-        raise ConfigError(
-            f"--model.core {config.model.core} --variable-experience: with apex and a recurrent "
-            "core, whole sequences are drawn from the replay, and a cut rollout has none; leave "
-            "out one of the two"
-        )
-
-
 def _check_population(config: AppoConfig | ApexConfig) -> None:
     """Raise ConfigError for a population, or a schedule, that the config leaves no room for."""
     policies, reference = config.num_policies, config.pbt_reference
@@ -331,54 +224,10 @@ def _check_population(config: AppoConfig | ApexConfig) -> None:
             "--pbt --num-policies 1: the members of a population copy each other; give "
             "--num-policies 2 or more"
         )
-    if config.pbt and config.sampler_only:
-        raise ConfigError("--pbt --sampler-only: nothing is learned; leave out one of the two")
     if config.pbt and reference is not None and reference >= policies:
         raise ConfigError(
             f"--pbt-reference {reference}: the policies are numbered from 0 to {policies - 1} "
             f"(--num-policies {policies})"
-        )
-    if config.pbt and (config.policies_to_train or config.policy_mapping):
-        raise ConfigError(
-            "--pbt trains every policy on env rows of its own; leave out --policies-to-train and "
-            "--policy-mapping"
-        )
-    if config.schedule is not None and policies > 1:
-        raise ConfigError(
-            f"{typed('schedule', config.schedule)} --num-policies {policies}: a schedule is that "
-            "of one policy; leave out one of the two"
-        )
-
-
-def _check_input(config: ApexConfig) -> None:
-    """Raise ConfigError if the config cannot learn from the datasets that it names."""
-    if not config.datasets:
-        return
-    given = typed("input", config.input)
-    refused = {
-        "num_policies": (1, "the data are for one policy"),
-        "opponent_pool": (0, "the data are for one policy"),
-        "benchmark": (False, "it measures how fast environments are sampled"),
-        "sampler_only": (False, "nothing is learned from the data"),
-    }
-    for name, (usual, reason) in refused.items():
-        if getattr(config, name) != usual:
-            raise ConfigError(
-                f"{given} {typed(name, getattr(config, name))}: {reason}; leave out one of the two"
-            )
-    if config.record is not None and not config.is_live:
-        raise ConfigError(
-            f"{given} {typed('record', config.record)}: without live nothing is sampled that "
-            "could be recorded; leave out one of the two"
-        )
-
-
-def _check_evaluator(config: RunConfig, interval: int | None) -> None:
-    """Raise ConfigError for an evaluator in a run without a learner."""
-    if interval is not None and config.sampler_only:
-        raise ConfigError(
-            f"--evaluate-interval {interval} --sampler-only: nothing is learned that could be "
-            "evaluated; leave out one of the two"
         )
 
 

@@ -75,14 +75,6 @@ class PbtConfig(PbtRulesConfig):
     """File with the hyperparameters over env steps that a population has found, such as the
     schedule.json in its run folder: the run changes its own accordingly, and ends with it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pbt and self.schedule is not None:
-            raise ConfigError(
-                f"--pbt {typed('schedule', self.schedule)}: a schedule replays hyperparameters, "
-                "and a population changes them; leave out one of the two"
-            )
-
 
 def ranges(name: str, words: Mapping[str, object]) -> dict[str, tuple[float, float]]:
     """Return the ranges that are typed as ``key=LOW..HIGH``, by the name of the hyperparameter.

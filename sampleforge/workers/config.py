@@ -75,11 +75,6 @@ class LearnersConfig(LearnerProcessConfig):
         super().__post_init__()
         check_range(self, "num_learners", low=1)
         devices, learners = self.learner_devices, self.num_learners
-        if self.cuda_graphs and learners > 1:
-            raise ConfigError(
-                f"--cuda-graphs --num-learners {learners}: a graph cannot hold the sums of "
-                "gradients over learners; leave out one of the two"
-            )
         given = typed("learner_devices", devices)
         if devices and len(devices) != learners:
             raise ConfigError(
@@ -167,11 +162,6 @@ class PoliciesConfig(Checked):
                     f"{typed(f'opponent_{name}', value)}: there is no self-play; add "
                     "--opponent-pool N, the number of snapshots that opponents are drawn from"
                 )
-        if self.opponent_pool and self.num_policies > 1:
-            raise ConfigError(
-                f"--opponent-pool {self.opponent_pool} --num-policies {self.num_policies}: "
-                "self-play trains one policy; leave out one of the two"
-            )
         unknown = [name for name in self.to_train if name not in ids]
         if unknown or (self.to_train and self.num_policies == 1):
             raise ConfigError(
@@ -304,12 +294,4 @@ class SamplerConfig(WorkersConfig):
             raise ConfigError(
                 f"--num-envs-per-worker {rows}: each of the {splits} splits needs an env; raise it "
                 f"to {splits} or lower --num-splits to {rows}"
-            )
-        if (
-            self.inference == "inline"
-            and self.num_policy_workers != SamplerConfig.num_policy_workers
-        ):
-            raise ConfigError(
-                f"--inference inline --num-policy-workers {self.num_policy_workers}: with inline "
-                "inference there are no policy workers; leave out one of the two flags"
             )
