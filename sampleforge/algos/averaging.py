@@ -41,20 +41,21 @@ class Averaging(Protocol):
     solo: bool
 
     def follow(self, flat: FlatParameters) -> None:
-        """Set the parameters whose gradients are averaged."""
+        """Prepare for the averaging of the gradients of ``flat``. A learner with several optimisers
+        follows the parameters of each, one after the other."""
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return the ``values`` [k] of every rank as float64 [ranks, k], the same on all ranks."""
 
-    def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
-        """Set the parameters' gradients to those of the loss over all ranks' rows; return the
+    def backward(self, output: PartialLoss, flat: FlatParameters) -> dict[str, torch.Tensor]:
+        """Set the gradients of ``flat`` to those of the loss over all ranks' rows; return the
         metrics over all ranks' rows. A gradient that is not finite on one rank is not finite on any
-        rank."""
+        rank. To those of other parameters that the loss depends on, this rank's are added."""
 
-    def clear(self) -> None:
+    def clear(self, flat: FlatParameters) -> None:
         """Set the gradients to zero, before the caller computes those of this rank's rows."""
 
-    def finish(self) -> None:
+    def finish(self, flat: FlatParameters) -> None:
         """Make the gradients, which the caller has computed since `clear`, sums over all ranks."""
 
 
@@ -64,20 +65,20 @@ class Local:
     solo = True
 
     def follow(self, flat: FlatParameters) -> None:
-        self._flat = flat
+        pass
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return alone(values.double())
 
-    def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
-        self.clear()
+    def backward(self, output: PartialLoss, flat: FlatParameters) -> dict[str, torch.Tensor]:
+        flat.zero_gradient()
         output.loss.backward()  # type: ignore[no-untyped-call]
         return output.metrics
 
-    def clear(self) -> None:
-        self._flat.zero_gradient()
+    def clear(self, flat: FlatParameters) -> None:
+        flat.zero_gradient()
 
-    def finish(self) -> None:
+    def finish(self, flat: FlatParameters) -> None:
         pass
 
 
@@ -89,27 +90,28 @@ class DataParallel:
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
+        self._buckets: dict[FlatParameters, GradientBuckets] = {}
 
     def follow(self, flat: FlatParameters) -> None:
-        self._buckets = GradientBuckets(flat, lambda flat: self.group.all_reduce(flat))
+        self._buckets[flat] = GradientBuckets(flat, lambda part: self.group.all_reduce(part))
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_gather(values)
 
-    def backward(self, output: PartialLoss) -> dict[str, torch.Tensor]:
+    def backward(self, output: PartialLoss, flat: FlatParameters) -> dict[str, torch.Tensor]:
         means = torch.stack([m.double() for m in output.metrics.values()]) * output.weight
-        self.clear()
+        self.clear(flat)
         wait_for_means = self.group.all_reduce(means)
         (output.loss * output.weight).backward()  # type: ignore[no-untyped-call]
-        self.finish()
+        self.finish(flat)
         wait_for_means()
         return dict(zip(output.metrics, means.unbind(), strict=True))
 
-    def clear(self) -> None:
-        self._buckets.clear()
+    def clear(self, flat: FlatParameters) -> None:
+        self._buckets[flat].clear()
 
-    def finish(self) -> None:
-        self._buckets.finish()
+    def finish(self, flat: FlatParameters) -> None:
+        self._buckets[flat].finish()
 
 
 class GradientBuckets:
@@ -117,7 +119,8 @@ class GradientBuckets:
 
     If there are several, the all-reduce of a bucket begins as soon as its last gradient is
     complete, in the order of the buckets, which is the same on all ranks. A parameter that a loss
-    does not depend on contributes zeros.
+    does not depend on contributes zeros. Gradients that arrive outside `clear` and `finish`, of the
+    loss of other parameters, send nothing.
     """
 
     def __init__(
@@ -136,22 +139,26 @@ class GradientBuckets:
                 arrived = partial(self._arrived, number)
                 for parameter in parameters:
                     parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-        self.clear()
+        self._expects = False
 
     def clear(self) -> None:
         """Set all gradients to zero; call it before each backward pass."""
+        self._expects = True
         self._missing = list(self._sizes)
         self._waits: list[Callable[[], None]] = []
         self._parameters.zero_gradient()
 
     def finish(self) -> None:
         """Wait until the gradients are sums over the ranks; call it after each backward pass."""
+        self._expects = False
         for flat in self._flat[len(self._waits) :]:
             self._waits.append(self._all_reduce(flat))
         for wait in self._waits:
             wait()
 
     def _arrived(self, number: int, _: torch.Tensor) -> None:
+        if not self._expects:
+            return
         self._missing[number] -= 1
         while len(self._waits) < len(self._flat) and not self._missing[len(self._waits)]:
             self._waits.append(self._all_reduce(self._flat[len(self._waits)]))

@@ -76,7 +76,7 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
         noise_seed: int = 0,
         averaging: Averaging | None = None,
     ) -> None:
-        self.target = copy.deepcopy(model).requires_grad_(False)
+        model, self.target = with_target(model)
         super().__init__(
             model,
             config,
@@ -204,7 +204,7 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             output = self._loss(batch, beta)
         if not self.averaging.solo:
             output.metrics["td_error_mean"] = output.errors.mean()
-        return output, self.averaging.backward(output)
+        return output, self.averaging.backward(output, self._optimiser.flat)
 
     def _loss(self, batch: Transitions | Sequences, beta: float | torch.Tensor) -> DqnOutput:
         config = self._config
@@ -234,6 +234,12 @@ class DqnLearner(GradientLearner[QNetwork, DqnConfig]):
             self._reward_scale.begin_at(self.model.value_scale)
         self._scale_is_known = bool(self.model.value_scale > 0)
         self._target_updates = self.version // self._target_interval
+
+
+def with_target(model: QNetwork) -> tuple[QNetwork, QNetwork]:
+    """Return the networks of a learner: the ``model``, and its target network, which is not
+    trained."""
+    return model, copy.deepcopy(model).requires_grad_(False)
 
 
 def _fetch(

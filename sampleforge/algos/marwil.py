@@ -145,7 +145,7 @@ class MarwilLearner(GradientLearner[ActorCritic, ImitationConfig]):
         self.model.train()
         with autocast(self._device, self._precision):
             output, square = imitation_loss(self.model, batch, self._config, self._square)
-        metrics = self.averaging.backward(output)
+        metrics = self.averaging.backward(output, self._optimiser.flat)
         norm = self._clip_gradient(self._optimiser)
         extra = {"grad_norm": norm, "own_trained_steps": output.rows}
         scalars = to_floats({**metrics, **extra, "value_scale": self.model.value_scale})

@@ -315,9 +315,9 @@ class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
         burdens = torch.where(empty, torch.inf, 0.0).float().unbind()
         norms = []
         for number, burden in enumerate(burdens):
-            self.averaging.clear()
+            self.averaging.clear(self._optimiser.flat)
             losses.differentiate(number)
-            self.averaging.finish()
+            self.averaging.finish(self._optimiser.flat)
             norms.append(self._clip_gradient(self._optimiser))
             skip = (norms[-1] + burden).mul_(0.0).nan_to_num_(nan=1.0)
             self._optimiser.step(self._learning_rate, skip)
@@ -345,7 +345,7 @@ class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
         else:
             with autocast(self._device, self._precision):
                 output = self._loss(self.model, minibatch, self._gather)
-            metrics = self.averaging.backward(output)
+            metrics = self.averaging.backward(output, self._optimiser.flat)
         norm = self._clip_gradient(self._optimiser)
         empty = output.rows == 0
         skip = (~torch.isfinite(norm) & ~empty).float()

@@ -140,9 +140,9 @@ class ChangeInbox:
     complete or not there: see `sampleforge.shared.state_snapshot`.
     """
 
-    def __init__(self, model: torch.nn.Module, networks: int = 1) -> None:
+    def __init__(self, *networks: torch.nn.Module) -> None:
         """Reserve memory for the state of a learner; see `StateSnapshot`."""
-        self._newest = StateSnapshot(model, networks)
+        self._newest = StateSnapshot(*networks)
 
     @property
     def nbytes(self) -> int:

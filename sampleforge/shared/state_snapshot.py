@@ -25,14 +25,13 @@ class StateSnapshot:
     There is one writer at a time and any number of readers. It can be pickled to child processes.
     """
 
-    def __init__(self, model: torch.nn.Module, networks: int = 1) -> None:
-        """Reserve memory for the state of a learner of ``model`` with an optimiser that keeps up to
-        two moments of each parameter. ``networks``: copies of the model, target networks included.
-        """
-        own = model.state_dict()
-        moments = sum(2 * p.nbytes for p in model.parameters() if p.requires_grad)
-        room = networks * sum(tensor.nbytes for tensor in own.values()) + moments
-        self.room = room + (2 + networks) * _PER_TENSOR * len(own) + _OTHERS
+    def __init__(self, *networks: torch.nn.Module) -> None:
+        """Reserve memory for the state of a learner of these networks, those that are not trained
+        included. Of each trainable parameter one optimiser keeps up to two moments."""
+        weights = [tensor for network in networks for tensor in network.state_dict().values()]
+        trained = [p for network in networks for p in network.parameters() if p.requires_grad]
+        tensors = [*weights, *trained, *trained]
+        self.room = sum(t.nbytes for t in tensors) + _PER_TENSOR * len(tensors) + _OTHERS
         self._arrays = SharedArrays(
             {
                 **COUNTS,

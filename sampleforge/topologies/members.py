@@ -68,11 +68,11 @@ def member_channels(
     config: AppoConfig | ApexConfig,
     policy: PolicyStart,
     plan: SamplerPlan,
-    new_model: Callable[[], torch.nn.Module],
+    networks: Callable[[], tuple[torch.nn.Module, ...]],
     max_policy_lag: int | None,
 ) -> MemberChannels | None:
     """Return the channels of a policy that is a member of a population, or follows a schedule; None
-    for any other. ``plan``: of one member."""
+    for any other. ``plan``: of one member. ``networks()``: all of its learner's."""
     if not config.pbt and policy.schedule is None:
         return None
     if plan.num_seats > 1:
@@ -91,7 +91,7 @@ def member_channels(
     apex = isinstance(config, ApexConfig)
     # What a Q-learner draws from the replay has no env steps of its own.
     count = partial(getattr, board, "sampled") if apex else None
-    inbox = ChangeInbox(new_model(), networks=2 if apex else 1) if config.pbt else None
+    inbox = ChangeInbox(*networks()) if config.pbt else None
     return MemberChannels(policy, board, count, max_policy_lag, inbox)
 
 

@@ -113,6 +113,31 @@ def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_ranks_skip_the_step
     assert on_ranks(2, work) == [(True, 2.0, 0.0)] * 2
 
 
+def test_the_loss_of_other_parameters_sends_no_gradient_that_it_reaches() -> None:
+    """Not even where it reaches them on one rank alone, so that messages would not match."""
+
+    def work(group: RankGroup) -> list[list[float]]:
+        x, y, z = (torch.ones(3, requires_grad=True) for _ in range(3))
+        through = GradientBuckets(FlatParameters([x, y]), group.all_reduce, bucket_bytes=12)
+        trained = GradientBuckets(FlatParameters([z]), group.all_reduce, bucket_bytes=12)
+        found = []
+        for buckets, loss in (
+            (through, lambda: (x + y).sum()),
+            (trained, lambda: (z * x * y if group.rank else z).sum()),
+            (through, lambda: (x + 3 * y).sum()),
+        ):
+            buckets.clear()
+            loss().backward()
+            buckets.finish()
+            found.append([float(p.grad[0]) for p in (x, y, z) if p.grad is not None])
+        return found
+
+    for found in on_ranks(2, work):
+        assert found[0] == [2.0, 2.0, 0.0]
+        assert found[1][2] == 2.0
+        assert found[2] == [2.0, 6.0, 2.0]
+
+
 def test_a_parameter_without_gradient_on_one_rank_is_averaged_with_zeros() -> None:
     """And messages go out in one order, whatever the order in which gradients arrive."""
 

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from sampleforge.algos.dqn import FinishRollout
+from sampleforge.algos.dqn_learner import with_target
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
@@ -157,7 +158,7 @@ def _group_parts(
     others = plan.num_policy_workers + len(plan.stored_slots)
     node = group_node(index, config, plan, config.num_learners * plan.learner_threads + others)
     channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
-    member = member_channels(config, policy, plan, new_network, None)
+    member = member_channels(config, policy, plan, lambda: with_target(new_network()), None)
     frames = None
     with memory_on(node):
         slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
@@ -457,7 +458,7 @@ def _add_learners(
         rendezvous = local_rendezvous(
             devices, config.learner_timeout, parts.new_model, "learner", errors
         )
-    snapshot = StateSnapshot(parts.new_model(), networks=2)
+    snapshot = StateSnapshot(*with_target(parts.new_model()))
     return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 

@@ -122,7 +122,7 @@ def _group_parts(
     threads = config.num_learners * plan.learner_threads + plan.num_policy_workers
     node = group_node(index, config, plan, threads)
     channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
-    member = member_channels(config, policy, plan, new_model, plan.lag.limit)
+    member = member_channels(config, policy, plan, lambda: (new_model(),), plan.lag.limit)
     with memory_on(node):
         slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
