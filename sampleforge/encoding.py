@@ -75,29 +75,26 @@ class Encoding:
 
 def encodings(
     observations: Mapping[str, ArraySpec],
-    given: Mapping[str, str] | None = MappingProxyType({}),
+    given: Mapping[str, str] = MappingProxyType({}),
     *,
     normalise_vectors: bool = True,
     normalise_pixels: bool = False,
     embed_above: int | None = EMBED_ABOVE,
     embedding_size: int = EMBEDDING_SIZE,
 ) -> dict[str, Encoding]:
-    """Return the encoding of each leaf. ``given``: kinds that overrule the rule, by leaf; None: the
-    rule of the versions before there was this one. ``embed_above``: the number of values of codes
-    above which they are embedded, in ``embedding_size`` numbers each (None: never).
+    """Return the encoding of each leaf. ``given``: kinds that overrule the rule, by leaf.
+    ``embed_above``: the number of values of codes above which they are embedded, in
+    ``embedding_size`` numbers each (None: never).
 
     Raises ConfigError for a kind that a leaf cannot have. `check_leaves` refuses ``given`` leaves
     that do not exist."""
     found = {}
     for name, spec in observations.items():
-        if given is None:
-            encoding = _earlier(spec, normalise_pixels)
-        else:
-            encoding = _encoding(name, spec, given.get(name))
+        encoding = _encoding(name, spec, given.get(name))
         many = embed_above is not None and max(encoding.categories, default=0) > embed_above
         wanted = normalise_pixels if encoding.is_convolved else normalise_vectors
         size = embedding_size if many else 0
-        if given and name in given:
+        if name in given:
             _check_size(name, encoding.categories, size)
         found[name] = replace(
             encoding, has_statistics=encoding.has_statistics and wanted, embedding=size
@@ -105,20 +102,20 @@ def encodings(
     return found
 
 
-def check_kinds(given: Mapping[str, str] | None) -> None:
+def check_kinds(given: Mapping[str, str]) -> None:
     """Raise ConfigError for a value of --model.encode that is no kind."""
-    for name, kind in (given or {}).items():
+    for name, kind in given.items():
         if kind not in KINDS:
             near = nearest(kind, KINDS, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"--model.encode {name}={kind}: must be {_any(KINDS)}{hint}")
 
 
-def check_leaves(given: Mapping[str, str] | None, spec: EnvSpec) -> None:
+def check_leaves(given: Mapping[str, str], spec: EnvSpec) -> None:
     """Raise ConfigError for a leaf of --model.encode that no agent group of ``spec`` has."""
     groups = spec.agent_groups
     leaves = list(dict.fromkeys(name for group in groups for name in group.observations))
-    for name, kind in (given or {}).items():
+    for name, kind in given.items():
         if name not in leaves:
             near = nearest(name, leaves, 1)
             hint = f"Did you mean {near[0]}? " if near and len(leaves) > 1 else ""
@@ -311,22 +308,6 @@ def _advice(name: str, spec: ArraySpec, low: float, high: float) -> str:
     if not _can_be_codes(spec, low, high):
         return scaled
     return f"{scaled}: if they are codes, use --model.encode {name}=codes"
-
-
-def _earlier(spec: ArraySpec, normalise_pixels: bool) -> Encoding:
-    """Return the encoding of a leaf in versions before there was one rule: what had rank 3 was
-    convolved whatever it was, and of the integers only bytes were scaled."""
-    why = "as in the version that began the run"
-    if spec.categories is not None:
-        return Encoding("codes", why, categories=spec.categories)
-    is_byte, is_float = spec.dtype == "uint8", _is_float(spec)
-    low, high = bounds(spec)
-    factor = 1.0 / 255.0 if is_byte else 1.0
-    if len(spec.shape) == 3 and sorted(spec.shape)[1] >= LEAST_SIDE:
-        last = spec.shape[2] <= spec.shape[0]
-        kind: Kind = "pixels" if is_byte or (is_float and normalise_pixels) else "planes"
-        return Encoding(kind, why, low, high, kind == "pixels", factor, channel_last=last)
-    return Encoding("vector", why, low, high, is_byte or is_float, factor)
 
 
 def _is_float(spec: ArraySpec) -> bool:

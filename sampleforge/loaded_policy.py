@@ -205,8 +205,8 @@ def load_policy(
     the run has trained several.
 
     The folder stores the spec of its environment (spec.json), so no environment is imported or
-    constructed. If an earlier version wrote the folder without spec.json, the environment is
-    constructed once, in a process of its own.
+    constructed. Where spec.json was removed, the environment is constructed once, in a process of
+    its own.
 
     Raises ConfigError if the folder has no checkpoint of that policy, and without ``trust`` also if
     it names code that would be imported: an encoder, or, without spec.json, an environment of the
@@ -263,8 +263,8 @@ def load_model(
     spec = folder.read_spec()
     if spec is None:
         print(
-            f"{folder.path} has no {folder.spec_file.name}, because an earlier version wrote it: "
-            f"{config.env} is constructed once to read its spaces",
+            f"{folder.path} has no {folder.spec_file.name}: {config.env} is constructed once to "
+            "read its spaces",
             file=sys.stderr,
         )
         spec = probe(config)

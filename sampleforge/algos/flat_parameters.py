@@ -243,20 +243,7 @@ def optimiser_tensors(optimiser: Optimiser, prefix: str = "optimiser") -> dict[s
 def load_optimiser(
     optimiser: Optimiser, tensors: Mapping[str, Tensor], prefix: str = "optimiser"
 ) -> None:
-    """Restore the optimiser's state from what `optimiser_tensors` returned.
-
-    Earlier versions stored nothing of a parameter that had had no gradient yet, and each parameter
-    had a number of steps of its own: the largest counts for all."""
+    """Restore the optimiser's state from what `optimiser_tensors` returned."""
     for name, flats in optimiser.state.items():
-        parts = optimiser.flat.per_parameter(flats)
-        stored = [tensors.get(f"{prefix}/{index}/{name}") for index in range(len(parts))]
-        if flats[0].ndim == 0:
-            most = max((float(value) for value in stored if value is not None), default=0.0)
-            for count in flats:
-                count.fill_(most)
-            continue
-        for part, value in zip(parts, stored, strict=True):
-            if value is None:
-                part.zero_()
-            else:
-                part.copy_(value)
+        for index, part in enumerate(optimiser.flat.per_parameter(flats)):
+            part.copy_(tensors[f"{prefix}/{index}/{name}"])

@@ -195,9 +195,9 @@ class GradientLearner(Generic[Model, Config]):
         for name, optimiser in self._optimisers.items():
             load_optimiser(optimiser, tensors, name)
         self.version = plain["version"]
-        self.env_steps = plain.get("env_steps", 0)
+        self.env_steps = plain["env_steps"]
         self.tag = dict(plain.get("tag", {}))
-        self.change(plain.get("hyperparameters", {}))
+        self.change(plain["hyperparameters"])
 
 
 def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:

@@ -399,10 +399,7 @@ class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
         super().load(tensors, plain)
         self._loads += 1
         self._generator.set_state(tensors["rng/minibatches"])
-        if "return_scale" in tensors:
-            self._return_scale.load(tensors["return_scale"])
-        else:
-            self._return_scale.load_batch_moments(tensors["return_moments"])
+        self._return_scale.load(tensors["return_scale"])
         if not self._config.normalise_returns and not self.model.value_scale:
             self.model.rescale_values(1.0)  # returns were normalised, and every reward was 0
         self._learning_rate = plain["learning_rate"]

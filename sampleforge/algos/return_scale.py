@@ -75,14 +75,6 @@ class ReturnScale:
         """Restore a `state`."""
         self._moments.copy_(state)
 
-    def load_batch_moments(self, old: Tensor) -> None:
-        """Restore the statistics of versions before 0.2: batches, mean, mean of squares. The number
-        of steps was not stored; the statistics count as if the horizon were reached."""
-        batches, mean, mean_of_squares = old.tolist()
-        if batches:
-            var = max(mean_of_squares - mean**2, 0.0)
-            self._moments.copy_(torch.tensor([1e18, mean, var], dtype=torch.float64))
-
 
 class RewardScale:
     """Root mean square of the nonzero rewards that were learned from.

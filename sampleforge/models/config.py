@@ -21,7 +21,7 @@ class ModelConfig(Checked):
     encoder: str = "auto"
     """auto (mlp for vectors, nature_cnn for pixels and planes), mlp, dqn_cnn, nature_cnn, doom_cnn,
     impala_resnet, a registered name, or package.module:EncoderClass."""
-    encode: dict[str, str] | None = field(default_factory=dict)
+    encode: dict[str, str] = field(default_factory=dict)
     """How observation leaves are encoded, LEAF=pixels|planes|vector|codes, in place of the rule,
     which the opening lines and check-env explain."""
     embed_above: int | None = EMBED_ABOVE

@@ -110,19 +110,6 @@ class ObservationNormaliser(nn.Module):
         """Return the normaliser of one observation leaf."""
         return dict(self._by_name)[name]
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *more: Any, **named: Any
-    ) -> None:
-        for name in self._specs:
-            stored = f"{prefix}leaves.{name.replace('.', '/')}.count"
-            if stored not in state_dict:
-                raise ConfigError(
-                    "the checkpoint was written by a version that did not normalise observation "
-                    f"leaf {name!r}, and this one does, by mean and deviation, so its weights do "
-                    "not fit; train anew in another --run-dir"
-                )
-        super()._load_from_state_dict(state_dict, prefix, *more, **named)
-
     @torch.no_grad()
     def update(
         self, obs: Mapping[str, Tensor], mask: Tensor | None = None, gather: Gather = alone

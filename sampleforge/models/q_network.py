@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,12 +84,6 @@ class QNetwork(nn.Module):
             for parameter in output_parameters(self.heads):
                 parameter.mul_(ratio)
         self.value_scale.copy_(new)
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        state_dict.setdefault(f"{prefix}value_scale", torch.ones(()))  # not in older checkpoints
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def step(self, obs: Mapping[str, Tensor], state: Tensor, is_first: Tensor) -> ModelOutput:
         """Return the output of one step: leaves [B, ...], state [B, S], is_first bool [B] (the

@@ -80,7 +80,7 @@ class SavedReplay:
     @property
     def learning(self) -> bool:
         """Whether learning had begun before the first shard was saved."""
-        return all(shard.plain.get("learning", False) for shard in self.shards)
+        return all(shard.plain["learning"] for shard in self.shards)
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,7 @@ class Session:
         has those of the newest such state, and so has config.yaml."""
         given = flat_fields(self.opened.asked)
         defaults = flat_fields(type(self.asked)())
-        stored = dict(state.get("hyperparameters", {}))
+        stored = dict(state["hyperparameters"])
         own = {n: getattr(self.resolved, n) for n in stored if given[n] != defaults[n]}
         used = {**stored, **own}
         self.resolved = dataclasses.replace(self.resolved, **used)

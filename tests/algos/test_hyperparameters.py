@@ -46,15 +46,6 @@ def test_the_state_carries_them_to_another_learner() -> None:
     assert same(weights(donor), weights(heir))
 
 
-def test_a_state_without_them_keeps_the_configs() -> None:
-    """That of a checkpoint of an earlier version."""
-    learner = learner_of(CONFIG)
-    tensors, plain = learner.state()
-    del plain["hyperparameters"]
-    learner.load(tensors, plain)
-    assert learner.hyperparameters()["learning_rate"] == CONFIG.learning_rate
-
-
 def test_what_cannot_change_and_what_is_out_of_range_is_refused() -> None:
     learner = learner_of(CONFIG)
     with pytest.raises(ValueError, match=r"^rollout cannot change .*clip_ratio.*learning_rate"):

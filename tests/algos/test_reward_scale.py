@@ -187,20 +187,6 @@ def test_returns_that_are_not_finite_do_not_count() -> None:
     assert float(returns.update(one_step_episodes(rewards))) == scale
 
 
-def test_a_checkpoint_with_the_statistics_of_earlier_versions_is_loaded() -> None:
-    """They were: batches, mean and mean of squares of the value targets."""
-    chosen = code_config()
-    learner, batch = learner_of(chosen), one_batch(chosen)
-    tensors, plain = learner.state()
-    del tensors["return_scale"]
-    mean, std = 1e5, 2e4
-    tensors["return_moments"] = torch.tensor([600.0, mean, mean**2 + std**2], dtype=torch.float64)
-    tensors["model/value_scale"] = torch.tensor(std)
-    learner.load(tensors, plain)
-    found = learner.update(batch, 0.0)["value_scale"]
-    assert found != std and found == pytest.approx(std, rel=0.3), "it goes on from there"
-
-
 def test_returns_that_are_no_longer_normalised_have_the_scale_one() -> None:
     chosen = code_config()
     tensors, plain = fresh(chosen).state()

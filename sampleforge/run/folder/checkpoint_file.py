@@ -97,8 +97,13 @@ def _header(data: bytes) -> dict[str, Any]:
         header = json.loads(data[8 : 8 + length])["__metadata__"]
     except _MALFORMED as error:
         raise CheckpointError(f"its header is damaged ({type(error).__name__})") from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"it is not a SampleForge checkpoint of format {FORMAT}")
+    if not isinstance(header, dict) or "format" not in header:
+        raise CheckpointError("it is not a SampleForge checkpoint")
+    if header["format"] != FORMAT:
+        raise CheckpointError(
+            f"it is of format {header['format']}, and this version of SampleForge reads format "
+            f"{FORMAT}; use the version that wrote it"
+        )
     return header
 
 

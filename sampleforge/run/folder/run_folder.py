@@ -257,15 +257,14 @@ class RunFolder:
             write_atomically(self.spec_file, (text + "\n").encode())
 
     def read_spec(self) -> EnvSpec | None:
-        """Return the spec of the environment of this run; None if an earlier version wrote the
-        folder without it. Raises ConfigError, which names the value, if spec.json is damaged."""
+        """Return the spec of the environment of this run; None if there is no spec.json any more.
+        Raises ConfigError, which names the value, if spec.json is damaged."""
         from sampleforge.env.spec_json import spec_from_plain
 
         try:
             plain = json.loads(self.spec_file.read_bytes())
-            # Folders of earlier versions have no checksum.
             stored = plain.pop("sha256", None) if isinstance(plain, dict) else None
-            if stored is not None and stored != _digest(plain):
+            if stored != _digest(plain):
                 raise ValueError("its checksum is wrong")
             return spec_from_plain(plain)
         except FileNotFoundError:

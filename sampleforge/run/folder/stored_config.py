@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,17 +19,15 @@ import yaml
 
 from sampleforge.config import ConfigError, from_plain, typed
 from sampleforge.run.folder.atomic_file import write_atomically
+from sampleforge.run.folder.earlier import FORMAT, check_format
 from sampleforge.run.folder.trust import IMPORTABLE
 from sampleforge.run.folder.versions import versions
-from sampleforge.topologies.config import ALGOS
-
-log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
 DEEPEST, MOST_VALUES = 50, 100_000
 """Of the values in a YAML file."""
-HEADER = ("algo", "versions", "left_open")
+HEADER = ("algo", "format", "versions", "left_open")
 """Keys of config.yaml that are not fields of the config."""
 NOT_STORED = (
     *("run_dir", "resume"),
@@ -59,39 +56,6 @@ _MACHINE = {
     *("num_replay_shards", "prefetch_batches", "replay_gpu_memory", "cuda_graphs"),
     *("samples_per_insert_tolerance", "save_replay"),
 }
-_REMOVED = {"keep_driver_weights_in_sync": "rank 0's weights are always in shared memory"}
-"""Fields of earlier versions that no longer exist, and why. They are ignored with a warning."""
-_VALUES_BEFORE_INTRODUCTION: dict[str, Any] = {
-    "rescale_actions": False,
-    "noise_correlation": 0.0,
-    "advantage_floor": 0.0,
-    "model.encode": None,  # the rule of those versions, see `sampleforge.encoding`
-    "model.embed_above": None,
-}
-"""Values of newer fields in the config of a run that began before the fields existed. Only fields
-whose default would change what such a run learns are listed."""
-_FIXED_DEFAULTS: dict[str, dict[str, Any]] = {
-    "appo": {
-        **{"async_rl": True, "rollout": 32, "num_epochs": 1, "advantage": "vtrace"},
-        **{"learning_rate": 1e-4, "adam_eps": 1e-6, "max_grad_norm": 4.0},
-        **{"clip_ratio": 0.1, "value_clip": 1.0, "exploration_coeff": 0.003},
-        "model.separate_critic": False,
-    },
-    "ddppo": {
-        **{"rollout": 128, "num_epochs": 2, "advantage": "gae"},
-        **{"learning_rate": 2.5e-4, "adam_eps": 1e-6, "max_grad_norm": 0.2},
-        **{"value_clip": 1.0, "exploration_coeff": 0.01},
-        "model.separate_critic": False,
-    },
-    "apex": {
-        **{"reward_clip": None, "head_size": 0, "priority_alpha": 0.6, "priority_beta": 0.4},
-        "model.separate_critic": False,
-    },
-}
-"""Algorithm -> the defaults of versions that had the same defaults for all environments, as far as
-they differ from today's. The config of such a run has them for flags that were not given."""
-_RESOLVED_SINCE = "rescale_actions"
-"""The field that was introduced together with defaults that depend on the environment."""
 _OF_ONE_PART = {
     *NOT_STORED,
     *_STOP,
@@ -112,7 +76,8 @@ def write_config(path: Path, resolved: Any, asked: Any) -> None:
     for name in NOT_STORED:
         fields.pop(name, None)  # some algorithms do not have it
     left_open = {name: given[name] for name in fields if given[name] != fields[name]}
-    stored = {"algo": resolved.algo, "versions": versions(), **nested(fields)}
+    header = {"algo": resolved.algo, "format": FORMAT, "versions": versions()}
+    stored = {**header, **nested(fields)}
     text = yaml.safe_dump(
         {**stored, "left_open": _plain(left_open)}, sort_keys=False, allow_unicode=True
     )
@@ -188,9 +153,9 @@ def _check_size(value: Any) -> None:
 def config_values(path: Path, algo: str) -> dict[str, Any]:
     """Return the config fields of a YAML file: one written by hand, or the config.yaml of a run.
 
-    In a config.yaml, fields whose values were chosen for the machine are unset again, and fields
-    that the run's version did not have get the values that reproduce that version. Raises
-    ConfigError if the file is for another algorithm than ``algo``."""
+    In a config.yaml, fields whose values were chosen for the machine are unset again. Raises
+    ConfigError if the file is for another algorithm than ``algo``, or of a run whose format this
+    version does not read."""
     content = read_yaml(path)
     other = content.get("algo", algo)
     if other != algo:
@@ -198,14 +163,12 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
             f"{path} is a config for {other}, not for {algo}; train {other} with it, or give "
             "another file (in a run's folder: another --run-dir)"
         )
-    for name in _REMOVED.keys() & content.keys():
-        log.warning("%s: %s no longer exists and is ignored: %s", path, name, _REMOVED[name])
-    fields = {key: value for key, value in content.items() if key not in {*HEADER, *_REMOVED}}
+    fields = {key: value for key, value in content.items() if key not in HEADER}
     if "versions" not in content:
         return fields
+    check_format(content, path)
     left_open = _left_open(content, path)
-    fields |= {name: value for name, value in left_open.items() if name in _MACHINE}
-    return _migrated(fields, algo)
+    return fields | {name: value for name, value in left_open.items() if name in _MACHINE}
 
 
 def _left_open(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -216,63 +179,15 @@ def _left_open(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return left_open
 
 
-def _migrated(fields: Mapping[str, Any], algo: str) -> dict[str, Any]:
-    """Return the fields of a run's config.yaml with explicit values for those that its version did
-    not have, or whose empty value had another meaning."""
-    known, present = flat_fields(ALGOS[algo]()), _dotted(fields)
-    migrated = dict(fields)
-    for name, value in _VALUES_BEFORE_INTRODUCTION.items():
-        if name not in known or name in present:
-            continue
-        part, _, field = name.rpartition(".")
-        if part:
-            migrated[part] = {**migrated.get(part, {}), field: value}
-        else:
-            migrated[name] = value
-    if _takes_whole_batches(fields):
-        migrated["minibatch_size"] = fields.get("batch_size")
-    return migrated
-
-
-def _dotted(fields: Mapping[str, Any]) -> set[str]:
-    """Return the names of stored fields; those of a part, such as the model, are dotted."""
-    parts = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
-    return {*fields, *(f"{part}.{name}" for part, values in parts.items() for name in values)}
-
-
-def _has_fixed_defaults(fields: Mapping[str, Any]) -> bool:
-    """Return whether the version that wrote these fields had the same defaults for all
-    environments."""
-    return _RESOLVED_SINCE not in fields
-
-
-def _takes_whole_batches(fields: Mapping[str, Any]) -> bool:
-    """Return whether an empty minibatch_size means the whole batch. Today it means that only with
-    --async-rl."""
-    is_empty = "minibatch_size" in fields and fields["minibatch_size"] is None
-    return is_empty and _has_fixed_defaults(fields) and not fields.get("async_rl")
-
-
 def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
-    """Return a stored config as ``cls``, and the fields that the user has not, or may not have,
-    set: dotted name -> the value that such a field has in a config today.
+    """Return a stored config as ``cls``, and the fields that the user has not set: dotted name ->
+    the value that such a field has in the user's config.
 
-    Raises ConfigError if the file is damaged, of another algorithm, or has unknown fields.
-    """
+    Raises ConfigError if the file is damaged, of another algorithm or format, or has unknown
+    fields."""
     algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
     config = from_plain(cls, config_values(path, algo), str(path))
-    content = read_yaml(path)
-    defaults = {name: _plain(value) for name, value in flat_fields(cls()).items()}
-    present = _dotted(content)
-    may_be_unset = {n for n in _VALUES_BEFORE_INTRODUCTION if n in defaults and n not in present}
-    if _has_fixed_defaults(content):
-        stored, old_defaults = flat_fields(config), _FIXED_DEFAULTS[algo]
-        may_be_unset |= {name for name, value in old_defaults.items() if stored[name] == value}
-    if _takes_whole_batches(content):
-        may_be_unset.add("minibatch_size")
-    left_open = {name: defaults[name] for name in may_be_unset}
-    stored_open = _left_open(content, path)
-    return config, {**left_open, **{n: v for n, v in stored_open.items() if n not in _REMOVED}}
+    return config, _left_open(read_yaml(path), path)
 
 
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: Any) -> list[str]:

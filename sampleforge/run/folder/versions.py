@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sampleforge.version import __version__
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def installed_version(package: str) -> str | None:

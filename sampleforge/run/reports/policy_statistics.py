@@ -52,7 +52,7 @@ class PolicyStatistics:
             name: deque[float](earlier.get("of_type", {}).get(name, []), window)
             for name in dict.fromkeys(types)
         }
-        before = earlier.get("of_run", zip(self.returns, self.lengths, strict=False))
+        before = earlier.get("of_run", [])
         self.of_run: deque[tuple[float, int]] = deque(
             ((ret, length) for ret, length in before), window
         )

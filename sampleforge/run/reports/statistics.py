@@ -72,8 +72,7 @@ class RunStatistics:
         self._frames = int(run.get("env_frames", 0))
         self._trained = int(run.get("trained_steps", 0))
         self._episode_stats: dict[str, deque[float]] = {}
-        stored = [int(state.get("episodes", 0)) for state in earlier.values()]
-        self._games = int(run.get("run_episodes", sum(stored)))
+        self._games = int(run.get("run_episodes", 0))
         self._compared = int(run.get("checksums_compared", 0))
 
     def take_episodes(self, episodes: Iterable[EpisodeRecord]) -> None:

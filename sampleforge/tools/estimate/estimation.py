@@ -342,8 +342,8 @@ def _data_warnings(data: OfflineDataset, given: SortedOut, rule: EstimationRule)
     if given.unmarked and any(spec.kind == "box" for spec in data.spec.actions.values()):
         warnings.append(
             f"{given.unmarked} episodes do not say whether their Box actions were drawn "
-            "independently, as an earlier version recorded them: if they are from a training with "
-            "--noise-correlation above 0 (the default), the estimates are wrong; record them again"
+            "independently: if they are from a training with --noise-correlation above 0 (the "
+            "default), the estimates are wrong; record them again"
         )
     if any(data.dropped):
         warnings.append(f"the recording lacks {data.dropped}: the recorder could not keep up")

@@ -18,7 +18,7 @@ from sampleforge.run.folder.checkpoint import Checkpoint, CheckpointStore
 from sampleforge.run.folder.run_folder import RunFolder, default_run_dir
 from sampleforge.run.folder.stored_config import MAY_CHANGE
 from sampleforge.run.folder.trust import Trust
-from sampleforge.run.folder.versions import git_commit
+from sampleforge.run.folder.versions import REPOSITORY, git_commit
 from sampleforge.run.reports.reporter import Reporter
 from sampleforge.topologies.config import ALGOS, AppoConfig
 
@@ -181,6 +181,10 @@ def test_default_folder_names_are_safe(tmp_path):
 
 def test_no_commit_outside_a_checkout(tmp_path):
     assert git_commit(tmp_path) is None
+
+
+def test_the_checkout_is_the_folder_above_the_package():
+    assert (REPOSITORY / "sampleforge" / "version.py").is_file()
 
 
 def test_config_yaml_has_what_was_chosen_and_leaves_it_open_for_another_machine(tmp_path):

@@ -1,0 +1,38 @@
+"""Folders of other versions: which of them this version reads, and what it translates in them.
+
+All that is known of the forms of earlier versions is here. Format 1 needs no translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sampleforge.config import ConfigError
+
+FORMAT = 1
+"""Number of the form in which a run is stored: its config, its checkpoints and all else in its
+folder. It is increased when this version could not go on with a run of the version before it."""
+
+
+def check_format(content: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError if this version cannot read the run whose config.yaml ``path`` has this
+    ``content``."""
+    stored = content.get("format", _unwritten(content))
+    if stored == FORMAT:
+        return
+    versions = content.get("versions")
+    known = versions.get("sampleforge") if isinstance(versions, Mapping) else None
+    writer = f"SampleForge {known}" if known else "the version that wrote it"
+    raise ConfigError(
+        f"{path} is of format {stored!r}, and this version of SampleForge reads format {FORMAT}; "
+        f"use {writer} for this run, or begin a new one in another --run-dir"
+    )
+
+
+def _unwritten(content: Mapping[str, Any]) -> int:
+    """Return the format of a config.yaml that names none: the first versions of format 1 wrote no
+    number, and can be told from those before by the encoding of observations."""
+    model = content.get("model")
+    return 1 if isinstance(model, Mapping) and "encode" in model else 0
