@@ -184,8 +184,9 @@ class LeafNormaliser(nn.Module):
         return moments(torch.where(far, near, x), mask)
 
     def _is_known(self) -> bool:
-        """Return whether `WARM_UP` observations have been counted."""
-        self._known = self._known or bool(self.count >= WARM_UP)
+        """Return whether `WARM_UP` observations have been counted. Asks the device until they have:
+        once or twice in a run."""
+        self._known = self._known or float(self.count.cpu().numpy()) >= WARM_UP
         return self._known
 
     def _surely_near(self, x: Tensor, own: Moments) -> bool:
