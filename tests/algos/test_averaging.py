@@ -122,7 +122,6 @@ def test_the_loss_of_other_parameters_sends_no_gradient_that_it_reaches() -> Non
         trained = GradientBuckets(FlatParameters([z]), group.all_reduce, bucket_bytes=12)
         found = []
         for buckets, loss in (
-            (through, lambda: (x + y).sum()),
             (trained, lambda: (z * x * y if group.rank else z).sum()),
             (through, lambda: (x + 3 * y).sum()),
         ):
@@ -133,9 +132,8 @@ def test_the_loss_of_other_parameters_sends_no_gradient_that_it_reaches() -> Non
         return found
 
     for found in on_ranks(2, work):
-        assert found[0] == [2.0, 2.0, 0.0]
-        assert found[1][2] == 2.0
-        assert found[2] == [2.0, 6.0, 2.0]
+        assert found[0][2] == 2.0
+        assert found[1] == [2.0, 6.0, 2.0]
 
 
 def test_a_parameter_without_gradient_on_one_rank_is_averaged_with_zeros() -> None:
