@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import Any
 
 from sampleforge.encoding import check_leaves
@@ -107,6 +108,32 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     return config
 
 
+def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> DdppoConfig:
+    """Return the config of a run that its ``config.num_ranks`` ranks go on with as ``ranks``: the
+    batch and the minibatch of all ranks together stay, as nearly as equal minibatches of whole
+    rollouts allow, and so do the gradient steps per env step. Sizes of a rank that are not in
+    ``left_open`` were given, and stay as they are."""
+    before, batch, minibatch = config.num_ranks, config.batch_size, config.minibatch_size
+    rollout, rows = config.rollout, config.num_envs_per_worker
+    if before is None or batch is None or minibatch is None or rollout is None:
+        return config  # of a version that did not store what it chose
+    if "batch_size" in left_open:
+        parts, unit = batch // minibatch, config.num_splits or 1
+        whole = _takes_whole_rollouts(config)
+        usual = math.ceil(batch // rollout * before / ranks)
+        rows = rows or _multiple(usual, math.lcm(unit, parts) if whole else unit)
+        if "rollout" in left_open:
+            steps = batch * before / (ranks * rows)
+            rollout = _rollout_of_parts(steps, rows, 1 if whole else parts)
+        batch = rows * rollout
+    sizes: dict[str, Any] = {"num_ranks": ranks, "batch_size": batch, "rollout": rollout}
+    if "minibatch_size" not in left_open:
+        return dataclasses.replace(config, **sizes)
+    config = dataclasses.replace(config, **sizes, minibatch_size=None)
+    nearest = nearest_minibatch(config, batch, minibatch * before / ranks)
+    return dataclasses.replace(config, minibatch_size=nearest)
+
+
 def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     """Return a line with the chosen settings and the reason; ``config`` is resolved."""
     settings = _settings(config, spec)
@@ -196,8 +223,7 @@ def _rank_shape(config: DdppoConfig, settings: dict[str, Any], ranks: int) -> di
         elif config.num_envs_per_worker is not None:
             rollout = _rollout(None, (rows or about) * ranks)
         else:  # of equal minibatches, as many as on any other number of ranks
-            unit = 1 if whole else parts // math.gcd(parts, about)
-            rollout = max(1, round(BATCH / (about * ranks * unit))) * unit
+            rollout = _rollout_of_parts(BATCH / (about * ranks), about, 1 if whole else parts)
     return {"num_ranks": ranks, "num_envs_per_worker": rows, "rollout": rollout}
 
 
@@ -222,6 +248,13 @@ def _rollout(batch: int | None, rows: int) -> int:
     if batch is not None:
         return max(1, batch // rows)
     return max(1, BATCH // rows // SHORTEST_ROLLOUT) * SHORTEST_ROLLOUT
+
+
+def _rollout_of_parts(steps: float, rows: int, parts: int) -> int:
+    """Return the length near ``steps`` of a rollout of ``rows`` rows which divides into so many
+    equal ``parts``."""
+    unit = parts // math.gcd(parts, rows)
+    return max(1, round(steps / unit)) * unit
 
 
 def _part(batch: int, rollout: int) -> int:

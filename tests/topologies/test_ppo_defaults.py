@@ -482,3 +482,49 @@ def test_twenty_agents_with_large_images_need_little_memory(cores: Callable[[int
     large = spec((457, 120, 3), "uint8")
     _, plan = planned(AppoConfig(), dataclasses.replace(large, agents=names))
     assert plan.batch_size == 1280 and plan.slot_bytes < 1 << 30
+
+
+# ---- a run that goes on with another number of ranks ----
+
+
+def with_ranks(config: DdppoConfig, before: int, now: int, of: EnvSpec = VECTOR) -> list[Plan]:
+    """The plans of a run of ``before`` ranks, and of its second part with ``now`` ranks."""
+    first, plan = planned(dataclasses.replace(config, num_ranks=before), of)
+    assert isinstance(first, DdppoConfig)
+    first = dataclasses.replace(first, batch_size=plan.batch_size, num_envs_per_worker=None)
+    unset = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
+    second = ppo_defaults.for_ranks(
+        dataclasses.replace(first, num_envs_per_worker=config.num_envs_per_worker), now, unset
+    )
+    again, later = planned(second, of)
+    sizes = ("batch_size", "minibatch_size", "rollout")
+    assert all(getattr(again, size) == getattr(second, size) for size in sizes)
+    assert isinstance(again, DdppoConfig) and later.num_workers == now
+    assert again.minibatch_size and first.minibatch_size
+    steps = [1 / (first.minibatch_size * before), 1 / (again.minibatch_size * now)]
+    assert steps[1] == pytest.approx(steps[0], rel=0.1), "gradient steps per env step and epoch"
+    return [plan, later]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_other_ranks_go_on_with_the_batch_of_all(kind: str, core: str) -> None:
+    config = DdppoConfig(model=ModelConfig(core=core))  # type: ignore[arg-type]
+    for before, now in ((2, 1), (1, 2), (8, 2), (2, 8)):
+        first, later = with_ranks(config, before, now, KINDS[kind])
+        assert later.batch_size * now == first.batch_size * before
+        assert later.envs == first.envs
+    for now in (3, 5, 7):
+        first, later = with_ranks(config, 2, now, KINDS[kind])
+        assert 0.7 < later.batch_size * now / (first.batch_size * 2) < 1.4
+
+
+def test_sizes_of_a_rank_that_were_given_stay_with_other_ranks() -> None:
+    first, later = with_ranks(DdppoConfig(num_envs_per_worker=10), 2, 1)
+    assert later.rows == 10 and later.batch_size == 2 * first.batch_size
+    first, later = with_ranks(DdppoConfig(rollout=64), 2, 1)
+    assert later.rollout == 64 and later.envs == first.envs
+    first, later = with_ranks(DdppoConfig(batch_size=1024), 2, 1)
+    assert later.batch_size == 1024
+    config = DdppoConfig(num_ranks=2, batch_size=1024, rollout=128, minibatch_size=64)
+    assert ppo_defaults.for_ranks(config, 1, ()) == dataclasses.replace(config, num_ranks=1)

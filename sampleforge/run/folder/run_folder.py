@@ -302,9 +302,11 @@ class RunFolder:
         """Return the configs to resume with. ``resolve`` resolves the defaults of a config for the
         environment. Raises ConfigError, which lists the changes, if ``config`` would alter what is
         learned."""
-        stored, left_open = stored_config.read_config(self.config_file, type(config))
-        asked, kept = stored_config.inherited(stored, left_open, config)
-        changed = stored_config.changes(stored, left_open, asked, resolve(asked))
+        before, left_open = stored_config.read_config(self.config_file, type(config))
+        asked, kept = stored_config.inherited(before, left_open, config)
+        resolved = resolve(asked)
+        stored = stored_config.with_ranks_of(before, left_open, asked, resolved)
+        changed = stored_config.changes(stored, left_open, asked, resolved)
         if changed:
             lines = "\n  ".join(changed)
             raise ConfigError(
@@ -313,8 +315,9 @@ class RunFolder:
                 "with another --run-dir"
             )
         notes = [f"As in the run before: {flag}" for flag in kept]
-        new = stored_config.new_settings(stored, left_open, asked)
+        new = stored_config.new_settings(before, left_open, asked)
         notes += [f"Changed for this part of the run: {flag}" for flag in new]
+        notes += stored_config.change_of_ranks(before, stored)
         return Resumed(asked, stored_config.adopt(stored, asked), notes)
 
     def check_spec(self, spec: EnvSpec) -> None:

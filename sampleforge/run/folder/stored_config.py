@@ -22,6 +22,7 @@ from sampleforge.run.folder.atomic_file import write_atomically
 from sampleforge.run.folder.earlier import FORMAT, check_format
 from sampleforge.run.folder.trust import IMPORTABLE
 from sampleforge.run.folder.versions import versions
+from sampleforge.topologies.config import DdppoConfig
 
 C = TypeVar("C")
 
@@ -56,6 +57,9 @@ _MACHINE = {
     *("num_replay_shards", "prefetch_batches", "replay_gpu_memory", "cuda_graphs"),
     *("samples_per_insert_tolerance", "save_replay"),
 }
+RANKS, OF_A_RANK = "num_ranks", {"rollout", "batch_size", "minibatch_size"}
+"""The number of DD-PPO's ranks, and the sizes of one rank: they are chosen so that those of all
+ranks together do not depend on it."""
 _OF_ONE_PART = {
     *NOT_STORED,
     *_STOP,
@@ -156,6 +160,15 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
     In a config.yaml, fields whose values were chosen for the machine are unset again. Raises
     ConfigError if the file is for another algorithm than ``algo``, or of a run whose format this
     version does not read."""
+    fields, left_open = _stored_fields(path, algo)
+    if RANKS in left_open:  # the sizes of a rank are those of as many ranks
+        fields |= {n: value for n, value in left_open.items() if n in {RANKS, *OF_A_RANK}}
+    return fields
+
+
+def _stored_fields(path: Path, algo: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config fields of a YAML file as `config_values` does, but with the number of ranks
+    that a run had and the sizes of one of them; and what the user of the run has left open."""
     content = read_yaml(path)
     other = content.get("algo", algo)
     if other != algo:
@@ -165,10 +178,11 @@ def config_values(path: Path, algo: str) -> dict[str, Any]:
         )
     fields = {key: value for key, value in content.items() if key not in HEADER}
     if "versions" not in content:
-        return fields
+        return fields, {}
     check_format(content, path)
     left_open = _left_open(content, path)
-    return fields | {name: value for name, value in left_open.items() if name in _MACHINE}
+    reopened = {n: value for n, value in left_open.items() if n in _MACHINE - {RANKS}}
+    return fields | reopened, left_open
 
 
 def _left_open(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -186,8 +200,8 @@ def read_config(path: Path, cls: type[C]) -> tuple[C, dict[str, Any]]:
     Raises ConfigError if the file is damaged, of another algorithm or format, or has unknown
     fields."""
     algo = getattr(cls, "algo")  # noqa: B009 - a ClassVar of every topology's config
-    config = from_plain(cls, config_values(path, algo), str(path))
-    return config, _left_open(read_yaml(path), path)
+    fields, left_open = _stored_fields(path, algo)
+    return from_plain(cls, fields, str(path)), left_open
 
 
 def changes(stored: Any, left_open: Mapping[str, Any], config: Any, resolved: Any) -> list[str]:
@@ -241,6 +255,37 @@ def inherited(stored: C, left_open: Mapping[str, Any], config: C) -> tuple[C, li
     return merged, [typed(name, value) for name, value in kept.items() if name != "seed"]
 
 
+def with_ranks_of(stored: Any, left_open: Mapping[str, Any], asked: Any, resolved: Any) -> Any:
+    """Return the ``stored`` config for as many ranks as ``resolved`` has, which is ``asked`` with
+    its defaults. A batch is that of all ranks together, so the sizes of one rank that were not
+    given change with the number of ranks."""
+    if not isinstance(stored, DdppoConfig) or None in (stored.num_ranks, resolved.num_ranks):
+        return stored
+    if stored.num_ranks == resolved.num_ranks:
+        return stored
+    from sampleforge.topologies.ppo_defaults import for_ranks
+
+    shape = {name: getattr(asked, name) for name in ("num_envs_per_worker", "num_splits")}
+    return for_ranks(dataclasses.replace(stored, **shape), resolved.num_ranks, left_open)
+
+
+def change_of_ranks(before: Any, now: Any) -> list[str]:
+    """Return what the user is to know if a run goes on with another number of ranks: a line with
+    the sizes of all ranks together. ``now``: what `with_ranks_of` has returned for ``before``."""
+    if not isinstance(before, DdppoConfig) or before.num_ranks == now.num_ranks:
+        return []
+
+    def of_all(size: str) -> str:
+        was, is_now = (config.num_ranks * getattr(config, size) for config in (before, now))
+        return f"{is_now:,} (before {was:,})"
+
+    ranks = "1 rank" if now.num_ranks == 1 else f"{now.num_ranks} ranks"
+    return [
+        f"{ranks} in place of {before.num_ranks}: a batch of all of them has "
+        f"{of_all('batch_size')} env steps, and a minibatch {of_all('minibatch_size')}"
+    ]
+
+
 def adopt(stored: C, config: C) -> C:
     """Return ``config`` with the ``stored`` value of every field that affects what is learned.
     Fields that name code are equal in both, and taken from ``config``."""
@@ -257,7 +302,10 @@ def new_settings(stored: Any, left_open: Mapping[str, Any], config: Any) -> list
     return [
         f"{typed(name, value)} (was {'automatic' if name in left_open else _plain(old[name])})"
         for name, value in flat_fields(config).items()
-        if name in MAY_CHANGE and name not in _OF_ONE_PART and value != old[name]
+        if name in MAY_CHANGE
+        and name not in _OF_ONE_PART
+        and value != old[name]
+        and not (name in left_open and _plain(value) == left_open[name])
     ]
 
 

@@ -18,7 +18,7 @@ from sampleforge.cli.flags import parse
 from sampleforge.cli.pbt import PbtFlags, population_settings, split
 from sampleforge.cli.train import parse_config
 from sampleforge.models.config import ModelConfig
-from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
+from sampleforge.run.folder.stored_config import MAY_CHANGE, OF_A_RANK, flat_fields
 from sampleforge.tools.population.across_runs import Population
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults
@@ -165,5 +165,7 @@ def test_a_run_of_this_version_is_resumed_and_repeated(
     repeated = parse_config(make.algo, ["--config", str(run / "config.yaml")])
     found = flat_fields(resolve_defaults(repeated, spec_of(repeated)))
     stored = flat_fields(repeated)
+    if make is DdppoConfig:  # as many ranks as the machine has, and sizes to match
+        stored |= {name: first[name] for name in OF_A_RANK - {"batch_size"}}
     assert learning(found) == learning(stored), "nothing that shapes the learning is left open"
     train(dataclasses.replace(repeated, run_dir=str(tmp_path / "other")))
