@@ -264,10 +264,13 @@ class ProcessRunner:
         self._watch = LivesWatch()
         self._events = EventReader(age)
         self._abandoned_told = 0
-        self._stopped = StoppedWorkers(alert, age, lambda: graph.progress.limit_reached)
-        self._unanswered = Unanswered(alert)
+        self._stopped = StoppedWorkers(alert, age, self._is_over)
+        self._unanswered = Unanswered(alert, age, self._is_over)
         self._rules = list({id(node.restart): node.restart for node in self._nodes}.values())
         self._rows = [node.counter_row for node in self._nodes]
+
+    def _is_over(self) -> bool:
+        return self._graph.progress.limit_reached
 
     def start(self) -> None:
         check_workers(len(self._nodes))
@@ -316,9 +319,9 @@ class ProcessRunner:
         waiting: Callable[[], None] = lambda: None,
         alone: bool = False,
     ) -> Any:
-        """As `Runner.ask`. A worker that does not answer in time is restarted, if its rule allows
-        it, and its successor is asked. When the run is interrupted, metrics are not waited for, and
-        empty."""
+        """As `Runner.ask`. A worker that does not answer in time, or soon after the training is
+        over, is restarted, if its rule allows it, and its successor is asked. When the run is
+        interrupted, metrics are not waited for, and empty."""
         asked = monotonic()
         nodes = [node] if alone else self._nodes
         self._check_lives(nodes, restart=not alone)
@@ -338,8 +341,8 @@ class ProcessRunner:
                 self._check_silent()
             if node.name in self._not_missed:
                 raise WorkerDied(self._not_missed[node.name])
-            if waited > timeout:
-                silent = f"{node.name} did not answer {kind!r} within {timeout:.0f} s"
+            if waited > timeout or (not alone and self._keeps_the_end(node, kind, asked)):
+                silent = f"{node.name} did not answer {kind!r} within {waited:.0f} s"
                 if alone:
                     raise TimeoutError(silent)
                 if not self._restart_silent(node, silent):
@@ -347,7 +350,14 @@ class ProcessRunner:
             if self._lives[node.name] is not life:  # its successor is asked again
                 life = self._lives[node.name]
                 number, asked = life.request(kind, payload), monotonic()
+        self._unanswered.answered(node.name, asked)
         return answer[0]
+
+    def _keeps_the_end(self, node: Node, kind: str, asked: float) -> bool:
+        """Return whether the end of the training waits for a hanging worker. The first update of a
+        learner may take any time: its network may be compiled in it."""
+        has_learned = self._graph.counters.row(node.counter_row)["updates"][0] > 0
+        return bool(has_learned) and self._unanswered.is_late(node.name, kind, asked)
 
     def wake(self, node: Node) -> None:
         if node.name in self._lives:

@@ -10,6 +10,9 @@ from sampleforge.runtime.processes import continue_process, is_stopped
 
 TELL_AFTER_S = 10.0
 """Seconds after which the user is told that a worker stands still."""
+LATE_S, LATE_SAVE_S = 30.0, 120.0
+"""Seconds after the end of the training in which a worker must answer, and in which it must have
+written a checkpoint."""
 LOOK_S = 0.5
 """Seconds between two looks for stopped processes."""
 
@@ -63,12 +66,24 @@ class StoppedWorkers:
 
 
 class Unanswered:
-    """Tells ``alert`` of a worker that has not answered for `TELL_AFTER_S` s, and again whenever it
-    takes twice as long as what was told last: long updates are told of a few times in a run."""
+    """Follows the requests to workers: tells ``alert`` of a worker that has not answered for
+    `TELL_AFTER_S` s, and again whenever it takes twice as long as what was told last, because long
+    updates are told of a few times in a run; and says when an answer comes too late.
 
-    def __init__(self, alert: Callable[[str], None]) -> None:
+    ``age`` as for `StoppedWorkers`; ``is_over()``: the training is over."""
+
+    def __init__(
+        self,
+        alert: Callable[[str], None],
+        age: Callable[[float], float],
+        is_over: Callable[[], bool],
+    ) -> None:
         self._alert = alert
+        self._age = age
+        self._is_over = is_over
+        self._over_since: float | None = None
         self._told: dict[str, float] = {}
+        self._longest: dict[str, float] = {}
 
     def look(self, name: str, waited: float, timeout: float) -> None:
         """Look at a request to worker ``name`` that has waited for so many seconds, of
@@ -78,5 +93,20 @@ class Unanswered:
             self._told[name] = 2 * limit
             self._alert(
                 f"{name} has not answered for {waited:.0f} s: it is busy with one update, or hangs "
-                f"(it is replaced after {timeout:g} s)"
+                f"(it is replaced after {timeout:g} s, or soon after the training is over)"
             )
+
+    def answered(self, name: str, asked: float) -> None:
+        """Keep how long worker ``name`` has taken for a request of that time of ``monotonic``."""
+        self._longest[name] = max(self._age(asked), self._longest.get(name, 0.0))
+
+    def is_late(self, name: str, kind: str, asked: float) -> bool:
+        """Return whether worker ``name`` keeps the end of the training waiting: it has not answered
+        a request for much longer than it is known to take."""
+        if not self._is_over():
+            return False
+        if self._over_since is None:
+            self._over_since = monotonic()
+        limit = LATE_SAVE_S if kind == "save" else LATE_S
+        since = max(asked, self._over_since)
+        return self._age(since) > max(limit, 2 * self._longest.get(name, 0.0))

@@ -13,11 +13,13 @@ from time import monotonic
 import psutil
 import pytest
 
+from sampleforge.api import train as train_here
 from sampleforge.runners import silence
 from sampleforge.runners.silence import StoppedWorkers, Unanswered
 from sampleforge.runtime.watch import seconds_since
 from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, MarwilConfig
 from sampleforge.workers.config import answer_timeout
+from tests.support.callbacks import HangsInTheLearner
 from tests.support.processes import StartCli
 from tests.support.runs import last_report, summary, train, until, until_trained, worker
 
@@ -97,16 +99,60 @@ def test_a_process_that_has_ended_is_not_stopped(child: psutil.Process) -> None:
 
 def test_a_worker_that_does_not_answer_is_named_ever_more_rarely() -> None:
     told = list[str]()
-    watch = Unanswered(told.append)
+    watch = Unanswered(told.append, seconds_since, lambda: False)
     for waited in (1.0, 9.9, 10.0, 11.0, 19.0):
         watch.look("learner", waited, 300.0)
     assert told == [
         "learner has not answered for 10 s: it is busy with one update, or hangs (it is replaced "
-        "after 300 s)"
+        "after 300 s, or soon after the training is over)"
     ]
     for waited in (12.0, 20.0, 12.0, 39.0):
         watch.look("learner", waited, 300.0)
     assert len(told) == 2 and "20 s" in told[1]
+
+
+@pytest.mark.parametrize(
+    "kind, longest, late",
+    [("metrics", 0.0, 30.0), ("metrics", 70.0, 140.0), ("finish", 5.0, 30.0), ("save", 0.0, 120.0)],
+)
+def test_an_answer_after_the_end_of_the_training_is_late_if_it_takes_unusually_long(
+    kind: str, longest: float, late: float
+) -> None:
+    clock, is_over = Clock(), False
+    watch = Unanswered(lambda text: None, clock, lambda: is_over)
+    clock.seconds = longest
+    watch.answered("learner", monotonic())
+    clock.seconds = 1000.0
+    asked = monotonic()
+    assert not watch.is_late("learner", kind, asked), "--learner-timeout holds until then"
+    is_over, clock.seconds = True, late
+    assert not watch.is_late("learner", kind, asked)
+    clock.seconds = late + 1.0
+    assert watch.is_late("learner", kind, asked)
+
+
+@pytest.mark.multiprocess(timeout=120)
+def test_a_time_limit_is_kept_although_the_learner_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a callback of an update, for good: --learner-timeout would be 300 s."""
+    monkeypatch.setattr(silence, "LATE_S", 1.0)
+    config = AppoConfig(
+        env="CartPole-v1",
+        run_dir=str(tmp_path / "run"),
+        num_workers=1,
+        num_envs_per_worker=8,
+        async_rl=True,
+        quiet=True,
+        report_interval=0.3,
+        train_for_seconds=4.0,
+    )
+    result = train_here(config, callbacks=[HangsInTheLearner(tmp_path / "hung")])
+    assert result.summary["status"] == "finished" and result.summary["wall_s"] < 30
+    assert result.summary["restarts"] == 1
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "learner did not answer 'metrics'" in log and "it is restarted" in log
+    assert list(tmp_path.glob("run/checkpoints/*.safetensors"))
 
 
 def test_the_learner_timeout_is_that_of_the_only_learner_too() -> None:

@@ -4,7 +4,9 @@ their copies are in this process."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,3 +166,16 @@ class Announcing(sf.Callback):
 
 class AnnouncingToo(Announcing):
     """Another one."""
+
+
+class HangsInTheLearner(sf.Callback):
+    """Stands still in the first update for which ``mark`` is not there, a file that it makes."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def on_learner_update(self, update: sf.LearnerUpdate) -> None:
+        if update.version > 3 and not self.mark.exists():
+            self.mark.touch()
+            while True:
+                time.sleep(0.1)
