@@ -231,21 +231,6 @@ def test_a_folder_without_spec_json_is_probed_and_said_so(
     assert "has no spec.json" in said and "is constructed once to read its spaces" in said
 
 
-def test_a_resumed_run_from_before_keeps_the_environments_units(tmp_path: Path) -> None:
-    """Its config.yaml knew no rescaling, which the same command asks for today."""
-    run = tmp_path / "run"
-    asked = config_of("box of .01", run)
-    train(dataclasses.replace(asked, rescale_actions=False))
-    text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(text.replace("rescale_actions: false\n", ""))
-    train(dataclasses.replace(asked, train_for_env_steps=800))
-    assert not json.loads((run / "spec.json").read_text())["rescale_actions"]
-    policy = load_policy(run)
-    assert policy.spec.actions[ACTION].high == pytest.approx((0.01, 0.01))
-    for obs, _, action in episode(run):
-        assert is_same(policy.act(obs)[0], action)
-
-
 # ---- what it refuses ----
 
 

@@ -218,19 +218,6 @@ def test_a_learner_goes_on_exactly_where_its_state_was_taken() -> None:
         assert ours.metrics == theirs.metrics
 
 
-def test_a_checkpoint_of_before_is_loaded_with_its_predictions() -> None:
-    """They were in the rewards' own unit."""
-    old = learner_of(config(normalise_returns=False))
-    tensors, plain = old.state()
-    del tensors["model/value_scale"], tensors["target/value_scale"], plain["hyperparameters"]
-    learner = learner_of(config(learning_rate=1e-12))
-    learner.load(tensors, plain)
-    learner.update(rewarded(size=50.0), 0.4, 0.0)
-    assert learner.model.value_scale == pytest.approx(50.0)
-    obs = transitions().obs
-    torch.testing.assert_close(learner.model.q_values(obs) * 50.0, old.model.q_values(obs))
-
-
 def test_returns_that_are_no_longer_normalised_have_the_scale_one() -> None:
     learner = learner_of(config(learning_rate=1e-12))
     learner.update(rewarded(50.0), 0.4, 0.0)

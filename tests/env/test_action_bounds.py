@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium import spaces
 
 import sampleforge as sf
 from sampleforge.api import LoadedPolicy
-from sampleforge.config import ConfigError
 from sampleforge.env.adapter import ActionAdapter
 from sampleforge.env.config import EnvConfig
 from sampleforge.env.registry import make_vector
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.registry import make_model
-from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import Trust
 from sampleforge.spec import ACTION, ActionSpec, action_specs, rescaled
 from sampleforge.topologies.config import AnyConfig, AppoConfig, DdppoConfig
@@ -190,25 +187,3 @@ def test_without_rescaling_actions_are_the_environments_own() -> None:
     vector = make_vector(config, 1, [0])
     vector.close()
     assert vector.spec.actions[ACTION].high == (2.0, 2.0)
-
-
-def test_a_run_from_before_keeps_the_environments_units(tmp_path: Path) -> None:
-    """Its config.yaml has no such field; the same command resumes it, another is refused."""
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    try:
-        asked = AppoConfig(env=AIM)
-        folder.write_config(asked, asked)
-        assert folder.read_config(AppoConfig, TRUSTED).rescale_actions
-        stored = yaml.safe_load(folder.config_file.read_text())
-        del stored["rescale_actions"]
-        folder.config_file.write_text(yaml.safe_dump(stored))
-        assert not folder.read_config(AppoConfig, TRUSTED).rescale_actions
-        resumed = folder.check_resume(asked).used
-        assert not resumed.rescale_actions
-        folder.write_config(resumed, asked)
-        assert folder.check_resume(asked).used == resumed
-        with pytest.raises(ConfigError, match="gamma"):
-            folder.check_resume(AppoConfig(env=AIM, gamma=0.5))
-    finally:
-        folder.close()
