@@ -243,7 +243,11 @@ def optimiser_tensors(optimiser: Optimiser, prefix: str = "optimiser") -> dict[s
 def load_optimiser(
     optimiser: Optimiser, tensors: Mapping[str, Tensor], prefix: str = "optimiser"
 ) -> None:
-    """Restore the optimiser's state from what `optimiser_tensors` returned."""
+    """Restore the optimiser's state from what `optimiser_tensors` returned. Raises ValueError if a
+    tensor of it is missing."""
     for name, flats in optimiser.state.items():
         for index, part in enumerate(optimiser.flat.per_parameter(flats)):
-            part.copy_(tensors[f"{prefix}/{index}/{name}"])
+            key = f"{prefix}/{index}/{name}"
+            if key not in tensors:
+                raise ValueError(f"the checkpoint has no {key}: its optimiser is another")
+            part.copy_(tensors[key])

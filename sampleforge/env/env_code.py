@@ -177,9 +177,9 @@ class _Sides:
             self.theirs.write()
 
     def leave(self) -> None:
-        torch, ours = _read_torch(), self.our_torch
+        torch, ours = _read_torch(), self.our_torch or _torch_at_import()
         self.their_torch = None
-        if torch != ours and (ours := ours or _torch_at_import()) is not None and torch != ours:
+        if ours is not None and torch != ours:
             self.their_torch = torch
             _Torch(*ours).write()
         if self.ours is not None:

@@ -152,16 +152,12 @@ def check_exclusions(config: Any) -> None:
 def _given(config: Any, name: str, value: Any = GIVEN) -> str | None:
     """Return the field ``name`` as it is typed, if the config has it and its value counts as
     given."""
-    part, last = config, name
-    if "." in name:
-        outer, last = name.split(".")
-        part = getattr(config, outer, None)
+    *outer, last = name.split(".")
+    part = getattr(config, outer[0]) if outer else config
     field = next((f for f in dataclasses.fields(part) if f.name == last), None)
     if field is None:
         return None
-    present = getattr(part, last)
-    if value is GIVEN:
-        made = field.default_factory
-        usual = field.default if made is dataclasses.MISSING else made()
-        return typed(name, present) if present != usual else None
-    return typed(name, present) if present == value and present is not None else None
+    present, made = getattr(part, last), field.default_factory
+    usual = field.default if made is dataclasses.MISSING else made()
+    given = present != usual if value is GIVEN else present == value
+    return typed(name, present) if given else None

@@ -226,3 +226,12 @@ def test_a_name_of_the_state_is_given_once() -> None:
     learner: Any = TwoNetworks()
     with pytest.raises(AssertionError):
         learner._add_optimiser("critic", nn.Linear(1, 1), None)
+
+
+def test_a_state_without_a_tensor_of_an_optimiser_is_refused_by_name() -> None:
+    """It must not begin with another optimiser than it had, nor end in a KeyError."""
+    tensors, plain = TwoNetworks().state()
+    missing = next(name for name in tensors if name.startswith("critic_optimiser/0/"))
+    del tensors[missing]
+    with pytest.raises(ValueError, match=f"the checkpoint has no {missing}"):
+        TwoNetworks(seed=2).load(tensors, plain)

@@ -31,6 +31,12 @@ ALSO: dict[str, dict[str, Any]] = {
 }
 """What another rule wants beside a field."""
 
+REFUSED_ALONE = {
+    "ddppo": {"sampler_only", "inference", "num_policy_workers"},
+    "marwil": {"sampler_only", "benchmark"},
+}
+"""Fields that an algorithm refuses whatever else is given."""
+
 
 def cases() -> list[Any]:
     return [
@@ -40,15 +46,8 @@ def cases() -> list[Any]:
         if row.algo in (None, algo)
         and {row.one.split(".")[0], row.other.split(".")[0]}
         <= {f.name for f in dataclasses.fields(kind)}
-        and not (algo in ("ddppo", "marwil") and {row.one, row.other} & NOT_FOR.get(algo, set()))
+        and not {row.one, row.other} & REFUSED_ALONE.get(algo, set())
     ]
-
-
-NOT_FOR = {
-    "ddppo": {"sampler_only", "inference", "num_policy_workers"},
-    "marwil": {"sampler_only", "benchmark"},
-}
-"""Fields that an algorithm refuses for themselves."""
 
 
 def given(name: str, value: Any = GIVEN) -> dict[str, Any]:

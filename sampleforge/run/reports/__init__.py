@@ -1,1 +1,2 @@
-"""What a run reports: screen messages, metrics.jsonl, TensorBoard events, log.txt and figures."""
+"""What a run reports: statistics, metrics.jsonl, TensorBoard events, the states of the workers,
+and the verdict on what limits it."""
