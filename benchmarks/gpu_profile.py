@@ -29,9 +29,9 @@ from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.builders import ResumePoint, make_learner, model_maker
+from sampleforge.topologies.builders import ResumePoint, make_learner
 from sampleforge.topologies.config import AppoConfig
+from tests.support.pairings import network_maker, plan_of
 
 TOP = 12
 """Operations that are listed."""
@@ -50,7 +50,7 @@ def case_of(device: torch.device) -> tuple[AppoConfig, EnvSpec]:
 
 
 def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[Batch, Any]:
-    plan = plan_appo(config, spec, device.type)
+    plan = plan_of(config, spec, device.type)
     slots = filled_slots(config, spec, plan.rows, plan.slots_per_batch)
     builder = BatchBuilder(slots, plan.slots_per_batch, device)
     for slot in range(plan.slots_per_batch):
@@ -59,7 +59,7 @@ def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[B
 
 
 def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> PpoLearner:
-    maker = model_maker(config, spec, 0)
+    maker = network_maker(config, spec, 0)
     learner = make_learner(maker, config, plan, ResumePoint(0), compiled=how == "compiled")
     if how == "graph":
         learner.use_graphs(CudaGraphs(torch.device(plan.device)))
@@ -73,7 +73,7 @@ def new_policy(
     precision: str,
     compiled_for: tuple[int, ...] = (),
 ) -> SampledPolicy:
-    model = model_maker(config, spec, 0)()
+    model = network_maker(config, spec, 0)()
     weights = SharedWeights(model.state_dict())
     weights.publish(model.state_dict(), 1)
     policy = SampledPolicy(model, weights, device=device, precision=precision, seed=0)

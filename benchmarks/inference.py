@@ -23,8 +23,9 @@ from sampleforge.algos.policy import Policy, SampledPolicy, autocast
 from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.threads import limit_threads
-from sampleforge.topologies.builders import ResumePoint, initial_weights, model_maker
+from sampleforge.topologies.builders import ResumePoint, initial_weights
 from sampleforge.workers.inference import InlineInference
+from tests.support.pairings import network_maker
 
 ROWS = (1, 8, 32, 64, 128, 512)
 ROUNDS = 5
@@ -48,7 +49,7 @@ def measure(case: str, rows: int, precision: str, device: str, seconds: float) -
     """Return microseconds per env step of each of `WAYS`."""
     config, spec = prepared(case)
     slots, where = filled_slots(config, spec, rows, 1), torch.device(device)
-    new_model = model_maker(config, spec, 0)
+    new_model = network_maker(config, spec, 0)
     weights = initial_weights(new_model, ResumePoint(0))
     model = new_model().to(where).eval()
     obs = {name: torch.from_numpy(leaf[0, 0]).to(where) for name, leaf in slots.obs.items()}

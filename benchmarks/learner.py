@@ -20,8 +20,8 @@ from machine import describe, table
 
 from sampleforge.algos.policy import autocast
 from sampleforge.rollouts.batch import BatchBuilder
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.builders import ResumePoint, initial_weights, make_learner, model_maker
+from sampleforge.topologies.builders import ResumePoint, initial_weights, make_learner
+from tests.support.pairings import network_maker, plan_of
 
 Precision = Literal["fp32", "bf16"]
 
@@ -30,13 +30,13 @@ def measure(case: str, precision: Precision, device: str, seconds: float) -> lis
     """Return microseconds per env step of the update and of the network's passes, and microseconds
     of one publication."""
     config, spec = prepared(case)
-    plan = plan_appo(replace(config, precision=precision), spec, device)
+    plan = plan_of(replace(config, precision=precision), spec, device)
     slots, where = filled_slots(config, spec, plan.rows, plan.slots_per_batch), torch.device(device)
     builder = BatchBuilder(slots, plan.slots_per_batch, where)
     for slot in range(plan.slots_per_batch):
         builder.add(slot)
     batch, start = builder.take(), ResumePoint(0)
-    new_model = model_maker(config, spec, 0)
+    new_model = network_maker(config, spec, 0)
     learner = make_learner(new_model, config, plan, start)
 
     def learn() -> None:

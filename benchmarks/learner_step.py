@@ -32,8 +32,8 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.batch import Batch, BatchBuilder
-from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
+from tests.support.pairings import seeded_model
 
 ROLLOUT, ROWS, MINIBATCH, TRANSITIONS = 64, 32, 256, 128
 VTRACE_ROLLOUT, VTRACE_ROWS = 32, 128

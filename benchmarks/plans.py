@@ -24,7 +24,7 @@ from sampleforge.run.folder.stored_config import nested
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies.config import ALGOS, AnyConfig, ApexConfig, DdppoConfig, MarwilConfig
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.sampler_plan import run_device
 
 PAGE = Path(__file__).parents[1] / "docs" / "defaults.md"
@@ -103,7 +103,7 @@ def runs() -> Iterator[Run]:
 def sizes(run: Run, on: Machine) -> Sizes:
     """Return the sizes of a run on a machine."""
     with assumed(on):
-        chosen = topology(run.config)
+        chosen = pairing(run.config)
         config = chosen.resolve_defaults(run.config, run.spec)
         device = run_device(config, run.spec)
         if isinstance(config, MarwilConfig):  # its plan reads the data

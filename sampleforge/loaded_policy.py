@@ -31,7 +31,7 @@ from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
 from sampleforge.topologies.config import ALGOS, AnyConfig, roles_of_policies
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 
 Array = np.ndarray[Any, Any]
 Log = Callable[[str], None]
@@ -271,7 +271,7 @@ def load_model(
     spec = spec.agent_groups[_agent_group(config, policy, spec)]
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     try:
-        model = topology(config).model_maker(config, spec, 0)()
+        model = pairing(config).network_maker(config, spec, 0)()
         load_weights(model, model_tensors(checkpoint.tensors))
     except RuntimeError as error:
         raise ConfigError(

@@ -17,7 +17,7 @@ from sampleforge.run.session import Session, describe
 from sampleforge.runtime.interrupts import Interrupts
 from sampleforge.runtime.machine import resolve_device
 from sampleforge.runtime.torchrun import World
-from sampleforge.topologies.config import AnyConfig, DdppoConfig
+from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 from sampleforge.version import __version__
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sampleforge.runners.base import Runner
     from sampleforge.runners.in_process import InProcessRunner
     from sampleforge.topologies.graph import Graph
-    from sampleforge.topologies.registry import Topology
+    from sampleforge.topologies.registry import Pairing
 
 START_GRACE = 120.0
 """Seconds beyond --rank-timeout within which all ranks must join at the start, because imports take
@@ -50,7 +50,7 @@ POLL = 0.5
 def run_rank(config: AnyConfig, world: World, run: Callable[..., int]) -> int:
     """Run this process as a rank of ``world`` until the training ends; return the exit code.
     ``run(config, deployment)`` runs the session of rank 0. Raises ConfigError."""
-    from sampleforge.topologies.ddppo.torchrun import check_world
+    from sampleforge.topologies.ranks.torchrun import check_world
 
     ours = check_world(config, world)
     return run(ours, LeadingRank(ours, world)) if world.rank == 0 else follow(ours, world)
@@ -63,17 +63,17 @@ class LeadingRank:
     by_env_steps = False
     shares_memory = False
 
-    def __init__(self, config: DdppoConfig, world: World) -> None:
+    def __init__(self, config: RanksRunConfig, world: World) -> None:
         self._world = world
         self._rendezvous = rendezvous_of(config, world)
 
-    def topology(self, session: Session) -> Topology:
+    def pairing(self, session: Session) -> Pairing:
         """Wait for the other ranks, send them config, spec and progress of the run, and return the
-        topology of DD-PPO over these ranks."""
+        algorithm, wired over these ranks."""
         from sampleforge.env.spec_json import spec_to_plain
 
         config, earlier = session.config, session.opened.earlier
-        assert isinstance(config, DdppoConfig)
+        assert isinstance(config, RanksRunConfig)
         message = {
             "asked": to_plain(session.asked),
             "config": to_plain(config),
@@ -83,7 +83,7 @@ class LeadingRank:
             "wall_s": earlier.get("wall_s", 0.0),
         }
         self._rendezvous.lead(message, rank_info(config, self._world, self._rendezvous))
-        return topology_of(self._rendezvous)
+        return pairing_of(config, self._rendezvous)
 
     def notices(self, session: Session) -> list[str]:
         world = self._world
@@ -124,7 +124,7 @@ class LeadingRank:
         return isinstance(error, RankLost)
 
 
-def follow(config: DdppoConfig, world: World) -> int:
+def follow(config: RanksRunConfig, world: World) -> int:
     """Run any other rank than rank 0 until training ends; return the exit code."""
     from sampleforge.env.scratch import make_cwd_importable
 
@@ -178,17 +178,19 @@ def rank_name(world: World) -> str:
     return f"rank {world.rank} of {world.size}, on {socket.gethostname()}"
 
 
-def rendezvous_of(config: DdppoConfig, world: World) -> StartupRendezvous:
+def rendezvous_of(config: RanksRunConfig, world: World) -> StartupRendezvous:
     """Return a new rendezvous of the ranks of ``world``."""
     from sampleforge.distributed.rendezvous import StartupRendezvous
 
     return StartupRendezvous(world, config.rank_timeout + START_GRACE)
 
 
-def rank_info(config: DdppoConfig, world: World, rendezvous: StartupRendezvous) -> dict[str, Any]:
+def rank_info(
+    config: RanksRunConfig, world: World, rendezvous: StartupRendezvous
+) -> dict[str, Any]:
     """Return the values that this rank sends to rank 0 before it starts, which
     `rendezvous.peer_mismatch` compares."""
-    from sampleforge.topologies.ddppo.torchrun import backend_and_device
+    from sampleforge.topologies.ranks.torchrun import backend_and_device
 
     return {
         "host": socket.gethostname(),
@@ -199,7 +201,7 @@ def rank_info(config: DdppoConfig, world: World, rendezvous: StartupRendezvous) 
     }
 
 
-def latest_checkpoint(config: DdppoConfig) -> int:
+def latest_checkpoint(config: RanksRunConfig) -> int:
     """Return the env steps of the latest checkpoint in this host's run folder; -1 if there is
     none."""
     if config.run_dir is None:
@@ -210,7 +212,7 @@ def latest_checkpoint(config: DdppoConfig) -> int:
 
 
 def follower_graph(
-    config: DdppoConfig, message: dict[str, Any], rendezvous: StartupRendezvous
+    config: RanksRunConfig, message: dict[str, Any], rendezvous: StartupRendezvous
 ) -> Graph:
     """Return the graph of this rank for the run of rank 0, given rank 0's ``message``. Raises
     ConfigError if this rank was started with other settings."""
@@ -234,13 +236,13 @@ def follower_graph(
     from sampleforge.run.folder.stored_config import with_own_code
 
     kept = {name: own[name] for name in RANK_FIELDS}
-    leaders = from_plain(DdppoConfig, {**message["config"], **kept}, "the config of rank 0")
+    leaders = from_plain(type(config), {**message["config"], **kept}, "the config of rank 0")
     config = with_own_code(leaders, config)  # so that a forged message cannot run code here
-    spec, chosen = spec_from_plain(message["spec"]), topology_of(rendezvous)
+    spec, chosen = spec_from_plain(message["spec"]), pairing_of(config, rendezvous)
     assert config.seed is not None
     start = ResumePoint(config.seed, message["resumes"], message["env_steps"], message["wall_s"])
     resolved = chosen.resolve_defaults(config, spec)
-    assert isinstance(resolved, DdppoConfig)
+    assert isinstance(resolved, RanksRunConfig)
     config = resolved
     plan = chosen.plan(config, spec, run_device(config, spec))
     model = resolve_encoder(config.model, spec.observations)
@@ -262,17 +264,19 @@ def never_saves(tensors: dict[str, Any], state: dict[str, Any]) -> None:
     raise AssertionError("rank 0 alone is asked to save")
 
 
-def topology_of(rendezvous: StartupRendezvous) -> Topology:
-    """Return the topology of DD-PPO over the ranks of a rendezvous that is complete."""
-    from sampleforge.topologies.ddppo.plan import plan_ddppo
-    from sampleforge.topologies.ddppo.torchrun import ddppo_world
-    from sampleforge.topologies.registry import topology
+def pairing_of(config: RanksRunConfig, rendezvous: StartupRendezvous) -> Pairing:
+    """Return the algorithm over the ranks of a rendezvous that is complete."""
+    from sampleforge.topologies.ranks.plan import plan_ranks
+    from sampleforge.topologies.ranks.torchrun import wire_world
+    from sampleforge.topologies.registry import pairing
 
-    return dataclasses.replace(
-        topology(DdppoConfig()),
-        plan=partial(plan_ddppo, world=rendezvous.world),
-        wire=partial(ddppo_world, rendezvous=rendezvous),
+    chosen = pairing(config)
+    over_ranks = dataclasses.replace(
+        chosen.topology,
+        plan=partial(plan_ranks, world=rendezvous.world),
+        wire=partial(wire_world, rendezvous=rendezvous),
     )
+    return dataclasses.replace(chosen, topology=over_ranks)
 
 
 def runner_of(

@@ -8,6 +8,8 @@ from typing import Literal
 
 from sampleforge.config import Checked, ConfigError, check_range, typed
 from sampleforge.models.config import QHeadsConfig
+from sampleforge.offline.config import StoredConfig
+from sampleforge.replay.config import ReplayConfig
 
 
 @dataclass(frozen=True)
@@ -131,21 +133,15 @@ class AppoLossConfig(Checked):
 
 
 @dataclass(frozen=True)
-class DqnConfig(QHeadsConfig):
+class DqnConfig(QHeadsConfig, ReplayConfig):
     """Q-learning, with or without a recurrent core. The defaults of options that are None depend on
-    the observations; see `sampleforge.topologies.apex`."""
+    the observations; see `sampleforge.topologies.replay`."""
 
-    batch_size: int | None = None
-    """Transitions per gradient step (default: 512 for images, else 256), or with a recurrent core
-    sequences (default: 64)."""
     gamma: float | None = None
     """Discount per env step, 0 to 1 (default: 0.99, with a recurrent core 0.997)."""
     n_step: int | None = None
     """Rewards summed before the target bootstraps, fewer at the end of an episode, rollout or
     sequence (default: 3, with a recurrent core 5)."""
-    burn_in: int = 40
-    """First env steps of each sequence: they bring the recurrent state up to date and are not
-    learned from."""
     double: bool = True
     """Double Q-learning: the online network chooses the action that the target network values."""
     dueling: bool = True
@@ -174,12 +170,6 @@ class DqnConfig(QHeadsConfig):
     target_update_interval: int | None = None
     """Gradient steps between copies of the network to the target network (default: 2500 for images,
     else 100)."""
-    reward_scale: float = 1.0
-    """Factor of rewards for learning; reported returns are unscaled."""
-    reward_clip: Literal["auto", "sign"] | float | None = "auto"
-    """Clip scaled rewards to +- this value for learning; sign: learn from their sign only (-1, 0 or
-    1); reported returns are unclipped (auto: 1 for images unless values are rescaled, else no
-    clipping; None: no clipping)."""
     normalise_returns: bool | None = None
     """Learn returns of rewards divided by their running root mean square, so that rewards of any
     size fit (default: yes, except for clipped rewards and for c51)."""
@@ -188,24 +178,16 @@ class DqnConfig(QHeadsConfig):
     (default: 0.4, or 0 with --noisy-nets)."""
     epsilon_exponent: float = 7.0
     """The exponent in that formula, at least 0."""
-    weights_refresh_interval: int = 400
-    """Env steps of an actor between two looks for newer weights."""
-    learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1; with convolutions two of five cores, at most 4
-    for planes that are no pixels)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "batch_size target_update_interval learner_threads", low=1)
+        check_range(self, "target_update_interval", low=1)
         check_range(self, "n_step", low=1, high=255)
-        check_range(self, "burn_in", low=0)
         check_range(self, "gamma epsilon_base", low=0, high=1)
         check_range(self, "rmsprop_decay", low=0, high=1)
         check_range(self, "head_size huber_delta max_grad_norm", low=0)
-        check_range(self, "epsilon_exponent weights_refresh_interval", low=0)
-        check_range(self, "learning_rate optimiser_eps reward_scale", low=0, above=True)
-        if self.reward_clip not in ("auto", "sign"):
-            check_range(self, "reward_clip", low=0, above=True)
+        check_range(self, "epsilon_exponent", low=0)
+        check_range(self, "learning_rate optimiser_eps", low=0, above=True)
         if self.normalise_returns and self.value_distribution == "c51":
             raise ConfigError(
                 "--normalise-returns --value-distribution c51: returns of c51 lie between --v-min "
@@ -222,9 +204,9 @@ class DqnConfig(QHeadsConfig):
 
 
 @dataclass(frozen=True)
-class ImitationConfig(Checked):
+class ImitationConfig(StoredConfig):
     """Behaviour cloning and advantage-weighted learning from recorded data. The defaults of options
-    that are None depend on the observations; see `sampleforge.topologies.marwil`."""
+    that are None depend on the observations; see `sampleforge.topologies.stored`."""
 
     advantage_exponent: float = 1.0
     """Weight each recorded action by exp(this * A / c), A being its advantage and c the moving norm
@@ -235,13 +217,6 @@ class ImitationConfig(Checked):
     """Decay rate of the moving average of squared advantages per gradient step, 0 to 1."""
     value_coeff: float = 0.5
     """Weight of the value loss, at least 0. Behaviour cloning learns no value function."""
-    batch_size: int | None = None
-    """Recorded env steps per gradient step (default: 512 for images, else 256)."""
-    sequence_length: int | None = None
-    """With a recurrent core: consecutive steps of an episode that are learned from together,
-    beginning with a state of zero (default: 32)."""
-    gamma: float = 0.99
-    """Discount per env step, 0 to 1."""
     learning_rate: float | None = None
     """Step size of Adam (default: 3e-4 for images, else 1e-3)."""
     lr_schedule: Literal["constant", "linear"] = "constant"
@@ -250,17 +225,10 @@ class ImitationConfig(Checked):
     """Added to the denominator of Adam's step, above 0."""
     max_grad_norm: float = 10.0
     """Norm that gradients are clipped to (0: no clipping)."""
-    reward_scale: float = 1.0
-    """Factor of rewards for learning."""
-    reward_clip: float | None = None
-    """Clip scaled rewards to +- this value for learning (default: no clipping)."""
-    learner_threads: int | None = None
-    """Threads of the learner on a CPU (default: 1; with convolutions one per core, at
-    most 4 for planes that are no pixels)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "batch_size sequence_length learner_threads max_advantage_weight", low=1)
-        check_range(self, "gamma advantage_norm_decay", low=0, high=1)
+        check_range(self, "max_advantage_weight", low=1)
+        check_range(self, "advantage_norm_decay", low=0, high=1)
         check_range(self, "advantage_exponent value_coeff max_grad_norm", low=0)
-        check_range(self, "learning_rate adam_eps reward_scale reward_clip", low=0, above=True)
+        check_range(self, "learning_rate adam_eps", low=0, above=True)

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sampleforge.algos.config import DqnConfig, ImitationConfig
-
 Config = TypeVar("Config", bound="Any")
 
 LEARNER_HYPERPARAMETERS = (
@@ -28,16 +26,6 @@ MARWIL_HYPERPARAMETERS = (
     "value_coeff",
 )
 """The discount is not among them, because the returns of the data are computed once."""
-
-
-def changeable(config: Any) -> dict[str, Any]:
-    """Return the hyperparameters that the learner of a run can change, with their values.
-    ``config``: of the run, with resolved defaults."""
-    if isinstance(config, DqnConfig):
-        return values(config, DQN_HYPERPARAMETERS)
-    if isinstance(config, ImitationConfig):
-        return values(config, MARWIL_HYPERPARAMETERS)
-    return values(config, (*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS))
 
 
 def values(config: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -222,9 +222,17 @@ def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
 
 
 def _parts(cls: type[Any]) -> list[type[Any]]:
-    """Return the dataclasses that ``cls`` inherits its fields from, in the order of its fields."""
+    """Return the dataclasses that ``cls`` inherits its fields from, in the order of its fields;
+    those that only put others together, or set other defaults, have no part of their own."""
     bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
-    return bases[::-1]
+    return [base for base in reversed(bases) if _introduced(base) - {*_nested(base)}]
+
+
+def _introduced(cls: type[Any]) -> set[str]:
+    """Return the names of the fields that ``cls`` has and its bases have not."""
+    bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    inherited = {field.name for base in bases for field in dataclasses.fields(base)}
+    return {field.name for field in dataclasses.fields(cls)} - inherited
 
 
 def _nested(cls: type[Any]) -> dict[str, type[Any]]:

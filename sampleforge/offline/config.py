@@ -102,3 +102,29 @@ def _source(text: str, given: tuple[str, ...]) -> Source:
             "above 0, such as live=0.5 data/expert=0.5"
         )
     return Source(match[1], weight)
+
+
+@dataclass(frozen=True)
+class StoredConfig(Checked):
+    """How a learner reads recorded data that are in memory."""
+
+    batch_size: int | None = None
+    """Recorded env steps per gradient step (default: 512 for images, else 256)."""
+    sequence_length: int | None = None
+    """With a recurrent core: consecutive steps of an episode that are learned from together,
+    beginning with a state of zero (default: 32)."""
+    gamma: float = 0.99
+    """Discount per env step, 0 to 1."""
+    reward_scale: float = 1.0
+    """Factor of rewards for learning."""
+    reward_clip: float | None = None
+    """Clip scaled rewards to +- this value for learning (default: no clipping)."""
+    learner_threads: int | None = None
+    """Threads of the learner on a CPU (default: 1; with convolutions one per core, at
+    most 4 for planes that are no pixels)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "batch_size sequence_length learner_threads", low=1)
+        check_range(self, "gamma", low=0, high=1)
+        check_range(self, "reward_scale reward_clip", low=0, above=True)

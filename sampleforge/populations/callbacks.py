@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sampleforge.run.callback import Callback
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 
 
 def population_callbacks(config: Any) -> list[Callback]:
@@ -29,7 +29,7 @@ def population_callbacks(config: Any) -> list[Callback]:
     return []
 
 
-def _self_play(config: AppoConfig | ApexConfig) -> Callback:
+def _self_play(config: SlotsRunConfig | ReplayRunConfig) -> Callback:
     """Return the self-play of a run. Raises ConfigError if openskill is missing."""
     from sampleforge.populations.league import LeagueRules
     from sampleforge.populations.self_play import SelfPlay

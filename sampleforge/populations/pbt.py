@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
 from sampleforge.populations.exploit import Member, exploit, exploring
 from sampleforge.populations.explore import explore
@@ -28,13 +27,14 @@ from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import seed_of_policy
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
+from sampleforge.topologies.registry import pairing
 
 _STREAM = 7_000_000
 """Distinguishes the seeds of decisions and of segments from other seeds of the run."""
 
 
-def _check_agents(config: AppoConfig | ApexConfig, spec: EnvSpec) -> None:
+def _check_agents(config: SlotsRunConfig | ReplayRunConfig, spec: EnvSpec) -> None:
     """Raise ConfigError for an environment with several agents, with what to do instead."""
     if spec.num_seats == 1:
         return
@@ -61,7 +61,7 @@ class Pbt(Callback):
 
     def on_wire(self, session: Session) -> None:
         config, ids = session.resolved, [stored.id for stored in session.opened.policies]
-        assert isinstance(config, AppoConfig | ApexConfig) and config.seed is not None
+        assert isinstance(config, SlotsRunConfig | ReplayRunConfig) and config.seed is not None
         _check_agents(config, session.spec)
         self._config, self._ids, self._seed = config, ids, config.seed
         self._rng = np.random.default_rng([config.seed, _STREAM])
@@ -78,7 +78,7 @@ class Pbt(Callback):
         self._round, self._next_round = 0, config.pbt_start
 
     def on_start(self, session: Session) -> None:
-        defaults = changeable(self._config)
+        defaults = pairing(self._config).algorithm.hyperparameters(self._config)
         for index, group in enumerate(session.graph.groups):
             first = {**defaults, **session.hyperparameters[group.id]}
             statistics = session.statistics.policies[index]

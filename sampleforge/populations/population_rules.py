@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
 from sampleforge.populations.exploit import EXPLOIT_RULES, ExploitRule, Value
 from sampleforge.populations.explore import ExploreRule, explore_rule, first_values
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.population_config import PbtRulesConfig, hyperparameter, ranges
+from sampleforge.topologies.registry import pairing
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,15 @@ def rules_of(
     names as hyperparameters. Raises ConfigError for a hyperparameter that cannot change, and for a
     bound that it cannot have."""
     variant = flags.pbt_variant
-    defaults = changeable(config) | dict(shaping)
-    if config.lr_schedule != "kl_adaptive" and "lr_target_kl" not in given_names(flags):
+    defaults = pairing(config).algorithm.hyperparameters(config) | dict(shaping)
+    if getattr(config, "lr_schedule", None) != "kl_adaptive" and "lr_target_kl" not in given_names(
+        flags
+    ):
         defaults.pop("lr_target_kl", None)  # nothing reads it
     bounds = ranges("pbt_bounds", flags.pbt_bounds)
     initial = ranges("pbt_initial", flags.pbt_initial)
     for name, both in {**bounds, **initial}.items():
-        for bound in both if name in changeable(config) else ():
+        for bound in both if name in pairing(config).algorithm.hyperparameters(config) else ():
             dataclasses.replace(config, **{name: bound})  # type: ignore[arg-type]
     if unknown := sorted(set(initial) - set(defaults)):
         raise ConfigError(

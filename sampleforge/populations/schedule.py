@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError, typed
 from sampleforge.run.callback import Callback
 from sampleforge.run.session import Session
 from sampleforge.shared.member_board import Segment
+from sampleforge.topologies.registry import pairing
 from sampleforge.workers.change_follower import ScheduledChange
 
 SCHEDULE_FILE = "schedule.json"
@@ -202,7 +202,7 @@ class FollowSchedule(Callback):
         first, *changes = schedule.changes
         (policy,) = session.opened.policies
         offered = session.spec.shaping_hyperparameters
-        known = {*changeable(config), *offered}
+        known = {*pairing(config).algorithm.hyperparameters(config), *offered}
         named = {name for change in schedule.changes for name in change.hyperparameters}
         if unknown := sorted(named - known):
             raise ConfigError(

@@ -52,6 +52,23 @@ class ReplayConfig(Checked):
     sequence_overlap: int = 40
     """Env steps that a sequence shares with the next one of its environment. With a recurrent core,
     --rollout is raised to a multiple of the rest."""
+    burn_in: int = 40
+    """First env steps of each sequence: they bring the recurrent state up to date and are not
+    learned from."""
+    batch_size: int | None = None
+    """Transitions per gradient step (default: 512 for images, else 256), or with a recurrent core
+    sequences (default: 64)."""
+    weights_refresh_interval: int = 400
+    """Env steps of an actor between two looks for newer weights."""
+    reward_scale: float = 1.0
+    """Factor of rewards for learning; reported returns are unscaled."""
+    reward_clip: Literal["auto", "sign"] | float | None = "auto"
+    """Clip scaled rewards to +- this value for learning; sign: learn from their sign only (-1, 0 or
+    1); reported returns are unclipped (auto: 1 for images unless values are rescaled, else no
+    clipping; None: no clipping)."""
+    learner_threads: int | None = None
+    """Threads of the learner on a CPU (default: 1; with convolutions two of five cores, at most 4
+    for planes that are no pixels)."""
 
     @property
     def priority_exponent(self) -> float:
@@ -62,13 +79,15 @@ class ReplayConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "replay_capacity num_replay_shards prefetch_batches", low=1)
-        check_range(self, "learning_starts sequence_length", low=1)
-        check_range(self, "sequence_overlap", low=0)
+        check_range(self, "learning_starts sequence_length batch_size learner_threads", low=1)
+        check_range(self, "sequence_overlap burn_in weights_refresh_interval", low=0)
         check_range(self, "replay_compression_ratio", low=1)
         check_range(self, "replay_gpu_memory", low=0)
         check_range(self, "priority_alpha", low=0)
         check_range(self, "priority_beta priority_beta_final", low=0, high=1)
-        check_range(self, "priority_epsilon", low=0, above=True)
+        check_range(self, "priority_epsilon reward_scale", low=0, above=True)
+        if self.reward_clip not in ("auto", "sign"):
+            check_range(self, "reward_clip", low=0, above=True)
         check_range(self, "samples_per_insert_tolerance", low=0, above=True)
         if self.samples_per_insert != "auto":
             check_range(self, "samples_per_insert", low=0, above=True)

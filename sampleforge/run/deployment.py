@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sampleforge.run.session import Session
     from sampleforge.runners.base import Runner
     from sampleforge.topologies.graph import Graph, Node
-    from sampleforge.topologies.registry import Topology
+    from sampleforge.topologies.registry import Pairing
 
 
 class Deployment(Protocol):
@@ -24,8 +24,9 @@ class Deployment(Protocol):
     by_env_steps: bool
     shares_memory: bool
 
-    def topology(self, session: Session) -> Topology:
-        """Return the topology, once the run folder is open and the environment known."""
+    def pairing(self, session: Session) -> Pairing:
+        """Return the algorithm and its topology, once the run folder is open and the environment
+        is known."""
 
     def runner(self, session: Session, graph: Graph) -> Runner:
         """Return what runs ``graph``: the session's, or a benchmark's of its simulators."""
@@ -62,10 +63,10 @@ class OneMachine:
     def __init__(self, *, serial: bool) -> None:
         self.has_workers_here = self.by_env_steps = serial
 
-    def topology(self, session: Session) -> Topology:
-        from sampleforge.topologies.registry import topology
+    def pairing(self, session: Session) -> Pairing:
+        from sampleforge.topologies.registry import pairing
 
-        return topology(session.config)
+        return pairing(session.config)
 
     def runner(self, session: Session, graph: Graph) -> Runner:
         if self.has_workers_here:

@@ -19,7 +19,7 @@ from sampleforge.run.reports.worker_states import RunState
 from sampleforge.run.reports.workers import RunWatch
 from sampleforge.runtime.growth import Growth, GrowthWatch
 from sampleforge.runtime.machine import human_bytes
-from sampleforge.topologies.config import AnyConfig, DdppoConfig
+from sampleforge.topologies.config import AnyConfig, RanksRunConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.topologies.rendezvous import member_devices
@@ -28,9 +28,9 @@ from sampleforge.workers.config import LearnersConfig
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
-    from sampleforge.topologies.apex.plan import ApexPlan
-    from sampleforge.topologies.marwil.plan import MarwilPlan
+    from sampleforge.topologies.replay.plan import ReplayPlan
     from sampleforge.topologies.sampler_plan import Plan
+    from sampleforge.topologies.stored.plan import StoredPlan
 
 
 WAITING_S = 5.0
@@ -168,14 +168,14 @@ class MemoryGrowth(Callback):
         )
 
 
-def _gpus(config: AnyConfig, plan: Plan | ApexPlan | MarwilPlan) -> set[int]:
+def _gpus(config: AnyConfig, plan: Plan | ReplayPlan | StoredPlan) -> set[int]:
     """Return CUDA's numbers of the devices that a run uses."""
     if plan.device == "cpu":
         return set()
     several, learners = 1, tuple[str, ...]()
     if isinstance(config, LearnersConfig):
         several, learners = config.num_learners, config.learner_devices
-    elif isinstance(config, DdppoConfig):
+    elif isinstance(config, RanksRunConfig):
         several = plan.num_workers
     names = {plan.device, *(learners or member_devices(plan.device, several))}
     return {int(name.partition(":")[2] or 0) for name in names}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sampleforge.spec import EnvSpec
     from sampleforge.topologies.agent_groups import AgentGroup
     from sampleforge.topologies.graph import Graph, PolicyGroup
-    from sampleforge.topologies.registry import AnyPlan, Topology
+    from sampleforge.topologies.registry import AnyPlan, Pairing
     from sampleforge.workers.change_follower import ScheduledChange
     from sampleforge.workers.worker import WorkerContext
 
@@ -160,7 +160,7 @@ class Session:
         from sampleforge.spec import with_action_units
         from sampleforge.topologies.datasets import check_datasets
         from sampleforge.topologies.evaluator import check_evaluation
-        from sampleforge.topologies.registry import topology
+        from sampleforge.topologies.registry import pairing
 
         check_evaluation(self.asked, self.spec)
         warnings = check_datasets(self.asked, self.spec)
@@ -169,7 +169,7 @@ class Session:
         interrupted, failed = self._interrupted, self._failed  # no reference back to this object
         self.opened: OpenRun = open_folder(
             self.asked,
-            lambda config: topology(config).resolve_defaults(config, self.spec),
+            lambda config: pairing(config).resolve_defaults(config, self.spec),
             self._resources,
             lambda: interrupted.is_set() or failed.is_set(),
             warnings.append,
@@ -196,11 +196,11 @@ class Session:
         from sampleforge.topologies.agent_groups import AgentGroup
         from sampleforge.workers.callback import RunHooks, for_workers
 
-        self._topology = chosen = self._deployment.topology(self)
+        self._pairing = chosen = self._deployment.pairing(self)
         config, others = self._plan(chosen)
-        self._agents = (AgentGroup(config, self.plan, self.spec), *others)
+        self._agents = (AgentGroup(chosen.algorithm, config, self.plan, self.spec), *others)
         assert config.seed is not None
-        self.new_model = chosen.model_maker(config, self.spec, config.seed)
+        self.new_model = chosen.network_maker(config, self.spec, config.seed)
         self.resume_point = resume_point(self, config.seed)
         self.tasks = Tasks(self.spec, self.opened.earlier, shared=self._deployment.shares_memory)
         self._tell("on_wire")
@@ -220,7 +220,7 @@ class Session:
         self._follow_graph()
         self._tell_opening(config)
 
-    def _plan(self, chosen: Topology) -> tuple[AnyConfig, Sequence[AgentGroup]]:
+    def _plan(self, chosen: Pairing) -> tuple[AnyConfig, Sequence[AgentGroup]]:
         """Resolve the defaults of the config and plan the sizes of the run. Return the config with
         the encoder chosen, and the agent groups of a multi-agent environment beside the first
         one."""
@@ -233,7 +233,7 @@ class Session:
         self.plan: AnyPlan = chosen.plan(config, self.spec, run_device(config, self.spec))
         config = dataclasses.replace(config, batch_size=self.plan.batch_size)
         self.resolved: AnyConfig = config
-        others = other_agent_groups(chosen.plan, config, self.plan, self.spec)
+        others = other_agent_groups(chosen.algorithm, chosen.plan, config, self.plan, self.spec)
         return dataclasses.replace(config, model=model), others
 
     def _write_beginning(self) -> None:
@@ -387,7 +387,8 @@ class Session:
         """Return a model with the names and shapes of a policy's weights, on the CPU. ``policy``:
         its id."""
         agents, seed = self.agents_of(policy), self.resume_point.seed
-        return self._topology.model_maker(agents.config, agents.spec, seed)()
+        model: ActorCritic | QNetwork = agents.maker(seed)()
+        return model
 
     def work(self) -> None:
         """Let the workers work for a moment, and take what they have to tell."""

@@ -6,11 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sampleforge.algos.config import ImitationConfig
 from sampleforge.config import typed
 from sampleforge.run.folder.stored_config import flat_fields
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import ACTION_MASK
-from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, MarwilConfig
+from sampleforge.topologies.config import (
+    AnyConfig,
+    ReplayRunConfig,
+    SlotsRunConfig,
+    StoredRunConfig,
+)
 from sampleforge.topologies.population_config import PbtRulesConfig
 
 if TYPE_CHECKING:
@@ -51,12 +57,12 @@ class Resolved(NamedTuple):
     @property
     def clones(self) -> bool:
         """Whether it is behaviour cloning."""
-        return isinstance(self.config, MarwilConfig) and not self.config.advantage_exponent
+        return isinstance(self.config, ImitationConfig) and not self.config.advantage_exponent
 
     @property
     def without_envs(self) -> bool:
         """Whether no environment is stepped, not even by an evaluator."""
-        return isinstance(self.config, MarwilConfig) and self.config.evaluate_interval is None
+        return isinstance(self.config, StoredRunConfig) and self.config.evaluate_interval is None
 
 
 class Rule(NamedTuple):
@@ -187,7 +193,7 @@ RULES = (
     ),
     Rule(
         "decorrelate",
-        lambda run: isinstance(run.config, MarwilConfig),
+        lambda run: isinstance(run.config, StoredRunConfig),
         "there are no actors whose episodes could be spread",
     ),
     Rule(
@@ -235,7 +241,9 @@ def crowded(run: Resolved) -> str | None:
     workers, cores = run.plan.num_workers, len(available_cores())
     if run.config.serial or workers <= MOST_PER_CORE * cores:
         return None
-    flag = "num_workers" if isinstance(run.config, AppoConfig | ApexConfig) else "num_ranks"
+    flag = (
+        "num_workers" if isinstance(run.config, SlotsRunConfig | ReplayRunConfig) else "num_ranks"
+    )
     machine = "1 core" if cores == 1 else f"{cores} cores"
     return (
         f"{typed(flag, workers)}: {workers / cores:.0f} processes per core ({machine}) take turns "

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import WHOLE, Share
@@ -32,14 +33,12 @@ from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.compiled import compile_passes
-from sampleforge.models.config import ModelConfig
-from sampleforge.models.registry import make_model
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.task_board import TaskBoard
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles, PpoConfig
+from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles
 from sampleforge.topologies.sampler_plan import Plan, SamplerPlan
 from sampleforge.workers.change_follower import ScheduledChange
 from sampleforge.workers.learner import Save
@@ -139,12 +138,6 @@ def seed_of_policy(seed: int, index: int) -> int:
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint32)[0] >> 1)
 
 
-def seeded_model(config: ModelConfig, spec: EnvSpec, seed: int) -> ActorCritic:
-    """Return the model with its initial weights, the same for the same seed."""
-    with seeded(seed):
-        return make_model(config, spec.observations, spec.actions)
-
-
 _SEEDING = threading.Lock()
 
 
@@ -157,21 +150,23 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def model_maker(config: PpoConfig, spec: EnvSpec, seed: int) -> NewModel:
-    """Return the function that makes the actor-critic with its initial weights."""
-    return partial(_new_model, config, spec, seed)
+@dataclass(frozen=True)
+class NetworkMaker:
+    """Makes the network of a policy with its initial weights, the same for the same ``seed``."""
 
+    algorithm: Algorithm
+    config: Any
+    spec: EnvSpec
+    seed: int
 
-def _new_model(config: PpoConfig, spec: EnvSpec, seed: int) -> ActorCritic:
-    model = seeded_model(config.model, spec, seed)
-    if config.normalise_returns:
-        model.value_scale.zero_()  # until the first reward: see `algos.return_scale`
-    return model
+    def __call__(self) -> Any:
+        with seeded(self.seed):
+            return self.algorithm.new_network(self.config, self.spec)
 
 
 def make_learner(
     new_model: NewModel,
-    config: PpoConfig,
+    config: Any,
     plan: Plan,
     start: ResumePoint,
     averaging: Averaging | None = None,

@@ -14,7 +14,7 @@ from sampleforge.algos.config import AppoLossConfig, DqnConfig, ImitationConfig,
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import CompilerConfig, ModelConfig
-from sampleforge.offline.config import InputConfig, RecordConfig
+from sampleforge.offline.config import InputConfig, RecordConfig, StoredConfig
 from sampleforge.replay.config import ReplayConfig
 from sampleforge.rollouts.sequence_shape import SequenceShape
 from sampleforge.runtime.config import RunConfig
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AppoConfig(
+class SlotsRunConfig(
     CompilerConfig,
-    AppoLossConfig,
     LearnerConfig,
     LearnersConfig,
     PbtConfig,
@@ -48,9 +47,10 @@ class AppoConfig(
     RunConfig,
     EnvConfig,
 ):
-    """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
+    """What all algorithms have whose actors hand rollouts to learners, in slots."""
 
-    algo: ClassVar[str] = "appo"
+    algo: ClassVar[str]
+    topology: ClassVar[str] = "slots"
     model: ModelConfig = field(default_factory=ModelConfig)
 
     def __post_init__(self) -> None:
@@ -60,9 +60,8 @@ class AppoConfig(
 
 
 @dataclass(frozen=True)
-class ApexConfig(
+class ReplayRunConfig(
     ReplayConfig,
-    DqnConfig,
     LearnersConfig,
     PbtConfig,
     PoliciesConfig,
@@ -73,9 +72,10 @@ class ApexConfig(
     RunConfig,
     EnvConfig,
 ):
-    """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
+    """What all algorithms have whose learners draw from a replay that actors fill."""
 
-    algo: ClassVar[str] = "apex"
+    algo: ClassVar[str]
+    topology: ClassVar[str] = "replay"
     rollout: int = 50
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -103,7 +103,7 @@ class ApexConfig(
         length, overlap, burn_in = self.sequence_length, self.sequence_overlap, self.burn_in
         if self.model.core == "none":
             for name in ("sequence_length", "sequence_overlap", "burn_in"):
-                if getattr(self, name) != getattr(ApexConfig, name):
+                if getattr(self, name) != getattr(ReplayConfig, name):
                     raise ConfigError(
                         f"{typed(name, getattr(self, name))}: without a recurrent core single "
                         "transitions are drawn; leave it out, or add --model.core gru or lstm"
@@ -122,8 +122,7 @@ class ApexConfig(
 
 
 @dataclass(frozen=True)
-class DdppoConfig(
-    AppoLossConfig,
+class RanksRunConfig(
     LearnerConfig,
     RanksConfig,
     SamplerConfig,
@@ -132,10 +131,10 @@ class DdppoConfig(
     RunConfig,
     EnvConfig,
 ):
-    """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
-    and sizes of batches are those of one rank."""
+    """What all algorithms have whose ranks each sample and learn."""
 
-    algo: ClassVar[str] = "ddppo"
+    algo: ClassVar[str]
+    topology: ClassVar[str] = "ranks"
     model: ModelConfig = field(default_factory=ModelConfig)
     # Defaults that differ from those of the parts:
     async_rl: bool = False
@@ -145,14 +144,15 @@ class DdppoConfig(
     def __post_init__(self) -> None:
         super().__post_init__()
         check_exclusions(self)
-        parts = AppoConfig(env=self.env)
+        parts = SlotsRunConfig(env=self.env)
         for name, reason in _NOT_FOR_RANKS.items():
             value = getattr(self, name)
             if value != (False if name == "async_rl" else getattr(parts, name)):
-                raise ConfigError(f"{typed(name, value)}: with ddppo {reason}; leave it out")
+                raise ConfigError(f"{typed(name, value)}: with {self.algo} {reason}; leave it out")
         if self.inference == "worker":
             raise ConfigError(
-                "--inference worker: with ddppo a rank computes its own actions; leave it out"
+                f"--inference worker: with {self.algo} a rank computes its own actions; leave it "
+                "out"
             )
         if self.serial and (self.num_ranks or 1) > 1:
             raise ConfigError(
@@ -162,19 +162,19 @@ class DdppoConfig(
 
 
 @dataclass(frozen=True)
-class MarwilConfig(
+class StoredRunConfig(
     InputConfig,
-    ImitationConfig,
+    StoredConfig,
     LearnerProcessConfig,
     EvaluatorConfig,
     WorkersConfig,
     RunConfig,
     EnvConfig,
 ):
-    """Behaviour cloning and advantage-weighted learning from recorded data: no actors, the learner
-    reads datasets."""
+    """What all algorithms have that learn from recorded data alone."""
 
-    algo: ClassVar[str] = "marwil"
+    algo: ClassVar[str]
+    topology: ClassVar[str] = "stored"
     model: ModelConfig = field(default_factory=ModelConfig)
     # Without actors, only evaluations say how good the policy is:
     evaluate_interval: int | None = 50_000
@@ -205,6 +205,36 @@ class MarwilConfig(
             )
 
 
+@dataclass(frozen=True)
+class AppoConfig(AppoLossConfig, SlotsRunConfig):
+    """Asynchronous PPO: actors, policy workers and a learner exchange trajectory slots."""
+
+    algo: ClassVar[str] = "appo"
+
+
+@dataclass(frozen=True)
+class ApexConfig(DqnConfig, ReplayRunConfig):
+    """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
+
+    algo: ClassVar[str] = "apex"
+
+
+@dataclass(frozen=True)
+class DdppoConfig(AppoLossConfig, RanksRunConfig):
+    """Decentralised PPO: every rank samples and learns, and gradients are averaged. Numbers of envs
+    and sizes of batches are those of one rank."""
+
+    algo: ClassVar[str] = "ddppo"
+
+
+@dataclass(frozen=True)
+class MarwilConfig(ImitationConfig, StoredRunConfig):
+    """Behaviour cloning and advantage-weighted learning from recorded data: no actors, the learner
+    reads datasets."""
+
+    algo: ClassVar[str] = "marwil"
+
+
 _NOT_FOR_RANKS = {
     "num_workers": "each of the --num-ranks ranks steps its own envs",
     "num_policy_workers": "a rank computes its own actions",
@@ -216,7 +246,7 @@ _NOT_FOR_RANKS = {
 """Flags that do not apply to ranks, and why."""
 
 
-def _check_population(config: AppoConfig | ApexConfig) -> None:
+def _check_population(config: SlotsRunConfig | ReplayRunConfig) -> None:
     """Raise ConfigError for a population, or a schedule, that the config leaves no room for."""
     policies, reference = config.num_policies, config.pbt_reference
     if config.pbt and policies == 1:
@@ -232,9 +262,9 @@ def _check_population(config: AppoConfig | ApexConfig) -> None:
 
 
 PpoConfig = AppoConfig | DdppoConfig
-SamplingConfig = PpoConfig | ApexConfig
+SamplingConfig = SlotsRunConfig | ReplayRunConfig | RanksRunConfig
 """The config of an algorithm that samples experience."""
-AnyConfig = SamplingConfig | MarwilConfig
+AnyConfig = SamplingConfig | StoredRunConfig
 """The config of any algorithm."""
 
 ONLY_POLICY = "policy"

@@ -6,10 +6,10 @@ import torch
 
 from sampleforge.algos.captured import CudaGraphs
 from sampleforge.config import ConfigError
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 
 
-def check_cuda_graphs(config: AppoConfig | ApexConfig, device: str) -> None:
+def check_cuda_graphs(config: SlotsRunConfig | ReplayRunConfig, device: str) -> None:
     """Raise ConfigError if a graph cannot hold what the learner on ``device`` does."""
     if not config.cuda_graphs:
         return
@@ -32,6 +32,6 @@ def check_cuda_graphs(config: AppoConfig | ApexConfig, device: str) -> None:
             raise ConfigError(f"--cuda-graphs {reason}; leave out one of the two")
 
 
-def graphs_of(config: AppoConfig | ApexConfig, device: str) -> CudaGraphs | None:
+def graphs_of(config: SlotsRunConfig | ReplayRunConfig, device: str) -> CudaGraphs | None:
     """Return the graphs of a learner's ``device``, with --cuda-graphs."""
     return CudaGraphs(torch.device(device)) if config.cuda_graphs else None

@@ -6,7 +6,7 @@ from sampleforge.config import ConfigError, typed
 from sampleforge.offline.config import InputConfig
 from sampleforge.offline.dataset import OfflineDataset, open_dataset
 from sampleforge.spec import EnvSpec, with_action_units
-from sampleforge.topologies.config import AnyConfig, MarwilConfig
+from sampleforge.topologies.config import AnyConfig, StoredRunConfig
 from sampleforge.topologies.recording import check_recording
 
 
@@ -15,7 +15,7 @@ def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
     --record) that cannot be used in this run. ``spec``: of the environment as it is probed."""
     spec = with_action_units(spec, rescale=config.rescale_actions)
     datasets = open_datasets(config, spec) if isinstance(config, InputConfig) else []
-    if not isinstance(config, MarwilConfig):
+    if not isinstance(config, StoredRunConfig):
         check_recording(config, spec)
     return [
         f"--input: the recording of {dataset.source} lacks {dataset.dropped}: the recorder could "
@@ -28,7 +28,7 @@ def check_datasets(config: AnyConfig, spec: EnvSpec) -> list[str]:
 def open_datasets(config: InputConfig, spec: EnvSpec) -> list[OfflineDataset]:
     """Return the datasets of --input, opened. Raises ConfigError for one that is not there, that
     does not fit ``spec``, with the expected and the found spaces, or that has no env step."""
-    if isinstance(config, MarwilConfig) and not config.datasets:
+    if isinstance(config, StoredRunConfig) and not config.datasets:
         raise ConfigError(
             "--input is missing: marwil learns from recorded data; name a dataset that --record or "
             "`sampleforge record` has written, or one of Minari's"

@@ -16,14 +16,14 @@ GIVEN = object()
 
 class Exclusion(NamedTuple):
     """``one`` and ``other``: dotted names of fields; each counts as given if its value is not the
-    default, or if it is ``value`` (of ``one``). ``algo``: the only algorithm that is meant."""
+    default, or if it is ``value`` (of ``one``). ``topology``: the only one that is meant."""
 
     one: str
     other: str
     reason: str
     remedy: str = "leave out one of the two"
     value: Any = GIVEN
-    algo: str | None = None
+    topology: str | None = None
 
 
 class UntilTheEnd(NamedTuple):
@@ -95,7 +95,7 @@ EXCLUSIONS = (
         "variable_experience",
         "cut rollouts make the batches of the learners differ in length, but they draw the same "
         "minibatches",
-        algo="appo",
+        topology="slots",
     ),
     Exclusion(
         "async_rl",
@@ -104,14 +104,14 @@ EXCLUSIONS = (
         "leave out --no-async-rl, or use ddppo --variable-experience, whose ranks end their "
         "rollouts together",
         value=False,
-        algo="appo",
+        topology="slots",
     ),
     Exclusion(
         "model.core",
         "variable_experience",
         "with apex and a recurrent core, whole sequences are drawn from the replay, and a cut "
         "rollout has none",
-        algo="apex",
+        topology="replay",
     ),
     # Q-learning
     Exclusion(
@@ -137,7 +137,7 @@ def check_exclusions(config: Any) -> None:
     complete config, and for a setting that needs a stop condition if there is none."""
     for row in EXCLUSIONS:
         one, other = _given(config, row.one, row.value), _given(config, row.other)
-        if one and other and row.algo in (None, config.algo):
+        if one and other and row.topology in (None, config.topology):
             raise ConfigError(f"{one} {other}: {row.reason}; {row.remedy}")
     if config.train_for_env_steps or config.train_for_seconds or config.benchmark:
         return

@@ -25,7 +25,7 @@ from sampleforge.topologies.builders import (
     ResumePoint,
     make_env,
 )
-from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.change_follower import (
     ChangeFollower,
@@ -65,7 +65,7 @@ class MemberChannels:
 
 
 def member_channels(
-    config: AppoConfig | ApexConfig,
+    config: SlotsRunConfig | ReplayRunConfig,
     policy: PolicyStart,
     plan: SamplerPlan,
     networks: Callable[[], tuple[torch.nn.Module, ...]],
@@ -88,7 +88,7 @@ def member_channels(
     }
     streams = plan.num_workers * plan.num_splits
     board = MemberBoard(config.num_learners, streams, start.seed, policy.env_steps, shaping)
-    apex = isinstance(config, ApexConfig)
+    apex = isinstance(config, ReplayRunConfig)
     # What a Q-learner draws from the replay has no env steps of its own.
     count = partial(getattr, board, "sampled") if apex else None
     inbox = ChangeInbox(*networks()) if config.pbt else None
@@ -106,7 +106,7 @@ def begin_with(learner: Learner, policy: PolicyStart) -> None:
         learner.tag["shaping"] = shaping
 
 
-def acting_plan(config: AppoConfig | ApexConfig, plan: P, members: int) -> P:
+def acting_plan(config: SlotsRunConfig | ReplayRunConfig, plan: P, members: int) -> P:
     """Return the plan of the actors, given the ``plan`` of one policy: in a population each actor
     has the splits of all members, one after the other, and split i is that of member i % members.
     """
@@ -117,7 +117,7 @@ def acting_plan(config: AppoConfig | ApexConfig, plan: P, members: int) -> P:
 
 def member_env_makers(
     actor: int,
-    config: AppoConfig | ApexConfig,
+    config: SlotsRunConfig | ReplayRunConfig,
     plan: SamplerPlan,
     members: Sequence[MemberChannels],
     lives: RestartCounts | None,
@@ -141,7 +141,7 @@ def member_env_makers(
 
 def _make_segment(
     actor: int,
-    config: AppoConfig | ApexConfig,
+    config: SlotsRunConfig | ReplayRunConfig,
     plan: SamplerPlan,
     start: ResumePoint,
     lives: RestartCounts | None,

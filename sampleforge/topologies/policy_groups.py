@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.q_network import QNetwork
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.builders import FrozenStart, PolicyStart, ResumePoint
+from sampleforge.topologies.builders import FrozenStart, NetworkMaker, PolicyStart, ResumePoint
 from sampleforge.topologies.evaluator import Playing, first_of_each_group
 from sampleforge.topologies.graph import AddedGroup, Graph, GraphBuilder
 from sampleforge.topologies.mapping import seat_mapping
@@ -24,16 +22,14 @@ from sampleforge.topologies.sampling import (
     frozen_group,
 )
 
-M = TypeVar("M", ActorCritic, QNetwork)
-
 
 @dataclass(frozen=True)
-class GroupParts(Generic[M]):
+class GroupParts:
     """The parts of one policy group that exist before its workers are added."""
 
     policy: PolicyStart
     agents: AgentGroup
-    new_model: Callable[[], M]
+    new_model: NetworkMaker
     acting: ActingGroup
 
     @property
@@ -41,7 +37,7 @@ class GroupParts(Generic[M]):
         return self.acting.channels
 
 
-P = TypeVar("P", bound=GroupParts[Any])
+P = TypeVar("P", bound=GroupParts)
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ class PolicyGroups(Generic[P]):
         graph: GraphBuilder,
         actors: ActorChannels,
         start: ResumePoint,
-        make_maker: Callable[[AgentGroup, int], Callable[[], ActorCritic | QNetwork]],
         add_group: Callable[[GraphBuilder, P, str, Playing], AddedGroup],
         notes: Sequence[str],
         *,
@@ -68,7 +63,6 @@ class PolicyGroups(Generic[P]):
     ) -> Graph:
         """Add the actors and the workers of all groups, and return the graph.
 
-        ``make_maker(agents, seed)`` returns the function that makes a model of an agent group;
         ``add_group(graph, parts, prefix, playing)`` adds the workers of one policy group, with
         ``prefix`` before their names, where ``playing`` are the policies that play the other agent
         groups in evaluations. ``synchronous``: sampling and learning take turns; ``overlapping``:
@@ -89,7 +83,7 @@ class PolicyGroups(Generic[P]):
         )
         weights = {part.policy.id: part.channels.weights for part in self.parts}
         frozen = [
-            frozen_group(each, make_maker(self.agents[each.group], each.start.seed), weights)
+            frozen_group(each, self.agents[each.group].maker(each.start.seed), weights)
             for each in self.frozen
         ]
         acting = acting_plan(config, plan, len(policies))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from sampleforge.algos.config import LearnerConfig
 from sampleforge.config import ConfigError
-from sampleforge.topologies.config import PpoConfig
+from sampleforge.topologies.config import SlotsRunConfig
 
 LEAST_LIMIT = 100
 """Least value of an automatic limit, in versions; Sample Factory's default."""
@@ -53,7 +54,7 @@ class PolicyLag:
         )
 
 
-def policy_lag(config: PpoConfig, batch_size: int, batches: float) -> PolicyLag:
+def policy_lag(config: LearnerConfig, batch_size: int, batches: float) -> PolicyLag:
     """Return the policy lag of a run whose rows are expected to be ``batches`` updates old."""
     steps = (config.num_epochs or 1) * minibatches(config, batch_size)
     limit = config.max_policy_lag
@@ -63,12 +64,12 @@ def policy_lag(config: PpoConfig, batch_size: int, batches: float) -> PolicyLag:
     return PolicyLag(batches, steps, limit, limit_chosen=False)
 
 
-def minibatches(config: PpoConfig, batch_size: int) -> int:
+def minibatches(config: LearnerConfig, batch_size: int) -> int:
     """Return the number of gradient steps per epoch."""
     return max(1, batch_size // (config.minibatch_size or batch_size))
 
 
-def check_asynchronous_lag(config: PpoConfig, lag: PolicyLag) -> None:
+def check_asynchronous_lag(config: SlotsRunConfig, lag: PolicyLag) -> None:
     """Raise ConfigError if most rows would be too old to learn from."""
     if lag.versions <= lag.limit or config.sampler_only:
         return

@@ -18,12 +18,18 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from sampleforge.algos.records import PPO
 from sampleforge.encoding import check_leaves
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import DdppoConfig, PpoConfig
-from sampleforge.topologies.sampler_plan import MIN_BATCH, most_workers, run_device
+from sampleforge.topologies.sampler_plan import (
+    MIN_BATCH,
+    most_workers,
+    nearest_minibatch,
+    run_device,
+)
 
 BATCH = 2048
 """Env steps of an on-policy batch, over all env rows of the run."""
@@ -119,7 +125,7 @@ def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> Dd
         return config  # of a version that did not store what it chose
     if "batch_size" in left_open:
         parts, unit = batch // minibatch, config.num_splits or 1
-        whole = _takes_whole_rollouts(config)
+        whole = PPO.whole_rollouts(config)
         usual = math.ceil(batch // rollout * before / ranks)
         rows = rows or _multiple(usual, math.lcm(unit, parts) if whole else unit)
         if "rollout" in left_open:
@@ -130,7 +136,7 @@ def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> Dd
     if "minibatch_size" not in left_open:
         return dataclasses.replace(config, **sizes)
     config = dataclasses.replace(config, **sizes, minibatch_size=None)
-    nearest = nearest_minibatch(config, batch, minibatch * before / ranks)
+    nearest = nearest_minibatch(batch, minibatch * before / ranks, _unit(config))
     return dataclasses.replace(config, minibatch_size=nearest)
 
 
@@ -209,7 +215,7 @@ def _rank_shape(config: DdppoConfig, settings: dict[str, Any], ranks: int) -> di
     batch, rollout, splits = config.batch_size, config.rollout, config.num_splits or 1
     images, rows = settings is RANKS_WITH_IMAGES, config.num_envs_per_worker
     parts = BATCH // _usual_minibatch(config, settings)
-    whole = _takes_whole_rollouts(config)
+    whole = PPO.whole_rollouts(config)
     usual = _group_rows(config, settings)
     about = _multiple(math.ceil(usual / ranks), math.lcm(splits, parts) if whole else splits)
     if images and rollout is None:
@@ -292,7 +298,7 @@ def _ranks(config: DdppoConfig, settings: dict[str, Any], spec: EnvSpec) -> int:
     if device != "cpu":
         return machine.gpus if device == "cuda" else 1
     usual, parts = _group_rows(config, settings), BATCH // _usual_minibatch(config, settings)
-    return min(machine.cores, usual // parts if _takes_whole_rollouts(config) else ROWS)
+    return min(machine.cores, usual // parts if PPO.whole_rollouts(config) else ROWS)
 
 
 def _group_rows(config: DdppoConfig, settings: dict[str, Any]) -> int:
@@ -307,10 +313,9 @@ def _usual_minibatch(config: PpoConfig, settings: dict[str, Any]) -> int:
     return MINIBATCH if config.model.core == "none" else RECURRENT_MINIBATCH
 
 
-def _takes_whole_rollouts(config: PpoConfig) -> bool:
-    """Return whether the loss or the core looks along time, so that minibatches are of whole
-    rollouts."""
-    return config.advantage == "vtrace" or config.model.core != "none"
+def _unit(config: PpoConfig) -> int:
+    """Return the env steps that a minibatch is a multiple of."""
+    return (config.rollout or 1) if PPO.whole_rollouts(config) else 1
 
 
 def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int | None:
@@ -326,13 +331,4 @@ def _minibatch(config: PpoConfig, settings: dict[str, Any], agents: int) -> int 
     else:
         each = rollout * rows * (config.num_workers or 1) * agents
         batch = config.batch_size or _multiple(MIN_BATCH, each)
-    return nearest_minibatch(config, batch, about)
-
-
-def nearest_minibatch(config: PpoConfig, batch: int, about: float) -> int | None:
-    """Return the size of equal minibatches of a ``batch`` that is nearest to ``about``, as a ratio:
-    a multiple of the rollout if the loss or the core looks along time. None if there is none."""
-    rollout = config.rollout or 1
-    unit = rollout if _takes_whole_rollouts(config) else 1
-    sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
-    return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)
+    return nearest_minibatch(batch, about, _unit(config))

@@ -1,73 +1,90 @@
-"""The registry of topologies: the functions of each algorithm, by its name."""
+"""The registry: which algorithm runs on which topology, and the defaults of the pair."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.q_network import QNetwork
+from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algos.records import DQN, MARWIL, PPO
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.apex import plan as apex_plan
-from sampleforge.topologies.apex.wire import apex, network_maker
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import model_maker
+from sampleforge.topologies import dqn_defaults, marwil_defaults, ppo_defaults
+from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.ddppo.plan import plan_ddppo
-from sampleforge.topologies.ddppo.wire import ddppo
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.marwil import plan as marwil_plan
-from sampleforge.topologies.marwil.wire import marwil
-from sampleforge.topologies.marwil.wire import model_maker as marwil_model_maker
-from sampleforge.topologies.ppo_defaults import reason, resolve_defaults
+from sampleforge.topologies.ranks.plan import plan_ranks
+from sampleforge.topologies.ranks.wire import wire_ranks
+from sampleforge.topologies.replay.plan import ReplayPlan, plan_replay
+from sampleforge.topologies.replay.wire import wire_replay
 from sampleforge.topologies.sampler_plan import Plan
+from sampleforge.topologies.slots.plan import plan_slots
+from sampleforge.topologies.slots.wire import wire_slots
+from sampleforge.topologies.stored.plan import StoredPlan, plan_stored
+from sampleforge.topologies.stored.wire import wire_stored
 
-NewModel = Callable[[], ActorCritic | QNetwork]
-AnyPlan = Plan | apex_plan.ApexPlan | marwil_plan.MarwilPlan
+AnyPlan = Plan | ReplayPlan | StoredPlan
 """The sizes of a run of any algorithm."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The functions of one algorithm.
+    """How the workers of a run are wired, whatever the algorithm.
 
-    ``resolve_defaults(config, spec)`` resolves the unset fields of the config;
-    ``plan(config, spec, device)`` chooses the sizes; ``wire(config, plan, spec, start, policies)``
-    builds the graph, with a policy group for each `PolicyStart` of ``policies`` (where there can be
-    several, it also takes ``frozen``, `FrozenStart` of the policies that are not trained, and
-    ``others``, the agent groups beside the first one);
-    ``model_maker(config, spec, seed)`` returns the function that makes the model;
-    ``reason(config, plan, spec)`` says in a line which settings were chosen, and why. ``sampler``:
-    the kind of worker that steps environments (None: it learns from recorded data).
+    ``plan(algorithm, config, spec, device)`` chooses the sizes; ``wire(algorithm, config, plan,
+    spec, start, policies)`` builds the graph, with a policy group for each `PolicyStart` of
+    ``policies`` (where there can be several, it also takes ``frozen``, `FrozenStart` of the
+    policies that are not trained, and ``others``, the agent groups beside the first one).
+    ``sampler``: the kind of worker that steps environments (None: it learns from recorded data).
     """
 
-    resolve_defaults: Callable[[Any, EnvSpec], Any]
     plan: Callable[..., Any]
     wire: Callable[..., Graph]
-    model_maker: Callable[[Any, EnvSpec, int], NewModel]
-    reason: Callable[[Any, Any, EnvSpec], str]
     sampler: Literal["worker", "rank"] | None = "worker"
 
 
-_TOPOLOGIES = {
-    "appo": Topology(resolve_defaults, plan_appo, appo, model_maker, reason),
-    "ddppo": Topology(resolve_defaults, plan_ddppo, ddppo, model_maker, reason, "rank"),
-    "apex": Topology(
-        apex_plan.resolve_defaults, apex_plan.plan_apex, apex, network_maker, apex_plan.reason
-    ),
-    "marwil": Topology(
-        marwil_plan.resolve_defaults,
-        marwil_plan.plan_marwil,
-        marwil,
-        marwil_model_maker,
-        marwil_plan.reason,
-        None,
-    ),
+SLOTS = Topology(plan_slots, wire_slots)
+REPLAY = Topology(plan_replay, wire_replay)
+RANKS = Topology(plan_ranks, wire_ranks, "rank")
+STORED = Topology(plan_stored, wire_stored, None)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """An algorithm on a topology, with the defaults of the pair.
+
+    ``resolve_defaults(config, spec)`` resolves the unset fields of the config; ``reason(config,
+    plan, spec)`` says in a line which settings were chosen, and why.
+    """
+
+    algorithm: Algorithm
+    topology: Topology
+    resolve_defaults: Callable[[Any, EnvSpec], Any]
+    reason: Callable[[Any, Any, EnvSpec], str]
+
+    def plan(self, config: Any, spec: EnvSpec, device: str) -> Any:
+        """Return the sizes of a run. Raises ConfigError if it is not possible."""
+        return self.topology.plan(self.algorithm, config, spec, device)
+
+    def wire(self, config: Any, plan: Any, spec: EnvSpec, *args: Any, **options: Any) -> Graph:
+        """Return the graph of a run; see `Topology`. Nothing runs yet."""
+        graph = self.topology.wire(self.algorithm, config, plan, spec, *args, **options)
+        return dataclasses.replace(graph, notes=(self.reason(config, plan, spec), *graph.notes))
+
+    def network_maker(self, config: Any, spec: EnvSpec, seed: int) -> NetworkMaker:
+        """Return what makes the network of a policy with its initial weights."""
+        return NetworkMaker(self.algorithm, config, spec, seed)
+
+
+_PAIRINGS = {
+    "appo": Pairing(PPO, SLOTS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
+    "ddppo": Pairing(PPO, RANKS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
+    "apex": Pairing(DQN, REPLAY, dqn_defaults.resolve_defaults, dqn_defaults.reason),
+    "marwil": Pairing(MARWIL, STORED, marwil_defaults.resolve_defaults, marwil_defaults.reason),
 }
 
 
-def topology(config: AnyConfig) -> Topology:
-    """Return the topology of a config's algorithm."""
-    return _TOPOLOGIES[config.algo]
+def pairing(config: AnyConfig) -> Pairing:
+    """Return the algorithm of a config with its topology."""
+    return _PAIRINGS[config.algo]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sampleforge.algos.config import LearnerConfig
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.ops.distributions import action_layout
@@ -21,7 +22,7 @@ from sampleforge.runtime.machine import (
     this_machine,
 )
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AnyConfig, PpoConfig, SamplingConfig
+from sampleforge.topologies.config import AnyConfig, SamplingConfig
 from sampleforge.topologies.policy_lag import PolicyLag
 
 MIN_BATCH = 1024  # env steps; Sample Factory's default
@@ -119,7 +120,7 @@ class SamplerPlan:
 
 @dataclass(frozen=True)
 class Plan(SamplerPlan):
-    """The result of `plan_appo` or `plan_ddppo`. Counts are for the whole run unless stated
+    """The result of `plan_slots` or `plan_ranks`. Counts are for the whole run unless stated
     otherwise."""
 
     slots: int
@@ -330,13 +331,13 @@ def check_memory_of_groups(nbytes: Sequence[int]) -> None:
         )
 
 
-def check_minibatch(config: PpoConfig, plan: Plan) -> None:
-    """Raise ConfigError unless the minibatches are equal parts of the batch."""
+def check_minibatch(config: LearnerConfig, plan: Plan, *, whole_rollouts: bool) -> None:
+    """Raise ConfigError unless the minibatches are equal parts of the batch, and, if so asked, of
+    ``whole_rollouts``."""
     size = config.minibatch_size
     if size is None:
         return
-    whole_rows = config.advantage == "vtrace" or config.model.core != "none"
-    if whole_rows and size % plan.rollout:
+    if whole_rollouts and size % plan.rollout:
         below = max(plan.rollout, size // plan.rollout * plan.rollout)
         raise ConfigError(
             f"--minibatch-size {size} is not a multiple of --rollout {plan.rollout}, and V-trace "
@@ -344,7 +345,7 @@ def check_minibatch(config: PpoConfig, plan: Plan) -> None:
         )
     if plan.batch_size % size:
         divisors = [d for d in range(1, plan.batch_size + 1) if plan.batch_size % d == 0]
-        if whole_rows:
+        if whole_rollouts:
             divisors = [d for d in divisors if d % plan.rollout == 0]
         near = min(divisors, key=lambda d: abs(d - size))
         raise ConfigError(
@@ -352,3 +353,10 @@ def check_minibatch(config: PpoConfig, plan: Plan) -> None:
             f"{plan.slots_per_batch} slots x {plan.rows} rows x {plan.rollout} steps; "
             f"nearest: {near}"
         )
+
+
+def nearest_minibatch(batch: int, about: float, unit: int) -> int | None:
+    """Return the size of equal minibatches of a ``batch``, a multiple of ``unit``, that is nearest
+    to ``about``, as a ratio. None if there is none."""
+    sizes = (size for size in range(unit, batch + 1, unit) if batch % size == 0)
+    return min(sizes, key=lambda size: abs(math.log(size / about)), default=None)

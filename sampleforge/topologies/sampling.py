@@ -25,7 +25,12 @@ from sampleforge.shared.snapshots import SnapshotPool
 from sampleforge.shared.wakeup import Wakeup, wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.builders import FrozenStart, NewPolicy, ResumePoint, env_makers
-from sampleforge.topologies.config import ApexConfig, AppoConfig, DdppoConfig, SamplingConfig
+from sampleforge.topologies.config import (
+    RanksRunConfig,
+    ReplayRunConfig,
+    SamplingConfig,
+    SlotsRunConfig,
+)
 from sampleforge.topologies.graph import EVERYWHERE, Edge, FrozenGroup, GraphBuilder
 from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
@@ -164,7 +169,7 @@ def group_channels(
 
 
 def group_node(
-    index: int, config: AppoConfig | ApexConfig, plan: SamplerPlan, threads: int
+    index: int, config: SlotsRunConfig | ReplayRunConfig, plan: SamplerPlan, threads: int
 ) -> NumaNode | None:
     """Return the NUMA node for the workers of the ``index``-th policy group other than the actors,
     which have so many ``threads``; None for anywhere. Learners on GPUs may be anywhere: which node
@@ -196,7 +201,7 @@ def add_actors(
     envs: list[Callable[[], EnvVector]]
     for index in range(plan.num_workers):
         if members:
-            assert not isinstance(config, DdppoConfig)
+            assert not isinstance(config, RanksRunConfig)
             envs = member_env_makers(
                 index, config, plan, members, channels.restart_budget, graph.hooks.tasks
             )

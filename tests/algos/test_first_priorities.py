@@ -23,8 +23,7 @@ from sampleforge.models.value_distribution import Categorical
 from sampleforge.ops.n_step import n_step_windows
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, quantile_huber_loss
-from sampleforge.topologies.apex.plan import resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.workers.metrics import Divergence
 from tests.support.apex_graphs import (
     apex_config,
@@ -35,6 +34,7 @@ from tests.support.apex_graphs import (
     with_learner,
 )
 from tests.support.graphs import spec_of
+from tests.support.pairings import network_maker
 from tests.support.q_learning import HEADS
 from tests.support.random_rollouts import random_rollout
 

@@ -19,8 +19,8 @@ from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import Quantiles
 from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.apex.plan import resolve_defaults
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import apex_config, build_apex, learner_worker, serial_rounds
 from tests.support.graphs import spec_of
 from tests.support.q_learning import DISCRETE, OBSERVATIONS, network, transitions

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import sampleforge.topologies.appo.plan
+import sampleforge.topologies.slots.plan
 from sampleforge.algos.averaging import DataParallel
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.api import train
@@ -22,13 +22,12 @@ from sampleforge.distributed.group import RankGroup
 from sampleforge.rollouts.batch import Batch
 from sampleforge.run.reporting import StaleExperience
 from sampleforge.run.reports.metrics_file import read_metrics
-from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.metrics import ReportMetrics
 from tests.support.graphs import build, spec_of, updates
 from tests.support.learners import config, learner_of, one_batch
+from tests.support.pairings import plan_of
 from tests.support.rank_learners import batches, rows
 from tests.support.rank_learners import config as rank_config
 from tests.support.rank_learners import learner_of as rank_learner
@@ -206,7 +205,7 @@ is never done in time."""
 
 def plan(**kwargs: Any) -> Plan:
     chosen = AppoConfig(env="tests.support.envs:CodeEnv", **{**ASYNC, "batch_size": 64, **kwargs})
-    return plan_appo(chosen, spec_of(chosen), "cpu")
+    return plan_of(chosen, spec_of(chosen), "cpu")
 
 
 MANY = {"num_epochs": 10, "minibatch_size": 8}
@@ -262,10 +261,10 @@ def test_steps_that_go_on_through_a_ranks_update_are_expected_to_be_one_update_o
         num_epochs=20,
         variable_experience=True,
     )
-    lag = plan_ddppo(chosen, spec_of(chosen), "cpu").lag
+    lag = plan_of(chosen, spec_of(chosen), "cpu").lag
     assert (lag.versions, lag.limit) == (160, 320)
     fixed = dataclasses.replace(chosen, variable_experience=False)
-    assert plan_ddppo(fixed, spec_of(fixed), "cpu").lag.versions == 0
+    assert plan_of(fixed, spec_of(fixed), "cpu").lag.versions == 0
 
 
 # ---- the warning ----
@@ -287,7 +286,9 @@ def test_more_than_half_stale_rows_cause_one_warning() -> None:
 
 def mostly_stale(monkeypatch: pytest.MonkeyPatch, **more: Any) -> AppoConfig:
     """A serial run whose rows are older than was expected, as those of late actors are."""
-    monkeypatch.setattr(sampleforge.topologies.appo.plan, "check_asynchronous_lag", lambda *_: None)
+    monkeypatch.setattr(
+        sampleforge.topologies.slots.plan, "check_asynchronous_lag", lambda *_: None
+    )
     return config(num_workers=2, batch_size=16, max_policy_lag=0, serial=True, **more)
 
 

@@ -21,7 +21,7 @@ from sampleforge.models.value_distribution import Quantiles, value_distribution
 from sampleforge.ops.r2d2 import rescale, unrescale
 from sampleforge.ops.value_distributions import midpoints, project, quantile_huber_loss
 from sampleforge.replay.transitions import Transitions
-from sampleforge.topologies.apex.plan import resolve_defaults
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of
 from tests.support.q_learning import ACTIONS, DISCRETE, HEADS, MASKED, OBSERVATIONS, transitions

@@ -95,7 +95,7 @@ def test_no_module_imports_a_test_module() -> None:
     ("folder", "wrong"),
     [
         ("ops", False),
-        ("topologies/apex", False),
+        ("topologies/replay", False),
         ("topologies/dqn", True),
         ("envs", False),
         ("learning", False),

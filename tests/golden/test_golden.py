@@ -25,7 +25,7 @@ from sampleforge.models.registry import resolve_encoder
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from tests.support.graphs import one_policy, spec_of, updates
 
 LOSSES = Path(__file__).parent / "appo_serial.json"
@@ -55,7 +55,7 @@ ALGORITHMS: dict[str, AnyConfig] = {
 def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
     """SHA-256 of the published weights after ``count`` updates: names and bytes, in their order."""
     torch.set_num_threads(1)  # an orthogonal matrix depends on it
-    chosen, spec = topology(config), spec_of(config)
+    chosen, spec = pairing(config), spec_of(config)
     config = dataclasses.replace(chosen.resolve_defaults(config, spec), seed=seed)
     plan = chosen.plan(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
@@ -66,7 +66,7 @@ def weights_after(config: AnyConfig, count: int, seed: int = 7) -> str:
         until = graph.groups[0].weights.published + count
         while graph.groups[0].weights.published < until:
             runner.poll(0)
-        tensors = chosen.model_maker(config, spec, seed)().state_dict()
+        tensors = chosen.network_maker(config, spec, seed)().state_dict()
         graph.groups[0].weights.read(tensors)
     finally:
         runner.close()

@@ -11,16 +11,18 @@ import torch
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy
+from sampleforge.algos.records import DQN
 from sampleforge.api import load_policy, train
 from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.models.noisy import Noise, NoisyLinear, noisy_layers, set_noise
 from sampleforge.models.q_network import QNetwork
 from sampleforge.shared.weights import SharedWeights
-from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
-from sampleforge.topologies.apex.wire import row_epsilons
+from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.ladder import ladder_of
 from tests.support.apex_graphs import apex_config
 from tests.support.graphs import spec_of
+from tests.support.pairings import plan_of
 from tests.support.q_learning import DISCRETE, OBSERVATIONS, transitions, weights_of
 
 MEAN_SQUARE = math.sqrt(2 / math.pi)
@@ -171,8 +173,8 @@ def test_epsilons_are_zero_with_noisy_nets_unless_given() -> None:
         chosen = apex_config(epsilon_base=given, noisy_nets=noisy)
         chosen = resolve_defaults(chosen, spec_of(chosen))
         assert chosen.epsilon_base == first
-        plan = plan_apex(chosen, spec_of(chosen), "cpu")
-        assert row_epsilons(chosen, plan).max().item() == pytest.approx(first)
+        plan = plan_of(chosen, spec_of(chosen), "cpu")
+        assert ladder_of(DQN, chosen, plan).max().item() == pytest.approx(first)
 
 
 def test_noisy_runs_are_repeatable_resumed_and_evaluated_by_their_means(tmp_path: Path) -> None:

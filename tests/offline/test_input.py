@@ -20,10 +20,10 @@ from sampleforge.offline.dataset import open_dataset
 from sampleforge.offline.shuffle import ShuffleBuffer
 from sampleforge.replay.transitions import Transitions
 from sampleforge.rollouts.slots import Owner
-from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.workers import recorder
 from tests.support.apex_graphs import (
     CODE,
@@ -35,6 +35,7 @@ from tests.support.apex_graphs import (
 )
 from tests.support.graphs import spec_of
 from tests.support.offline import SEEN, record, wired
+from tests.support.pairings import network_maker
 from tests.support.stack_checking import (
     STACKED,
     StackCheckingLearner,
@@ -69,7 +70,7 @@ class LearnerMaker(StackCheckingLearnerMaker):
         return Learner(self.new_network(), self.config)
 
 
-def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
+def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
     """A graph whose learner checks every frame of every transition."""
     graph, plan = build_apex(config)
     spec = spec_of(config)

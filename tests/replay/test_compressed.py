@@ -15,7 +15,7 @@ import pytest
 from sampleforge.config import ConfigError
 from sampleforge.replay.compressed import Blocks, Ring
 from sampleforge.spec import ArraySpec
-from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     apex_config,
     build_apex,
@@ -26,6 +26,7 @@ from tests.support.apex_graphs import (
 )
 from tests.support.compressed_replay import LEAF, LEASES, CompressedReplay
 from tests.support.graphs import running, spec_of
+from tests.support.pairings import plan_of
 from tests.support.stack_checking import STACKED, checking_graph
 
 pytest.importorskip("lz4")
@@ -172,7 +173,7 @@ def test_the_planned_bytes_of_compressed_frames_are_those_allocated() -> None:
     assert made == plan.slot_bytes and len(ring) == sum(plan.ring_bytes)
     assert any("shrink 4 times" in note for note in graph.notes)
     spec = spec_of(raw)
-    whole = plan_apex(resolve_defaults(raw, spec), spec, "cpu")
+    whole = plan_of(resolve_defaults(raw, spec), spec, "cpu")
     assert whole.frame_bytes == 0 and plan.slot_bytes < whole.slot_bytes
 
 

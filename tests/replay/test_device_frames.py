@@ -16,7 +16,7 @@ from sampleforge.replay.items import ITEM_COLUMNS
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
 from sampleforge.spec import ArraySpec, EnvSpec
-from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     apex_config,
     learner_worker,
@@ -25,6 +25,7 @@ from tests.support.apex_graphs import (
     serial_rounds,
 )
 from tests.support.graphs import spec_of
+from tests.support.pairings import plan_of
 from tests.support.stack_checking import ACTIONS, STACKED, checking_graph
 
 CPU = torch.device("cpu")
@@ -102,17 +103,17 @@ def test_what_cannot_be_kept_on_a_gpu_is_refused(
     config = replace(apex_config(env=STACKED, replay_gpu_memory=1.0), **change)
     spec = spec_of(config)
     with pytest.raises(ConfigError, match=message):
-        plan_apex(resolve_defaults(config, spec), spec, device)
+        plan_of(resolve_defaults(config, spec), spec, device)
 
 
 def test_memory_for_some_of_the_slots_gives_them_places() -> None:
     config = apex_config(env=STACKED)
     spec = spec_of(config)
     resolved = resolve_defaults(config, spec)
-    whole = plan_apex(replace(resolved, replay_gpu_memory=1.0), spec, "cuda")
+    whole = plan_of(replace(resolved, replay_gpu_memory=1.0), spec, "cuda")
     assert whole.frame_places == whole.slots
     half = whole.slot_bytes / 2 / 2**30
-    assert plan_apex(replace(resolved, replay_gpu_memory=half), spec, "cuda").frame_places > 0
+    assert plan_of(replace(resolved, replay_gpu_memory=half), spec, "cuda").frame_places > 0
     with pytest.raises(ConfigError, match="--replay-compression lz4"):
         replace(resolved, replay_gpu_memory=1.0, replay_compression="lz4")
 

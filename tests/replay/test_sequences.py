@@ -22,10 +22,10 @@ from sampleforge.ops.n_step import initial_errors, n_step_windows
 from sampleforge.replay.sample_source import ReadySample
 from sampleforge.replay.sequences import GatheredSequences, SequenceReader, Sequences
 from sampleforge.rollouts.slots import SlotShape, TrajectorySlots
-from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.plan import ReplayPlan
 from tests.support.apex_graphs import (
     CheckingLearner,
     CheckingLearnerMaker,
@@ -39,6 +39,7 @@ from tests.support.apex_graphs import (
     with_learner,
 )
 from tests.support.graphs import running, spec_of
+from tests.support.pairings import network_maker
 
 STACKED = "tests.support.stacked_envs:stacked"
 
@@ -140,7 +141,7 @@ class MakeReader:
         return CheckingReader(self.new_network(), self.slots, self.windows, self.frames)
 
 
-def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
+def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
     graph, plan = build_apex(config)
     spec = spec_of(config)
     fitted, new_network = (

@@ -19,11 +19,11 @@ from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, end_rollout
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.workers.actor import ActorWorker
 from tests.support import rank_learners
 from tests.support.graphs import build, copy_of, spec_of
+from tests.support.pairings import seeded_model
 from tests.support.rank_threads import on_ranks
 from tests.support.short_rollouts import ROLLOUT, config
 

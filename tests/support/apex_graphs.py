@@ -18,15 +18,16 @@ from sampleforge.replay.limiter import RateLimiter
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.replay.transitions import Transitions
 from sampleforge.runners.serial import SerialRunner
-from sampleforge.topologies.apex.learners import ApexLearners
-from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
-from sampleforge.topologies.apex.wire import apex
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.learners import ApexLearners
+from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.workers.group_learner import GroupLearnerWorker
 from tests.support.envs import code_reward, episode_length
 from tests.support.graphs import one_policy, spec_of
+from tests.support.pairings import plan_of, wire_of
 
 CODE = "tests.support.envs:CodeEnv"
 LONGEST = 9
@@ -55,15 +56,15 @@ def apex_config(**kwargs: Any) -> ApexConfig:
 
 def build_apex(
     config: ApexConfig, replays: ReplayFolder | None = None, resume: Any = None
-) -> tuple[Graph, ApexPlan]:
+) -> tuple[Graph, ReplayPlan]:
     """The wired graph of a config; nothing is started."""
     spec = spec_of(config)
     config = resolve_defaults(config, spec)
-    plan = plan_apex(config, spec, "cpu")
+    plan = plan_of(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
     assert config.seed is not None
     start = ResumePoint(config.seed, replays=replays, resume=resume)
-    return apex(config, plan, spec, *one_policy(start)), plan
+    return wire_of(config, plan, spec, *one_policy(start)), plan
 
 
 def _alone(make_learner: Any, averaging: Averaging) -> Any:

@@ -17,14 +17,13 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.appo.wire import appo
 from sampleforge.topologies.builders import PolicyStart, ResumePoint
 from sampleforge.topologies.config import ONLY_POLICY, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.worker import WorkerContext
+from tests.support.pairings import plan_of, wire_of
 
 Ppo = TypeVar("Ppo", AppoConfig, DdppoConfig)
 
@@ -47,9 +46,9 @@ def build(config: AppoConfig, seed: int = 1) -> tuple[Graph, Plan]:
     """The wired graph of a config; nothing is started."""
     spec = spec_of(config)
     config = resolved(config, spec)
-    plan = plan_appo(config, spec, "cpu")
+    plan = plan_of(config, spec, "cpu")
     config = dataclasses.replace(config, model=resolve_encoder(config.model, spec.observations))
-    return appo(config, plan, spec, *one_policy(ResumePoint(seed))), plan
+    return wire_of(config, plan, spec, *one_policy(ResumePoint(seed))), plan
 
 
 def one_policy(start: ResumePoint) -> tuple[ResumePoint, list[PolicyStart]]:

@@ -9,9 +9,9 @@ from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
-from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import resolved, rollouts, spec_of
+from tests.support.pairings import seeded_model
 
 CPU = torch.device("cpu")
 SMALL = ModelConfig(hidden_sizes=(16,), core_size=8, cnn_features=16)

@@ -17,7 +17,7 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from sampleforge.workers.actor import END_RECORDING
 from tests.support.envs import CodeEnv, MaskedEnv
 from tests.support.graphs import one_policy, spec_of
@@ -89,7 +89,7 @@ def seen(name: str = "code") -> gym.Env[Any, Any]:
 
 def wired(config: AnyConfig) -> tuple[Graph, EnvSpec]:
     """The graph of a config, and the spec in the policy's units; nothing is started."""
-    spec, chosen = spec_of(config), topology(config)
+    spec, chosen = spec_of(config), pairing(config)
     config = chosen.resolve_defaults(config, spec)
     plan = chosen.plan(config, spec, "cpu")
     config = dataclasses.replace(

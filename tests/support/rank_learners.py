@@ -14,9 +14,9 @@ from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.batch import Batch
-from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import resolved, rollouts, spec_of
+from tests.support.pairings import seeded_model
 
 UPDATES = 20
 ONE_AT_A_TIME = threading.Lock()

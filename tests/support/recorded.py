@@ -18,7 +18,7 @@ from sampleforge.offline import minari_format as fields
 from sampleforge.offline.dataset import Episode
 from sampleforge.offline.stored_steps import Mixture, RewardRule, StoredSteps
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec, action_specs
-from sampleforge.topologies.builders import seeded_model
+from tests.support.pairings import seeded_model
 
 OBSERVATIONS = {"obs": ArraySpec((3,), "float32")}
 DISCRETE = action_specs(spaces.Discrete(4))

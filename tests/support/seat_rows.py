@@ -8,33 +8,27 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sampleforge.algos.records import PPO
 from sampleforge.models.registry import resolve_encoder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.topologies.agent_groups import other_agent_groups
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import (
-    PolicyStart,
-    ResumePoint,
-    frozen_starts,
-    model_maker,
-    seed_of_policy,
-)
+from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts, seed_of_policy
 from sampleforge.topologies.config import AppoConfig, roles_of_policies
 from sampleforge.topologies.graph import Graph
 from tests.support.envs import code_reward
 from tests.support.graphs import forget, spec_of
+from tests.support.pairings import network_maker, plan_of, wire_of
 
 
 def marked_graph(chosen: AppoConfig, seed: int = 1) -> Graph:
     """A graph whose policies write the index of their group + 1 as the value of every observation,
     with policy version 100 x (index + 1). ``chosen``: with resolved defaults."""
     spec = spec_of(chosen)
-    plan = plan_appo(chosen, spec, "cpu")
+    plan = plan_of(chosen, spec, "cpu")
     chosen = dataclasses.replace(chosen, batch_size=plan.batch_size)
-    others = other_agent_groups(plan_appo, chosen, plan, spec)
+    others = other_agent_groups(PPO, plan_of, chosen, plan, spec)
     chosen = dataclasses.replace(chosen, model=resolve_encoder(chosen.model, spec.observations))
     roles = roles_of_policies(chosen)
     policies = [
@@ -47,10 +41,10 @@ def marked_graph(chosen: AppoConfig, seed: int = 1) -> Graph:
         for index, name in enumerate(roles.trained)
     ]
     frozen = frozen_starts(roles, spec, lambda index, weights: ResumePoint(seed + index))
-    graph = appo(chosen, plan, spec, ResumePoint(seed), policies, frozen, others)
+    graph = wire_of(chosen, plan, spec, ResumePoint(seed), policies, frozen, others)
     for mark, (group, policy) in enumerate(zip(graph.groups, policies, strict=True), 1):
         own = spec.agent_groups[policy.group]
-        tensors = model_maker(chosen, own, seed)().state_dict()
+        tensors = network_maker(chosen, own, seed)().state_dict()
         for tensor in tensors.values():
             tensor.zero_()
         tensors["value_bias"].fill_(mark)

@@ -11,10 +11,10 @@ import torch
 from sampleforge.algos.dqn_learner import UpdateResult
 from sampleforge.replay.transitions import Transitions
 from sampleforge.spec import ActionSpec
-from sampleforge.topologies.apex.plan import ApexPlan, resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.plan import ReplayPlan
 from tests.support.apex_graphs import (
     CheckingLearner,
     CheckingLearnerMaker,
@@ -22,6 +22,7 @@ from tests.support.apex_graphs import (
     with_learner,
 )
 from tests.support.graphs import spec_of
+from tests.support.pairings import network_maker
 
 Array = np.ndarray[Any, Any]
 ACTIONS = {"action": ActionSpec("discrete", (), "int64", (4,))}
@@ -60,7 +61,7 @@ class StackCheckingLearnerMaker(CheckingLearnerMaker):
         return StackCheckingLearner(self.new_network(), self.config)
 
 
-def checking_graph(config: ApexConfig) -> tuple[Graph, ApexPlan]:
+def checking_graph(config: ApexConfig) -> tuple[Graph, ReplayPlan]:
     graph, plan = build_apex(config)
     spec = spec_of(config)
     maker = StackCheckingLearnerMaker(

@@ -24,11 +24,12 @@ from sampleforge.run.session import Session
 from sampleforge.runners.base import Runner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.shared.member_board import Segment
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker, seed_of_policy
+from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig
 from sampleforge.topologies.graph import Graph
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from tests.support.graphs import forget, resolved, running, spec_of
+from tests.support.pairings import network_maker
 
 CODE = "tests.support.envs:CodeEnv"
 LAG = 50
@@ -64,7 +65,7 @@ def starts(seed: int, ids: tuple[str, ...] = IDS) -> list[PolicyStart]:
 
 
 def wired(chosen: AnyConfig, seed: int = 1) -> Graph:
-    spec, kind = spec_of(chosen), topology(chosen)
+    spec, kind = spec_of(chosen), pairing(chosen)
     chosen = dataclasses.replace(kind.resolve_defaults(chosen, spec), seed=seed)
     plan = kind.plan(chosen, spec, "cpu")
     chosen = dataclasses.replace(chosen, model=resolve_encoder(chosen.model, spec.observations))
@@ -77,7 +78,7 @@ def marked(chosen: AppoConfig, mark: float) -> dict[str, torch.Tensor]:
     model = dataclasses.replace(
         chosen, model=resolve_encoder(chosen.model, spec_of(chosen).observations)
     )
-    tensors = model_maker(model, spec_of(chosen), 1)().state_dict()
+    tensors = network_maker(model, spec_of(chosen), 1)().state_dict()
     for tensor in tensors.values():
         tensor.zero_()
     tensors["value_bias"].fill_(mark)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sampleforge.runtime.machine import Machine, assumed, has_bf16, resolve_device
-from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig, DdppoConfig, MarwilConfig
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from sampleforge.topologies.rendezvous import member_devices
 from sampleforge.topologies.sampler_plan import choose_precision, run_device
 from tests.support import REPO
+from tests.support.pairings import plan_of
 
 plans = SimpleNamespace(**runpy.run_path(str(REPO / "benchmarks" / "plans.py")))
 
@@ -66,7 +66,7 @@ def test_actors_on_the_cpu_do_not_inherit_the_precision_of_the_gpu(monkeypatch):
     monkeypatch.setattr("sampleforge.topologies.sampler_plan.bf16_instructions", lambda: [])
     with assumed(plans.machine(4, 1)):
         config: Any = resolve_defaults(AppoConfig(inference="inline"), plans.ATARI)
-        plan = plan_appo(config, plans.ATARI, "cuda")
+        plan = plan_of(config, plans.ATARI, "cuda")
     assert (plan.precision, plan.acting_precision) == ("bf16", "fp32")
 
 

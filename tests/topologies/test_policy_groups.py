@@ -31,13 +31,11 @@ from sampleforge.runners.processes import ProcessRunner
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.appo.wire import appo
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker, seed_of_policy
+from sampleforge.topologies.builders import PolicyStart, ResumePoint, seed_of_policy
 from sampleforge.topologies.config import AnyConfig, ApexConfig, AppoConfig, DdppoConfig
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.mapping import choose_mapping
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from sampleforge.workers.inference import Inference
 from sampleforge.workers.policy_mapping import (
     FixedPerStream,
@@ -49,6 +47,7 @@ from sampleforge.workers.stream import PolicyPort, Stream, lease
 from sampleforge.workers.worker import WorkerContext
 from tests.support.envs import code_reward
 from tests.support.graphs import forget, resolved, spec_of
+from tests.support.pairings import network_maker, plan_of, wire_of
 from tests.support.slots import some_slots
 
 CODE = "tests.support.envs:CodeEnv"
@@ -84,11 +83,11 @@ def marked_graph(chosen: AppoConfig, seed: int = 1) -> Graph:
     """A graph of two groups, whose policies write the index of their group + 1 as the value of
     every observation, with policy versions from 100 (200) on."""
     spec = spec_of(chosen)
-    plan = plan_appo(chosen, spec, "cpu")
+    plan = plan_of(chosen, spec, "cpu")
     chosen = dataclasses.replace(chosen, model=resolve_encoder(chosen.model, spec.observations))
-    graph = appo(chosen, plan, spec, ResumePoint(seed), starts(seed))
+    graph = wire_of(chosen, plan, spec, ResumePoint(seed), starts(seed))
     for mark, group in enumerate(graph.groups, 1):
-        tensors = model_maker(chosen, spec, seed)().state_dict()
+        tensors = network_maker(chosen, spec, seed)().state_dict()
         for tensor in tensors.values():
             tensor.zero_()
         tensors["value_bias"].fill_(mark)
@@ -263,12 +262,12 @@ def test_recurrent_state_is_carried_within_a_policy_and_zero_for_a_new_one() -> 
     core = ModelConfig(hidden_sizes=(8,), core="gru", core_size=5, normalise_observations=False)
     chosen = config(model=core, num_workers=1)
     spec = spec_of(chosen)
-    plan = plan_appo(chosen, spec, "cpu")
+    plan = plan_of(chosen, spec, "cpu")
     chosen = dataclasses.replace(chosen, model=resolve_encoder(chosen.model, spec.observations))
-    graph = appo(chosen, plan, spec, ResumePoint(1), starts(1))
+    graph = wire_of(chosen, plan, spec, ResumePoint(1), starts(1))
     models = []
     for group in graph.groups:
-        models.append(model_maker(chosen, spec, 1)())
+        models.append(network_maker(chosen, spec, 1)())
         group.weights.read(models[-1].state_dict())
     runner = SerialRunner(without_learners(graph))
     runner.start()
@@ -340,7 +339,7 @@ def test_mappings_repeat_themselves_and_give_every_policy_the_same_share(mapping
 
 
 def test_more_policies_than_streams_of_overlapping_sequences_are_refused() -> None:
-    plan = plan_appo(config(num_workers=1), spec_of(config()), "cpu")
+    plan = plan_of(config(num_workers=1), spec_of(config()), "cpu")
     chosen = choose_mapping(2, plan, 1, synchronous=False, overlapping=True)
     assert isinstance(chosen, FixedPerStream)
     with pytest.raises(ConfigError, match=r"3 policies .* 1 workers x 2 splits = 2; raise"):
@@ -355,7 +354,7 @@ def test_ddppo_refuses_several_policies() -> None:
 
 def wired(chosen: AnyConfig, seed: int = 1) -> Graph:
     """The graph of two groups as a session makes it."""
-    spec, kind = spec_of(chosen), topology(chosen)
+    spec, kind = spec_of(chosen), pairing(chosen)
     chosen = dataclasses.replace(kind.resolve_defaults(chosen, spec), seed=seed)
     plan = kind.plan(chosen, spec, "cpu")
     chosen = dataclasses.replace(chosen, model=resolve_encoder(chosen.model, spec.observations))

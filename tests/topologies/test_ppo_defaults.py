@@ -20,9 +20,7 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.topologies import ppo_defaults
-from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig, DdppoConfig, PpoConfig
-from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ppo_defaults import (
     ASYNCHRONOUS,
     BATCH,
@@ -41,6 +39,7 @@ from sampleforge.topologies.ppo_defaults import (
 )
 from sampleforge.topologies.sampler_plan import Plan
 from tests.support.graphs import resolved, spec_of
+from tests.support.pairings import plan_of
 from tests.support.variants import slow
 
 Settings = dict[str, Any]
@@ -83,8 +82,8 @@ def planned(config: PpoConfig, of: EnvSpec) -> tuple[PpoConfig, Plan]:
     """The resolved config and its plan."""
     found = resolve_defaults(config, of)
     if isinstance(found, DdppoConfig):
-        return found, plan_ddppo(found, of, "cpu")
-    return found, plan_appo(found, of, "cpu")
+        return found, plan_of(found, of, "cpu")
+    return found, plan_of(found, of, "cpu")
 
 
 # ---- which settings ----

@@ -14,12 +14,12 @@ from sampleforge.models.config import ModelConfig
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.runtime.numa import NumaNode, node_for_group
 from sampleforge.runtime.processes import available_cores
-from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import AppoConfig
 from sampleforge.topologies.graph import Graph
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import build, resolved, rollouts, spec_of
 from tests.support.histories import check_history, histories
+from tests.support.pairings import plan_of
 
 CODE = "tests.support.envs:CodeEnv"
 
@@ -127,7 +127,7 @@ def test_actors_have_two_splits_only_if_their_work_can_overlap(
     chosen = AppoConfig(env=CODE, async_rl=True, **given)
     spec = dataclasses.replace(spec_of(chosen), asynchronous=steps_by_itself)
     with assumed(Machine(cores)):
-        plan = plan_appo(resolved(chosen, spec), spec, "cpu")
+        plan = plan_of(resolved(chosen, spec), spec, "cpu")
     assert plan.num_splits == splits
     assert f"x {splits} split{'s' if splits > 1 else ''} x {plan.rows} rows" in plan.describe_envs()
 

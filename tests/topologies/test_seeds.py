@@ -9,10 +9,10 @@ import pytest
 
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.vector import own_outputs
-from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.builders import ResumePoint, env_makers
 from sampleforge.topologies.config import AppoConfig
 from tests.support.graphs import resolved, spec_of
+from tests.support.pairings import plan_of
 
 CONFIG = AppoConfig(
     env="tests.support.envs:CodeEnv",
@@ -29,7 +29,7 @@ def seeds_of(actor: int, seed: int = 7, **changes: Any) -> list[list[int]]:
     config = dataclasses.replace(CONFIG, **changes)
     spec = spec_of(config)
     config = resolved(config, spec)
-    plan = plan_appo(config, spec, "cpu")
+    plan = plan_of(config, spec, "cpu")
     found = []
     for make in env_makers(actor, config, plan, ResumePoint(seed)):
         envs = make()

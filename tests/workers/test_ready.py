@@ -24,11 +24,8 @@ from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, SlotShape, TrajectorySlots, end_rollout, length
 from sampleforge.spec import ArraySpec, EnvSpec
-from sampleforge.topologies.apex.plan import resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
-from sampleforge.topologies.appo.plan import plan_appo
-from sampleforge.topologies.builders import seeded_model
 from sampleforge.topologies.config import ApexConfig, AppoConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.topologies.graph import Graph
 from sampleforge.workers.ready import ReadyActor
 from tests.support import stack_checking
@@ -43,6 +40,7 @@ from tests.support.apex_graphs import (
 from tests.support.envs import CodeEnv, code_reward
 from tests.support.graphs import build, copy_of, resolved, rollouts_of, spec_of
 from tests.support.histories import check_history, histories
+from tests.support.pairings import network_maker, plan_of, seeded_model
 
 ROWS, ROLLOUT = 5, 8
 UNEVEN = "tests.support.envs:UnevenEnv"
@@ -383,13 +381,13 @@ def test_ending_a_rollout_early_keeps_its_stacks(padding: Any) -> None:
 
 
 def test_each_row_is_a_split_and_sampling_goes_on_while_the_learner_trains() -> None:
-    plan = plan_appo(config(), spec_of(config()), "cpu")
+    plan = plan_of(config(), spec_of(config()), "cpu")
     assert (plan.num_splits, plan.rows, plan.synchronous) == (ROWS, 1, False)
     assert not plan.pin_actors and any("independently" in reason for reason in plan.reasons)
     given = config(num_splits=2, num_envs_per_worker=6)
-    assert plan_appo(given, spec_of(given), "cpu").rows == 3
+    assert plan_of(given, spec_of(given), "cpu").rows == 3
     fixed = config(variable_experience=False)
-    assert plan_appo(fixed, spec_of(fixed), "cpu").synchronous
+    assert plan_of(fixed, spec_of(fixed), "cpu").synchronous
 
 
 @pytest.mark.parametrize(
@@ -414,4 +412,4 @@ def test_settings_that_variable_experience_excludes_are_refused(
 def test_an_environment_with_several_agents_is_refused() -> None:
     spec = dataclasses.replace(spec_of(config()), env_id="Two", agents=("left", "right"))
     with pytest.raises(ConfigError, match="Two has 2 agents, which step together"):
-        plan_appo(config(), spec, "cpu")
+        plan_of(config(), spec, "cpu")

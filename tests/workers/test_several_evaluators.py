@@ -25,7 +25,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.topologies.config import ApexConfig, AppoConfig
 from sampleforge.topologies.graph import COUNTERS
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from sampleforge.workers.episode_player import EvaluationPart
 from sampleforge.workers.evaluation_function import EvaluationContext
 from sampleforge.workers.evaluator import (
@@ -327,8 +327,8 @@ def test_a_policy_that_is_evaluated_does_not_explore() -> None:
     """No epsilon, no noise: the same actions at each call, those of the highest values."""
     config = ApexConfig(env="CartPole-v1", noisy_nets=True, epsilon_base=1.0)
     spec = spec_of(config)
-    chosen = topology(config)
-    model = chosen.model_maker(chosen.resolve_defaults(config, spec), spec, 0)()
+    chosen = pairing(config)
+    model = chosen.network_maker(chosen.resolve_defaults(config, spec), spec, 0)()
     policy = FrozenPolicy(model)
     obs = {"obs": torch.randn(64, 4, generator=torch.Generator().manual_seed(0)).numpy()}
     first, state = torch.ones(64, dtype=torch.bool).numpy(), policy.initial_state(64)

@@ -27,16 +27,15 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import NOT_TAKEN, PER_ROLLOUT
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.topologies import ppo_defaults
-from sampleforge.topologies.builders import ResumePoint, seeded_model
+from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ddppo.plan import plan_ddppo
-from sampleforge.topologies.ddppo.wire import ddppo
 from sampleforge.topologies.graph import Graph
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.rank import RankWorker
 from sampleforge.workers.variable import VariableActor
 from tests.support.envs import code_reward
 from tests.support.graphs import copy_of, one_policy, resolved, spec_of
+from tests.support.pairings import plan_of, seeded_model, wire_of
 from tests.support.rank_learners import learner_of
 from tests.support.rank_runs import (
     rank_process,
@@ -70,12 +69,12 @@ def config(core: Any = "none", **kwargs: Any) -> DdppoConfig:
 
 
 def planned(chosen: DdppoConfig) -> Plan:
-    return plan_ddppo(chosen, spec_of(chosen), "cpu")
+    return plan_of(chosen, spec_of(chosen), "cpu")
 
 
 def wired(chosen: DdppoConfig) -> tuple[Graph, VariableActor, SlotExchange]:
     """One rank, nothing started."""
-    graph = ddppo(chosen, planned(chosen), spec_of(chosen), *one_policy(ResumePoint(1)))
+    graph = wire_of(chosen, planned(chosen), spec_of(chosen), *one_policy(ResumePoint(1)))
     rank = graph.nodes[0].worker
     assert isinstance(rank, RankWorker) and isinstance(rank._actor, VariableActor)
     assert isinstance(graph.groups[0].exchange, SlotExchange)

@@ -10,9 +10,9 @@ from sampleforge.run.reports.stages import Stage
 from sampleforge.runtime.machine import has_bf16
 from sampleforge.runtime.processes import available_cores
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
+from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.sampler_plan import Plan
 
 WAITS = 0.15
@@ -73,7 +73,7 @@ class BenchmarkContext:
 
     @classmethod
     def of(
-        cls, config: AnyConfig, plan: Plan | ApexPlan, spec: EnvSpec, graph: Graph
+        cls, config: AnyConfig, plan: Plan | ReplayPlan, spec: EnvSpec, graph: Graph
     ) -> BenchmarkContext:
         """Return the context of a run from its config, the topology's ``plan`` and its ``graph``.
         Flags that the config does not have count as 1 or unset, so that they are not advised."""

@@ -54,9 +54,9 @@ def device_name(device: str) -> str:
 
 def plan_line(config: AnyConfig, plan: AnyPlan) -> str:
     """Return the sizes of a run: "2 workers x 64 envs, batch 4,096, CPU, fp32"."""
-    from sampleforge.topologies.registry import topology
+    from sampleforge.topologies.registry import pairing
 
-    sampler = topology(config).sampler
+    sampler = pairing(config).topology.sampler
     parts = plan.sampler_sizes(sampler) if sampler and plan.envs else ["data alone"]
     batches = plan.num_workers if sampler == "rank" else 1  # each rank has one of its own
     parts.append(f"batch {number(plan.batch_size * batches)}")
@@ -66,9 +66,9 @@ def plan_line(config: AnyConfig, plan: AnyPlan) -> str:
 def reason_line(config: AnyConfig, plan: AnyPlan, spec: EnvSpec) -> str:
     """Return the line that says which settings were chosen for the environment and the machine, and
     why."""
-    from sampleforge.topologies.registry import topology
+    from sampleforge.topologies.registry import pairing
 
-    learning = topology(config).reason(config, plan, spec)
+    learning = pairing(config).reason(config, plan, spec)
     inference = next((text for text in plan.reasons if text.startswith("Inference")), "")
     return f"{learning}. {inference}" if inference else learning
 
@@ -150,16 +150,16 @@ def wired(config: Any) -> tuple[Graph, Any, Any, EnvSpec]:
     from sampleforge.topologies.agent_groups import other_agent_groups
     from sampleforge.topologies.builders import PolicyStart, ResumePoint, frozen_starts
     from sampleforge.topologies.config import roles_of_policies
-    from sampleforge.topologies.registry import topology
+    from sampleforge.topologies.registry import pairing
     from sampleforge.topologies.sampler_plan import run_device
 
     make_cwd_importable()
-    spec, chosen = probe(config), topology(config)
+    spec, chosen = probe(config), pairing(config)
     config = chosen.resolve_defaults(config, spec)
     plan = chosen.plan(config, spec, run_device(config, spec))
     model = resolve_encoder(config.model, spec.observations)
     config = dataclasses.replace(config, batch_size=plan.batch_size)
-    others = other_agent_groups(chosen.plan, config, plan, spec)
+    others = other_agent_groups(chosen.algorithm, chosen.plan, config, plan, spec)
     config = dataclasses.replace(config, model=model)
     start = ResumePoint(config.seed or 0)
     roles = roles_of_policies(config)

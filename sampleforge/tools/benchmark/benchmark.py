@@ -21,9 +21,9 @@ from sampleforge.tools.benchmark.simulator import SimulatorWorker
 from sampleforge.tools.benchmark.table import render, sentence
 from sampleforge.tools.benchmark.window import Window, measure
 from sampleforge.topologies.graph import COUNTERS, Graph
-from sampleforge.topologies.marwil.plan import MarwilPlan
 from sampleforge.topologies.policy_lag import stale_warning
 from sampleforge.topologies.restarts import END_RUN
+from sampleforge.topologies.stored.plan import StoredPlan
 from sampleforge.workers.worker import StopFlag
 
 __all__ = ["Benchmark", "BenchmarkContext", "run_benchmark"]
@@ -49,7 +49,7 @@ def run_benchmark(session: Session) -> dict[str, Any] | None:
         return not session.is_interrupted()
 
     config = session.config
-    assert not isinstance(session.plan, MarwilPlan), "its config refuses benchmarks"
+    assert not isinstance(session.plan, StoredPlan), "its config refuses benchmarks"
     context = BenchmarkContext.of(config, session.plan, session.spec, session.graph)
     benchmark = Benchmark(session.graph, context, config.benchmark_seconds, tick, session.message)
     if config.benchmark_peak:

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from sampleforge.algos.hyperparameters import changeable
 from sampleforge.config import ConfigError
 from sampleforge.populations.lineage import Lineage, read
 from sampleforge.populations.pbt_member import MIN_EPISODES
@@ -45,7 +44,8 @@ from sampleforge.tools.population.member_change import (
     shaping_of,
 )
 from sampleforge.tools.population.published import Published, PublishedStates
-from sampleforge.topologies.config import AnyConfig, ApexConfig
+from sampleforge.topologies.config import AnyConfig, ReplayRunConfig
+from sampleforge.topologies.registry import pairing
 
 RUNS, PUBLISHED, LINEAGES = "members", "published", "lineages"
 """Folders of a population: the run folders of its members, what they publish, their lineages."""
@@ -179,7 +179,7 @@ class MemberRun:
         returns = checkpoint.state["statistics"]["returns"]
         rated = len(returns) >= MIN_EPISODES
         # What a Q-learner draws from its replay has no env steps of its own.
-        counts = not isinstance(self.job.config, ApexConfig)
+        counts = not isinstance(self.job.config, ReplayRunConfig)
         return Published(
             member=self.id,
             round=self.round,
@@ -267,7 +267,7 @@ class Rounds(Callback):
         if self._member.round == 0:
             (policy,) = session.opened.policies
             own = session.hyperparameters.get(policy.id, {})
-            first = {**changeable(session.resolved), **own}
+            first = {**pairing(session.resolved).algorithm.hyperparameters(session.resolved), **own}
             self._member.log_start(first, session.resolved.seed)
 
     def on_poll(self, session: Session) -> None:

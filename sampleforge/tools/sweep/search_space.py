@@ -12,7 +12,7 @@ from typing import Any
 from sampleforge.config import ConfigError
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import AnyConfig
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from sampleforge.topologies.sampler_plan import run_device
 
 Range = dict[str, Any]
@@ -34,7 +34,7 @@ def search_space(config: AnyConfig, spec: EnvSpec) -> SearchSpace:
     """Return the settings to search for ``config``, as the user has given it, in the environment
     with this ``spec``. Choices that a run would refuse are left out. Raises ConfigError for a
     config that cannot run, or whose algorithm does not learn from an environment."""
-    if topology(config).sampler is None:
+    if pairing(config).topology.sampler is None:
         raise ConfigError(
             f"--for return: {config.algo} learns from recorded data, and its reports have no "
             "return; search its settings with `sampleforge sweep` and metric: "
@@ -113,7 +113,7 @@ def _fitting(values: Iterable[Any], default: Any, runs: Callable[[Any], bool]) -
 def _planned(config: Any, spec: EnvSpec) -> tuple[Any, int]:
     """Return a config with its defaults resolved, and its batch size. Raises ConfigError if it
     cannot run."""
-    chosen = topology(config)
+    chosen = pairing(config)
     resolved = chosen.resolve_defaults(config, spec)
     plan = chosen.plan(resolved, spec, run_device(config, spec))
     return resolved, int(plan.batch_size)

@@ -13,9 +13,9 @@ from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.topologies.ppo_defaults import resolve_defaults
 from tests.support.graphs import spec_of
+from tests.support.pairings import plan_of
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_ranks_of_another_number_go_on_with_the_batch_of_all(
     asked = DdppoConfig(env="CartPole-v1")
     spec = spec_of(asked)
     first = resolve_defaults(dataclasses.replace(asked, num_ranks=before), spec)
-    batch = plan_ddppo(first, spec, "cpu").batch_size  # type: ignore[arg-type]
+    batch = plan_of(first, spec, "cpu").batch_size  # type: ignore[arg-type]
     folder.write_config(dataclasses.replace(first, batch_size=batch, seed=1), asked)
 
     def on_this_machine(config: DdppoConfig) -> Any:
@@ -43,7 +43,7 @@ def test_ranks_of_another_number_go_on_with_the_batch_of_all(
 
     resumed = folder.check_resume(asked, on_this_machine)
     config = on_this_machine(resumed.used)
-    plan = plan_ddppo(config, spec, "cpu")
+    plan = plan_of(config, spec, "cpu")
     assert config.minibatch_size * now == first.minibatch_size * before  # type: ignore[operator]
     assert plan.batch_size * now == batch * before == 2048
     ranks = {1: "1 rank", 2: "2 ranks"}[now]
@@ -68,6 +68,6 @@ def test_the_config_of_a_run_is_repeated_with_the_batch_of_all_ranks(folder: Run
     assert (repeated.num_ranks, repeated.num_epochs, repeated.seed) == (None, 10, 1)
     for ranks in (1, 2, 4):
         config = resolve_defaults(dataclasses.replace(repeated, num_ranks=ranks), spec)
-        plan = plan_ddppo(config, spec, "cpu")  # type: ignore[arg-type]
+        plan = plan_of(config, spec, "cpu")  # type: ignore[arg-type]
         assert plan.batch_size * ranks == 2048
         assert config.minibatch_size and config.minibatch_size * ranks == 256

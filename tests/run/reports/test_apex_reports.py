@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sampleforge.algos.records import DQN
 from sampleforge.api import Trainer
 from sampleforge.replay.histograms import BINS, count_positive, evenly, histogram
 from sampleforge.run.reports.exploring import ReturnsByExploration
 from sampleforge.shared.records import EpisodeRecord
-from sampleforge.topologies.apex.wire import exploration
 from sampleforge.topologies.graph import Exploration
+from sampleforge.topologies.ladder import exploration, ladder_of
 from tests.support.apex_graphs import (
     apex_config,
     build_apex,
@@ -102,7 +103,7 @@ def test_returns_are_told_apart_by_epsilon() -> None:
 def test_each_row_of_a_run_has_its_epsilon() -> None:
     chosen = apex_config()
     graph, plan = build_apex(chosen)
-    assert graph.groups[0].exploration == exploration(chosen, plan)
+    assert graph.groups[0].exploration == exploration(ladder_of(DQN, chosen, plan), plan)
     values = sorted(graph.groups[0].exploration.epsilon.values(), reverse=True)
     assert values == pytest.approx([0.4 ** (1 + 7 * i / 11) for i in range(12)])
     least = max(

@@ -31,11 +31,11 @@ from sampleforge.run.screen.opening import (
 )
 from sampleforge.runners.serial import SerialRunner
 from sampleforge.runtime import machine
-from sampleforge.topologies.appo.plan import plan_appo
 from sampleforge.topologies.config import ApexConfig, AppoConfig
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 from tests.support.graphs import build, resolved, spec_of
 from tests.support.learners import config
+from tests.support.pairings import plan_of
 
 COMMANDS = [
     "appo --env CartPole-v1 --run-dir run --seed 3 --no-rescale-actions --train-for-seconds 5",
@@ -88,14 +88,14 @@ def test_much_shared_memory_is_told_with_the_flag_that_lowers_it() -> None:
         (ApexConfig(), "--replay-capacity"),
     ):
         spec = spec_of(dataclasses.replace(asked, env="CartPole-v1"))
-        plan = plan_of(asked, spec)
+        plan = plan_by_defaults(asked, spec)
         assert memory_line(asked, plan) is None
         line = memory_line(asked, dataclasses.replace(plan, slot_bytes=3 << 30))
         assert line is not None and " GiB of shared memory" in line and flag in line
 
 
-def plan_of(asked: Any, spec: Any) -> Any:
-    chosen = topology(asked)
+def plan_by_defaults(asked: Any, spec: Any) -> Any:
+    chosen = pairing(asked)
     return chosen.plan(chosen.resolve_defaults(asked, spec), spec, "cpu")
 
 
@@ -119,7 +119,7 @@ def test_the_plan_is_described_in_one_line() -> None:
     asked = AppoConfig(env="CartPole-v1", num_workers=2, num_envs_per_worker=64, async_rl=True)
     spec = spec_of(asked)
     chosen = resolved(asked, spec)
-    plan = plan_appo(chosen, spec, "cpu")
+    plan = plan_of(chosen, spec, "cpu")
     assert plan_line(chosen, plan) == "2 workers x 64 envs, batch 4,096, CPU, fp32"
 
 

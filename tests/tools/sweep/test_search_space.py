@@ -13,7 +13,7 @@ from sampleforge.presets import preset_names, preset_values
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
 from sampleforge.tools.sweep.search_space import search_space
 from sampleforge.topologies.config import ALGOS
-from sampleforge.topologies.registry import topology
+from sampleforge.topologies.registry import pairing
 
 ACTIONS = {
     "discrete": ActionSpec("discrete", (), "int64", (3,)),
@@ -47,7 +47,7 @@ def test_the_defaults_are_searched_with_values_that_run(
     space = search_space(config, spec)
     assert {"learning_rate", "gamma"} <= space.ranges.keys() and len(space.ranges) >= 6
     assert space.ranges.keys() == space.defaults.keys()
-    chosen = topology(config)
+    chosen = pairing(config)
     for name, values in space.ranges.items():
         assert name in {field.name for field in dataclasses.fields(config)}
         default = space.defaults[name]

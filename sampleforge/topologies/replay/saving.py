@@ -11,19 +11,19 @@ from sampleforge.replay.snapshot import ReplayArchive, ReplayFolder, geometry, s
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.shared.wakeup import Wakeup
-from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.builders import ResumePoint
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.config import ReplayRunConfig
+from sampleforge.topologies.replay.plan import ReplayPlan
 
 
-def saves(config: ApexConfig) -> bool:
+def saves(config: ReplayRunConfig) -> bool:
     """Return whether the checkpoints of this run include the replay."""
     return config.save_replay and not config.sampler_only and not config.benchmark
 
 
 def make_archive(
-    config: ApexConfig,
-    plan: ApexPlan,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
     slots: TrajectorySlots,
     shard_wakeups: list[Wakeup],
     start: ResumePoint,
@@ -42,13 +42,13 @@ def make_archive(
     return ReplayArchive(shard_wakeups, slots, ours, where)
 
 
-def _size(config: ApexConfig, plan: ApexPlan, slots: TrajectorySlots) -> int:
+def _size(config: ReplayRunConfig, plan: ReplayPlan, slots: TrajectorySlots) -> int:
     """Return the bytes of a full replay on the disk."""
     stored = sum(plan.stored_slots)
     return saved_bytes(slots, stored, config.priority_exponent > 0, sum(plan.ring_bytes))
 
 
-def _check_room(config: ApexConfig, where: ReplayFolder, size: int) -> None:
+def _check_room(config: ReplayRunConfig, where: ReplayFolder, size: int) -> None:
     """Raise ConfigError if the disk has no room for two replays of ``size`` bytes: the previous one
     is kept until the new one is complete."""
     there = next(folder for folder in (where.path, *where.path.parents) if folder.exists())
@@ -63,8 +63,8 @@ def _check_room(config: ApexConfig, where: ReplayFolder, size: int) -> None:
 
 
 def replay_notes(
-    config: ApexConfig,
-    plan: ApexPlan,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
     slots: TrajectorySlots,
     archive: ReplayArchive,
     start: ResumePoint,

@@ -1,9 +1,10 @@
-"""DD-PPO under torchrun: the graph of one rank, which shares no memory with the other ranks."""
+"""Ranks under torchrun: the graph of one rank, which shares no memory with the other ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
 from sampleforge.distributed.group_epoch import GroupEpoch
 from sampleforge.distributed.progress_board import StoreBoard
@@ -13,27 +14,27 @@ from sampleforge.runtime.torchrun import World
 from sampleforge.shared.counters import AgreedProgress
 from sampleforge.shared.records import EpisodeList
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, model_maker
-from sampleforge.topologies.config import AnyConfig, DdppoConfig
-from sampleforge.topologies.ddppo.wire import (
+from sampleforge.topologies.builders import NetworkMaker, PolicyStart, ResumePoint
+from sampleforge.topologies.config import AnyConfig, RanksRunConfig
+from sampleforge.topologies.evaluator import Evaluation, add_evaluators, num_evaluators
+from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
+from sampleforge.topologies.ranks.wire import (
     RankContext,
     add_rank,
     edges,
     notes,
     single_policy,
 )
-from sampleforge.topologies.evaluator import Evaluation, add_evaluators, num_evaluators
-from sampleforge.topologies.graph import Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.rendezvous import choose_backend, member_devices
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.rank_sync import MetricsSync
 
 
-def check_world(config: AnyConfig, world: World) -> DdppoConfig:
+def check_world(config: AnyConfig, world: World) -> RanksRunConfig:
     """Return the config as that of a rank of ``world``. Raises ConfigError if such a run is not
     possible under torchrun."""
-    if not isinstance(config, DdppoConfig):
+    if not isinstance(config, RanksRunConfig):
         raise ConfigError(
             f"WORLD_SIZE is {world.size}, as torchrun sets it, but {config.algo} is of one "
             "machine, and every process would train by itself; use ddppo, or start it without "
@@ -70,8 +71,9 @@ def backend_and_device(device: str, world: World) -> tuple[Backend, str, str]:
     return backend, why, devices[world.local_rank]
 
 
-def ddppo_world(
-    config: DdppoConfig,
+def wire_world(
+    algorithm: Algorithm,
+    config: RanksRunConfig,
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
@@ -82,15 +84,18 @@ def ddppo_world(
 ) -> Graph:
     """Wire the rank of this process, after the rendezvous of all ranks; rank 0 also has the
     evaluators. ``hooks``: of the callbacks of this process."""
-    policy = single_policy(policies)
+    policy = single_policy(config.algo, policies)
     start, world = policy.start, rendezvous.world
     leads = world.rank == 0
-    graph = GraphBuilder("ddppo", world.size + leads * num_evaluators(config), config, start, hooks)
+    graph = GraphBuilder(
+        config.algo, world.size + leads * num_evaluators(config), config, start, hooks
+    )
     played, known = EpisodeList(), EpisodeList()
     backend, why, device = backend_and_device(plan.device, world)
     board = StoreBoard(rendezvous.another_store(), world.rank, world.size)
     context = RankContext(
         graph,
+        algorithm,
         config,
         plan,
         spec,
@@ -105,7 +110,7 @@ def ddppo_world(
     node, exchange, weights = add_rank(context, join, world.local_rank)
     if world.attempt and leads:
         graph.counters.row(0)["restarts"] += 1
-    new_model = model_maker(config, spec, start.seed)
+    new_model = NetworkMaker(algorithm, config, spec, start.seed)
     evaluation = Evaluation()
     if leads:
         row = world.size  # below those of the ranks on other machines

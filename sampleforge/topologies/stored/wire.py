@@ -1,15 +1,15 @@
-"""MARWIL: datasets -> learner -> weights -> evaluator. There are no actors."""
+"""Stored data: datasets -> learner -> weights -> evaluator. There are no actors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.marwil import MarwilLearner
 from sampleforge.config import ConfigError
@@ -23,32 +23,27 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
+    NetworkMaker,
     NewModel,
     PolicyStart,
     ResumePoint,
     initial_weights,
-    seeded_model,
 )
-from sampleforge.topologies.config import MarwilConfig
+from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, PolicyGroup
 from sampleforge.topologies.learner_group import add_learners, add_only_learner
-from sampleforge.topologies.marwil.plan import MarwilPlan
-from sampleforge.topologies.marwil.plan import reason as reason_of
 from sampleforge.topologies.rendezvous import member_devices
 from sampleforge.topologies.sampling import GroupChannels
+from sampleforge.topologies.stored.plan import StoredPlan
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import LearnerWorker
 
 
-def model_maker(config: MarwilConfig, spec: EnvSpec, seed: int) -> NewModel:
-    """Return the function that makes the actor-critic with its initial weights."""
-    return partial(seeded_model, config.model, spec, seed)
-
-
-def marwil(
-    config: MarwilConfig,
-    plan: MarwilPlan,
+def wire_stored(
+    algorithm: Algorithm,
+    config: StoredRunConfig,
+    plan: StoredPlan,
     spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
@@ -57,10 +52,10 @@ def marwil(
     """Wire the learner, which reads the datasets, and the evaluators. ``hooks``: of the run's
     callbacks. Nothing runs yet. Raises ConfigError for several policies."""
     if len(policies) != 1:
-        raise ConfigError(f"marwil learns one policy, but {len(policies)} are asked for")
+        raise ConfigError(f"{config.algo} learns one policy, but {len(policies)} are asked for")
     policy = policies[0]
-    graph = GraphBuilder("marwil", 1 + num_evaluators(config), config, start, hooks)
-    new_model = model_maker(config, spec, policy.start.seed)
+    graph = GraphBuilder(config.algo, 1 + num_evaluators(config), config, start, hooks)
+    new_model = NetworkMaker(algorithm, config, spec, policy.start.seed)
     weights = initial_weights(new_model, policy.start)
     none = RestartBudget(0, 0)
     channels = GroupChannels(weights, None, [], [], wakeups(1), none, none)
@@ -90,7 +85,11 @@ def marwil(
 
 
 def _stored_batches(
-    config: MarwilConfig, plan: MarwilPlan, spec: EnvSpec, policy: PolicyStart, progress: Progress
+    config: StoredRunConfig,
+    plan: StoredPlan,
+    spec: EnvSpec,
+    policy: PolicyStart,
+    progress: Progress,
 ) -> StoredBatches:
     """Return what the learner of ``policy`` learns from."""
     return StoredBatches(
@@ -105,18 +104,17 @@ def _stored_batches(
     )
 
 
-def _edges(config: MarwilConfig, plan: MarwilPlan) -> list[Edge]:
+def _edges(config: StoredRunConfig, plan: StoredPlan) -> list[Edge]:
     batch = f"batch of {plan.rows} rows x {plan.length} steps"
     datasets = [Edge(each.name, "learner", batch) for each in config.datasets]
     return [*datasets, Edge("learner", "driver", "checkpoints, metrics")]
 
 
 def _notes(
-    config: MarwilConfig, plan: MarwilPlan, spec: EnvSpec, of_learners: Sequence[str]
+    config: StoredRunConfig, plan: StoredPlan, spec: EnvSpec, of_learners: Sequence[str]
 ) -> list[str]:
     """Return what `sampleforge describe` says of the run. ``of_learners``: their part."""
     return [
-        reason_of(config, plan, spec),
         f"data: {plan.num_steps:,} steps in {plan.num_episodes:,} episodes, "
         f"{human_bytes(plan.nbytes)} of the learner's memory",
         f"learner on {plan.device}, {plan.learner_threads} thread(s)",
@@ -136,8 +134,8 @@ class MarwilLearners:
     """Makes the learner of a policy, and its worker; see
     `sampleforge.topologies.learner_group.LearnerMaker`. ``hooks``: of the run's callbacks."""
 
-    config: MarwilConfig
-    plan: MarwilPlan
+    config: Any
+    plan: StoredPlan
     new_model: NewModel
     policy: PolicyStart
     channels: GroupChannels

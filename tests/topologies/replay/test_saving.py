@@ -18,9 +18,8 @@ from sampleforge.config import ConfigError
 from sampleforge.replay.snapshot import ReplayFolder, SavedReplay
 from sampleforge.run.folder.replays import Replays
 from sampleforge.spec import ACTION
-from sampleforge.topologies.apex.plan import resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
@@ -32,6 +31,7 @@ from tests.support.apex_graphs import (
 )
 from tests.support.full_disk import full_disk
 from tests.support.graphs import running, spec_of
+from tests.support.pairings import network_maker
 from tests.support.runs import until, until_trained
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.algos.records import MARWIL
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.env.config import EnvConfig
@@ -22,9 +23,10 @@ from sampleforge.offline.stored_steps import StoredBatches
 from sampleforge.runtime.machine import Machine, assumed
 from sampleforge.topologies.builders import ResumePoint
 from sampleforge.topologies.config import MarwilConfig
-from sampleforge.topologies.marwil import wire
-from sampleforge.topologies.marwil.plan import plan_marwil, resolve_defaults
+from sampleforge.topologies.marwil_defaults import resolve_defaults
+from sampleforge.topologies.stored import wire
 from tests.support.graphs import one_policy, spec_of
+from tests.support.pairings import plan_of
 from tests.support.recorded import recorded, write_dataset
 from tests.support.runs import newest
 
@@ -136,11 +138,11 @@ def test_on_a_gpu_the_data_are_wired_to_a_device_with_a_number(
     spec = spec_of(chosen)
     chosen = resolve_defaults(chosen, spec)
     with assumed(Machine(4, 2, lambda index: (8, 0))):
-        plan = plan_marwil(chosen, spec, "cuda")
+        plan = plan_of(chosen, spec, "cuda")
         resolved = dataclasses.replace(
             chosen, model=resolve_encoder(chosen.model, spec.observations)
         )
-        wire.marwil(resolved, plan, spec, *one_policy(ResumePoint(3)))
+        wire.wire_stored(MARWIL, resolved, plan, spec, *one_policy(ResumePoint(3)))
     assert devices == [torch.device("cuda:0")]
 
 

@@ -26,13 +26,13 @@ from sampleforge.replay.transitions import Gathered, Transitions
 from sampleforge.run.reports.metrics_file import read_metrics
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION
-from sampleforge.topologies.apex.plan import resolve_defaults
-from sampleforge.topologies.apex.wire import seeded_network
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from sampleforge.workers.rank_sync import check_same_state
 from sampleforge.workers.sample_update import SampleUpdate, Updated
 from tests.support.apex_graphs import apex_config, build_apex
 from tests.support.graphs import spec_of
+from tests.support.pairings import network_maker
 from tests.support.rank_threads import on_ranks
 
 ONE_AT_A_TIME = threading.Lock()
@@ -132,7 +132,7 @@ def learn(config: ApexConfig, share: Share, group: RankGroup | None) -> list[Any
     reader = PoolReader(config)
 
     with ONE_AT_A_TIME:
-        network = seeded_network(config, spec_of(config), 1)
+        network = network_maker(config, spec_of(config), 1)()
     learner = DqnLearner(
         network,
         config,

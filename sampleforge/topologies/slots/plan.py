@@ -1,14 +1,15 @@
-"""The sizes of an APPO run: chosen for the machine, and checked before the run starts."""
+"""The sizes of a run with slots: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 
 import math
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import lacking
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.cuda_graphs import check_cuda_graphs
 from sampleforge.topologies.policy_lag import check_asynchronous_lag, policy_lag
 from sampleforge.topologies.sampler_plan import (
@@ -26,13 +27,16 @@ from sampleforge.topologies.sampler_plan import (
 from sampleforge.workers.ready import LATE
 
 
-def slot_shape(config: AppoConfig, plan: SamplerPlan, spec: EnvSpec) -> SlotShape:
+def slot_shape(
+    algorithm: Algorithm, config: SlotsRunConfig, plan: SamplerPlan, spec: EnvSpec
+) -> SlotShape:
     """Return the shape of the slots of a policy group."""
     state, parameters = config.model.state_size, recorded_parameters(config, spec)
-    return SlotShape(plan.rollout, plan.rows, spec, state, parameters=parameters)
+    columns = algorithm.columns(config)
+    return SlotShape(plan.rollout, plan.rows, spec, state, columns, parameters=parameters)
 
 
-def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
+def plan_slots(algorithm: Algorithm, config: SlotsRunConfig, spec: EnvSpec, device: str) -> Plan:
     """Decide what the config leaves open. Raises ConfigError with the numbers, the reason, the
     remedy.
 
@@ -42,7 +46,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     check_cuda_graphs(config, device)
     if config.compile:
         check_compilers(device, sampler)
-    shape = slot_shape(config, sampler, spec)
+    shape = slot_shape(algorithm, config, sampler, spec)
     streams = sampler.num_workers * sampler.num_splits * spec.num_agents
     slots_per_batch = _slots_per_batch(config, shape, streams)
     synchronous = not config.async_rl or config.num_batches_to_accumulate == 0
@@ -66,7 +70,7 @@ def plan_appo(config: AppoConfig, spec: EnvSpec, device: str) -> Plan:
     )
     flags = "--num-envs-per-worker, --rollout, --num-workers or --num-batches-to-accumulate"
     check_memory(plan, shape, flags)
-    check_minibatch(config, plan)
+    check_minibatch(config, plan, whole_rollouts=algorithm.whole_rollouts(config))
     check_asynchronous_lag(config, plan.lag)
     return plan
 
@@ -93,7 +97,7 @@ def _gathers_ahead(device: str, *, synchronous: bool, serial: bool) -> bool:
     return device.startswith("cuda") and not synchronous and not serial
 
 
-def _rows_of_a_batch(config: AppoConfig, spec: EnvSpec) -> int:
+def _rows_of_a_batch(config: SlotsRunConfig, spec: EnvSpec) -> int:
     """Return the number of rows whose rollouts make a batch of an asynchronous run: all those that
     two actors would have, so that learning does not depend on the cores."""
     given = config.num_envs_per_worker
@@ -101,7 +105,7 @@ def _rows_of_a_batch(config: AppoConfig, spec: EnvSpec) -> int:
     return envs * spec.num_agents
 
 
-def _slots_per_batch(config: AppoConfig, shape: SlotShape, streams: int) -> int:
+def _slots_per_batch(config: SlotsRunConfig, shape: SlotShape, streams: int) -> int:
     """Return the number of slots of a batch, which is divided equally among the ``streams`` (if
     synchronous), which are those of all actors that one policy can have, and the learners."""
     learners = config.num_learners
@@ -133,7 +137,7 @@ def _slots_per_batch(config: AppoConfig, shape: SlotShape, streams: int) -> int:
 
 
 def _slots(
-    config: AppoConfig, slots_per_batch: int, workers: int, streams: int, synchronous: bool
+    config: SlotsRunConfig, slots_per_batch: int, workers: int, streams: int, synchronous: bool
 ) -> int:
     """Return the number of slots in circulation, which limits how far the actors run ahead.
 

@@ -26,9 +26,9 @@ from sampleforge.runners.base import WorkerDied
 from sampleforge.shared.records import EpisodeRecord
 from sampleforge.spec import ArraySpec
 from sampleforge.topologies.config import AppoConfig, DdppoConfig
-from sampleforge.topologies.ddppo.plan import plan_ddppo
 from sampleforge.workers.rank_sync import RanksDiverged, check_same_state, share_state
 from tests.support.graphs import resolved, spec_of
+from tests.support.pairings import plan_of
 from tests.support.rank_learners import batches, learner_of
 from tests.support.rank_learners import config as learner_config
 from tests.support.rank_runs import (
@@ -64,7 +64,7 @@ def config(**kwargs: Any) -> DdppoConfig:
 
 def plan(**kwargs: Any) -> Any:
     spec = spec_of(config())
-    return plan_ddppo(resolved(config(**kwargs), spec), spec, "cpu")
+    return plan_of(resolved(config(**kwargs), spec), spec, "cpu")
 
 
 @pytest.mark.multiprocess(timeout=120)
@@ -166,7 +166,7 @@ class BatchNormEncoder(nn.Module):
 @pytest.mark.multiprocess(timeout=60)
 def test_ranks_that_differ_after_an_update_end_the_run(tmp_path: Path) -> None:
     """Their gradients are averaged and their weights are equal, but not all of their state."""
-    model = ModelConfig(encoder="tests.topologies.ddppo.test_ddppo:BatchNormEncoder")
+    model = ModelConfig(encoder="tests.topologies.ranks.test_ddppo:BatchNormEncoder")
     folder = tmp_path / "run"
     with pytest.raises(WorkerDied, match="after update 1 the ranks do not hold the same"):
         train(updates_of_one_step(model=model, train_for_env_steps=10_000, run_dir=str(folder)))

@@ -1,4 +1,4 @@
-"""APPO: actors -> ready slots -> learner -> weights -> actors, or their policy workers."""
+"""Slots: actors -> ready slots -> learner -> weights -> actors, or their policy workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sampleforge.models.actor_critic import ActorCritic
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
@@ -15,19 +15,15 @@ from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.appo.learners import AppoLearners
-from sampleforge.topologies.appo.plan import gathers_ahead, slot_shape
 from sampleforge.topologies.builders import (
     FrozenStart,
-    NewModel,
     NewPolicy,
     PolicyStart,
     ResumePoint,
     initial_weights,
-    model_maker,
     policy_maker,
 )
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
 from sampleforge.topologies.graph import (
     AddedGroup,
@@ -39,7 +35,6 @@ from sampleforge.topologies.graph import (
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
 from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.policy_groups import GroupParts, PolicyGroups
-from sampleforge.topologies.ppo_defaults import reason
 from sampleforge.topologies.recording import num_recorders
 from sampleforge.topologies.rendezvous import describe_learners, learner_devices, local_rendezvous
 from sampleforge.topologies.sampler_plan import Plan, check_memory_of_groups
@@ -53,14 +48,17 @@ from sampleforge.topologies.sampling import (
     policy_notes,
     sampler_edges,
 )
+from sampleforge.topologies.slots.learners import AppoLearners
+from sampleforge.topologies.slots.plan import gathers_ahead, slot_shape
 from sampleforge.workers.callback import NO_HOOKS, RunHooks
 from sampleforge.workers.learner import (
     ExperienceSink,
 )
 
 
-def appo(
-    config: AppoConfig,
+def wire_slots(
+    algorithm: Algorithm,
+    config: SlotsRunConfig,
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
@@ -75,12 +73,12 @@ def appo(
     one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
     Nothing runs yet."""
     count = len(policies)
-    agents = [AgentGroup(config, plan, spec), *others]
+    agents = [AgentGroup(algorithm, config, plan, spec), *others]
     nbytes = [agents[policy.group].plan.slot_bytes for policy in policies]
     check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + config.num_learners + num_evaluators(config)
     workers = plan.num_workers + num_recorders(config) + count * in_group
-    graph = GraphBuilder("appo", workers, config, start, hooks)
+    graph = GraphBuilder(config.algo, workers, config, start, hooks)
     actors = actor_channels(config, plan)
     parts = [
         _group_parts(index, policy, actors, agents[policy.group], count)
@@ -90,7 +88,6 @@ def appo(
         graph,
         actors,
         start,
-        _maker,
         partial(_add_group, start=start),
         _notes(config, plan, spec, nbytes),
         synchronous=plan.synchronous,
@@ -98,26 +95,22 @@ def appo(
 
 
 @dataclass(frozen=True)
-class AppoParts(GroupParts[ActorCritic]):
+class SlotsParts(GroupParts):
     """The parts of one policy group that exist before its workers are added."""
 
     exchange: SlotExchange
 
 
-def _maker(agents: AgentGroup, seed: int) -> NewModel:
-    return model_maker(agents.config, agents.spec, seed)
-
-
 def _group_parts(
     index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
-) -> AppoParts:
+) -> SlotsParts:
     """Make the slots, the exchange, the weights and the channels of the ``index``-th policy group.
     ``members``: of the population, if there is one."""
     start = policy.start
     config, plan, spec = agents.config, agents.plan, agents.spec
     acting = acting_plan(config, plan, members)
-    new_model = model_maker(config, spec, start.seed)
-    shape = slot_shape(config, plan, spec)
+    new_model = agents.maker(start.seed)
+    shape = slot_shape(agents.algorithm, config, plan, spec)
     weights = initial_weights(new_model, start)
     threads = config.num_learners * plan.learner_threads + plan.num_policy_workers
     node = group_node(index, config, plan, threads)
@@ -137,12 +130,12 @@ def _group_parts(
 
     count = acting.num_splits // plan.num_splits
     group = ActingGroup(channels, exchange, new_policy, member, count)
-    return AppoParts(policy, agents, new_model, group, exchange)
+    return SlotsParts(policy, agents, new_model, group, exchange)
 
 
 def _add_group(
     graph: GraphBuilder,
-    parts: AppoParts,
+    parts: SlotsParts,
     prefix: str,
     playing: Playing,
     start: ResumePoint,
@@ -179,7 +172,7 @@ def _add_group(
 
 
 def _add_learners(
-    graph: GraphBuilder, parts: AppoParts, config: AppoConfig, plan: Plan
+    graph: GraphBuilder, parts: SlotsParts, config: SlotsRunConfig, plan: Plan
 ) -> Learners:
     """Add the learners of one policy group."""
     channels = parts.channels
@@ -214,7 +207,7 @@ def _sink(exchange: SlotExchange, wakeup: Wakeup, counter_row: int) -> Experienc
     return ExperienceSink(exchange, wakeup)
 
 
-def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
+def _edges(config: SlotsRunConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
     """Return the edges of one policy group. ``group``: the prefix of its worker names."""
     actors = f"{plan.num_workers} actors"
     several = config.num_learners > 1
@@ -229,11 +222,12 @@ def _edges(config: AppoConfig, plan: Plan, group: str) -> tuple[Edge, ...]:
     )
 
 
-def _notes(config: AppoConfig, plan: Plan, spec: EnvSpec, nbytes: Sequence[int]) -> tuple[str, ...]:
+def _notes(
+    config: SlotsRunConfig, plan: Plan, spec: EnvSpec, nbytes: Sequence[int]
+) -> tuple[str, ...]:
     """Return notes about the run. ``nbytes``: of the slots of each policy."""
     ahead, one = gathers_ahead(plan, serial=config.serial), len(nbytes) == 1
     return (
-        reason(config, plan, spec),
         *policy_notes(nbytes, population=config.pbt),
         plan.describe_envs(),
         f"batch {plan.batch_size} env steps, "

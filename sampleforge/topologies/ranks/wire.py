@@ -1,6 +1,6 @@
-"""DD-PPO: ranks that each sample and learn, and average their gradients.
+"""Ranks that each sample and learn, and average their gradients.
 
-Wijmans et al. 2019, arXiv 1911.00357.
+As DD-PPO has them: Wijmans et al. 2019, arXiv 1911.00357.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.distributed.group import Rendezvous
 from sampleforge.distributed.group_epoch import GroupEpoch
@@ -32,20 +34,19 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
+    NetworkMaker,
     NewModel,
     PolicyStart,
     ResumePoint,
     env_makers,
     initial_weights,
     make_learner,
-    model_maker,
     policy_maker,
 )
-from sampleforge.topologies.config import DdppoConfig
-from sampleforge.topologies.ddppo.plan import acts_on_device, slot_shape, with_room
+from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
 from sampleforge.topologies.graph import Edge, Graph, GraphBuilder, Node, PolicyGroup
-from sampleforge.topologies.ppo_defaults import reason
+from sampleforge.topologies.ranks.plan import acts_on_device, slot_shape, with_room
 from sampleforge.topologies.recording import (
     add_recorder,
     num_recorders,
@@ -70,8 +71,9 @@ from sampleforge.workers.variable import VariableActor
 from sampleforge.workers.worker import Placement
 
 
-def ddppo(
-    config: DdppoConfig,
+def wire_ranks(
+    algorithm: Algorithm,
+    config: RanksRunConfig,
     plan: Plan,
     spec: EnvSpec,
     start: ResumePoint,
@@ -81,20 +83,21 @@ def ddppo(
     """Wire the ranks of this machine, which learn one policy. Nothing runs yet, except the store of
     nccl, if each rank has a GPU. Rank 0 answers the driver and writes the checkpoints. ``hooks``:
     of the run's callbacks."""
-    policy = single_policy(policies)
+    policy = single_policy(config.algo, policies)
     start, ranks = policy.start, plan.num_workers
     workers = ranks + num_recorders(config) + num_evaluators(config)
-    graph = GraphBuilder("ddppo", workers, config, start, hooks)
+    graph = GraphBuilder(config.algo, workers, config, start, hooks)
     episodes = EpisodeQueue(ranks)
-    new_model = model_maker(config, spec, start.seed)
+    new_model = NetworkMaker(algorithm, config, spec, start.seed)
     devices = member_devices(plan.device, ranks)
     rendezvous = local_rendezvous(devices, config.rank_timeout, new_model)
     snapshot = None if config.serial else StateSnapshot(new_model())
     streams = plan.num_splits * (2 if config.variable_experience else 1)
-    shape = slot_shape(config, spec, plan.rows, ranks)
+    shape = slot_shape(algorithm, config, spec, plan.rows, ranks)
     queue = rollout_queue(config, spec, shape, ranks, streams)
     context = RankContext(
         graph,
+        algorithm,
         config,
         plan,
         spec,
@@ -131,11 +134,11 @@ def ddppo(
     return with_recording(wired, recording)
 
 
-def single_policy(policies: Sequence[PolicyStart]) -> PolicyStart:
+def single_policy(algo: str, policies: Sequence[PolicyStart]) -> PolicyStart:
     """Return the only policy. Raises ConfigError for several policies."""
     if len(policies) != 1:
         raise ConfigError(
-            f"ddppo trains one policy, but {len(policies)} are asked for: a rank's actor and "
+            f"{algo} trains one policy, but {len(policies)} are asked for: a rank's actor and "
             "learner share one; use appo or apex"
         )
     return policies[0]
@@ -148,7 +151,8 @@ class RankContext:
     queue to the recorder (None: nothing is recorded)."""
 
     graph: GraphBuilder
-    config: DdppoConfig
+    algorithm: Algorithm
+    config: Any
     plan: Plan
     spec: EnvSpec
     start: ResumePoint
@@ -162,7 +166,7 @@ class RankContext:
 
     @property
     def new_model(self) -> NewModel:
-        return model_maker(self.config, self.spec, self.start.seed)
+        return NetworkMaker(self.algorithm, self.config, self.spec, self.start.seed)
 
 
 def add_rank(
@@ -173,7 +177,7 @@ def add_rank(
     plan = dataclasses.replace(context.plan, device=join.device)
     context = dataclasses.replace(context, plan=plan)
     graph, config, rank, wakeup = context.graph, context.config, join.rank, Wakeup()
-    shape = slot_shape(config, context.spec, plan.rows, join.size)
+    shape = slot_shape(context.algorithm, config, context.spec, plan.rows, join.size)
     placement = rank_placement(config, plan, rank if local_rank is None else local_rank)
     with memory_on(node_of(placement.cores)):
         slots = TrajectorySlots(plan.slots // plan.num_workers, shape, debug=config.debug)
@@ -311,7 +315,7 @@ def _learner_maker(
     )
 
 
-def rank_placement(config: DdppoConfig, plan: Plan, local_rank: int) -> Placement:
+def rank_placement(config: RanksRunConfig, plan: Plan, local_rank: int) -> Placement:
     """Return the placement of a rank: the ranks of a machine are pinned to its cores in turn."""
     cores = available_cores()
     pinned_to = (cores[local_rank % len(cores)],) if plan.pin_actors else None
@@ -329,7 +333,7 @@ def edges(ranks: int) -> tuple[Edge, ...]:
 
 
 def notes(
-    config: DdppoConfig,
+    config: RanksRunConfig,
     plan: Plan,
     spec: EnvSpec,
     gradients: str,
@@ -341,7 +345,6 @@ def notes(
     variable = plan.slots > ranks * plan.num_splits
     on_gpu = acts_on_device(config, plan.device, spec)
     return (
-        reason(config, plan, spec),
         plan.describe_envs("ranks"),
         f"batch {ranks * plan.batch_size} env steps = {ranks} ranks x {plan.batch_size}",
         *(["variable experience: faster splits give more of a batch"] if variable else []),

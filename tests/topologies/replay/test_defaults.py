@@ -15,9 +15,9 @@ from sampleforge.models.q_heads import Streams
 from sampleforge.presets import preset_values
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.spec import ActionSpec, ArraySpec, EnvSpec
-from sampleforge.topologies.apex.plan import resolve_defaults
-from sampleforge.topologies.apex.wire import network_maker
 from sampleforge.topologies.config import AnyConfig, ApexConfig, DdppoConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
+from tests.support.pairings import network_maker
 
 ACTION = {"action": ActionSpec("discrete", (), "int64", (6,))}
 IMAGE = EnvSpec("Images", {"obs": ArraySpec((4, 84, 84), "uint8")}, ACTION)

@@ -22,12 +22,12 @@ from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Progress
-from sampleforge.topologies.apex.channels import ReplayChannels
-from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.builders import PolicyStart, ResumePoint, policy_seed
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.members import begin_with
+from sampleforge.topologies.replay.channels import ReplayChannels
+from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.sampling import GroupChannels
 from sampleforge.workers.callback import RunHooks
 from sampleforge.workers.replay_follower import ReplayFollowerWorker
@@ -42,8 +42,8 @@ class ApexLearners:
     `sampleforge.topologies.learner_group.LearnerMaker`. ``relay``: from learner 0 to the others.
     ``hooks``: of the run's callbacks."""
 
-    config: ApexConfig
-    plan: ApexPlan
+    config: ReplayRunConfig
+    plan: ReplayPlan
     devices: list[str]
     new_network: Callable[[], QNetwork]
     policy: PolicyStart
@@ -135,8 +135,8 @@ class ApexLearners:
 
 def make_learner(
     new_network: Callable[[], QNetwork],
-    config: ApexConfig,
-    plan: ApexPlan,
+    config: Any,
+    plan: ReplayPlan,
     start: ResumePoint,
     device: str,
     averaging: Averaging | None = None,
@@ -158,8 +158,8 @@ def make_learner(
 
 
 def make_reader(
-    config: ApexConfig,
-    plan: ApexPlan,
+    config: Any,
+    plan: ReplayPlan,
     slots: TrajectorySlots,
     frames: CompressedFrames | None,
     device: str,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.config import ConfigError
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import this_machine
 from sampleforge.runtime.torchrun import World
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import DdppoConfig
+from sampleforge.topologies.config import RanksRunConfig
 from sampleforge.topologies.policy_lag import minibatches, policy_lag
 from sampleforge.topologies.sampler_plan import (
     Plan,
@@ -22,7 +23,13 @@ from sampleforge.topologies.sampler_plan import (
 )
 
 
-def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | None = None) -> Plan:
+def plan_ranks(
+    algorithm: Algorithm,
+    config: RanksRunConfig,
+    spec: EnvSpec,
+    device: str,
+    world: World | None = None,
+) -> Plan:
     """Return the sizes of a run, in which a rank counts as a worker. ``world``: given if torchrun
     has started the ranks. Raises ConfigError, with the numbers, the reason and the remedy, if the
     run is not possible."""
@@ -50,7 +57,7 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
         splits = envs
     # The slots that are filled, and one more that each split may be writing; see `VariableActor`.
     slots = splits + with_room(config, splits, ranks) if config.variable_experience else splits
-    shape = slot_shape(config, spec, envs // splits, ranks)
+    shape = slot_shape(algorithm, config, spec, envs // splits, ranks)
     image = config.model.has_pixels(spec.observations)
     precision, why_precision = choose_precision(config, device, image)
     acts_on = device if acts_on_device(config, device, spec) else "cpu"
@@ -82,19 +89,19 @@ def plan_ddppo(config: DdppoConfig, spec: EnvSpec, device: str, world: World | N
     )
     flags = "--num-envs-per-worker, --rollout, --max-rollout-fraction or --num-ranks"
     check_memory(plan, shape, flags)
-    check_minibatch(config, plan)
+    check_minibatch(config, plan, whole_rollouts=algorithm.whole_rollouts(config))
     check_lag(config, plan)
     return plan
 
 
-def acts_on_device(config: DdppoConfig, device: str, spec: EnvSpec) -> bool:
+def acts_on_device(config: RanksRunConfig, device: str, spec: EnvSpec) -> bool:
     """Return whether the ranks on ``device`` compute actions on their GPUs: for images, except with
     variable experience, whose rows ask for actions one by one."""
     images = device.startswith("cuda") and config.model.has_pixels(spec.observations)
     return images and not config.variable_experience
 
 
-def check_lag(config: DdppoConfig, plan: Plan) -> None:
+def check_lag(config: RanksRunConfig, plan: Plan) -> None:
     """Raise ConfigError if env steps that continue during an update would be too old to learn from.
     They are those of the slowest environments, whose experience must count."""
     updates = plan.lag.steps_per_batch
@@ -107,22 +114,25 @@ def check_lag(config: DdppoConfig, plan: Plan) -> None:
         )
 
 
-def slot_shape(config: DdppoConfig, spec: EnvSpec, rows: int, ranks: int) -> SlotShape:
+def slot_shape(
+    algorithm: Algorithm, config: RanksRunConfig, spec: EnvSpec, rows: int, ranks: int
+) -> SlotShape:
     """Return the shape of a rank's slots."""
     state, variable = config.model.state_size, config.variable_experience
     assert config.rollout is not None, "resolve_defaults comes first"
     rollout = config.rollout if variable else with_room(config, config.rollout, ranks)
     parameters = recorded_parameters(config, spec)
-    return SlotShape(rollout, rows, spec, state, variable=variable, parameters=parameters)
+    columns = algorithm.columns(config)
+    return SlotShape(rollout, rows, spec, state, columns, variable=variable, parameters=parameters)
 
 
-def with_room(config: DdppoConfig, count: int, ranks: int) -> int:
+def with_room(config: RanksRunConfig, count: int, ranks: int) -> int:
     """Return ``count`` (steps or slots) plus what an early rank may add while it waits for other
     ranks."""
     return math.ceil(config.max_rollout_fraction * count - 1e-9) if ranks > 1 else count
 
 
-def _envs_per_rank(config: DdppoConfig, rollout: int, splits: int) -> int:
+def _envs_per_rank(config: RanksRunConfig, rollout: int, splits: int) -> int:
     """Return the env rows of a rank: as given, or as many as fill the batch."""
     envs, batch = config.num_envs_per_worker, config.batch_size
     assert envs is not None or batch is not None, "resolve_defaults comes first"

@@ -11,19 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from sampleforge.algos.records import DQN
 from sampleforge.api import load_policy, train
 from sampleforge.config import ConfigError
 from sampleforge.models.config import ModelConfig
 from sampleforge.rollouts.slots import Owner
 from sampleforge.runners.base import WorkerDied
-from sampleforge.topologies.apex.plan import ApexPlan, plan_apex, resolve_defaults
-from sampleforge.topologies.apex.wire import (
-    exploration_thirds,
-    ladder_index,
-    network_maker,
-    row_epsilons,
-)
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
+from sampleforge.topologies.ladder import exploration_thirds, ladder_index, ladder_of, of_rows
+from sampleforge.topologies.replay.plan import ReplayPlan
 from tests.support.apex_graphs import (
     CheckingLearnerMaker,
     apex_config,
@@ -34,6 +31,7 @@ from tests.support.apex_graphs import (
     with_learner,
 )
 from tests.support.graphs import running, spec_of
+from tests.support.pairings import network_maker, plan_of
 
 COUNTING = "tests.support.envs:CountingVectorEnv"
 
@@ -45,9 +43,9 @@ def checking_graph(config: ApexConfig):  # type: ignore[no-untyped-def]
     return with_learner(graph, maker), plan
 
 
-def planned(config: ApexConfig) -> ApexPlan:
+def planned(config: ApexConfig) -> ReplayPlan:
     spec = spec_of(config)
-    return plan_apex(resolve_defaults(config, spec), spec, "cpu")
+    return plan_of(resolve_defaults(config, spec), spec, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ def test_no_actor_and_no_split_starves_when_slots_are_scarce(shards: int) -> Non
 def test_the_ladder_is_spread_over_actors_and_counts_rows() -> None:
     chosen = apex_config(num_workers=3, num_envs_per_worker=4)
     plan = planned(chosen)
-    epsilons = row_epsilons(chosen, plan)
+    epsilons = of_rows(ladder_of(DQN, chosen, plan), plan)
     literal = [0.4 ** (1 + 7 * i / 11) for i in range(12)]
     assert sorted(epsilons.tolist(), reverse=True) == pytest.approx(literal)
     assert ladder_index(plan, 1, 1, 0) == 7 and epsilons[1 * 4 + 1 * 2 + 0].item() == pytest.approx(

@@ -1,24 +1,21 @@
-"""Ape-X: actors -> replay shards -> learner; priorities back; weights out.
+"""Replay: actors -> replay shards -> learner; priorities back; weights out.
 
-Horgan et al. 2018, arXiv 1803.00933.
+As Ape-X has them: Horgan et al. 2018, arXiv 1803.00933.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from sampleforge.algos.dqn import FinishRollout
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.dqn_learner import with_target
 from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
-from sampleforge.models.value_distribution import value_distribution
-from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.replay.compressed import CompressedFrames, FrameStore
 from sampleforge.replay.exchange import ReplayExchange, SampleRelay, SampleRequests
 from sampleforge.replay.histograms import ReplayHistograms
@@ -35,11 +32,6 @@ from sampleforge.shared.wakeup import wakeups
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
-from sampleforge.topologies.apex.channels import ReplayChannels
-from sampleforge.topologies.apex.datasets import add_dataset_actors, dataset_edges, shares_of
-from sampleforge.topologies.apex.learners import ApexLearners, make_reader
-from sampleforge.topologies.apex.plan import ApexPlan, slot_shape
-from sampleforge.topologies.apex.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.builders import (
     FrozenStart,
     NewPolicy,
@@ -48,9 +40,8 @@ from sampleforge.topologies.builders import (
     ResumePoint,
     acting_device,
     initial_weights,
-    seeded,
 )
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
 from sampleforge.topologies.graph import (
     AddedGroup,
@@ -59,8 +50,8 @@ from sampleforge.topologies.graph import (
     Graph,
     GraphBuilder,
     PolicyGroup,
-    Row,
 )
+from sampleforge.topologies.ladder import exploration, ladder_of, of_rows
 from sampleforge.topologies.learner_group import Learners, add_learners, add_only_learner
 from sampleforge.topologies.members import acting_plan, member_channels
 from sampleforge.topologies.policy_groups import GroupParts, PolicyGroups
@@ -70,6 +61,11 @@ from sampleforge.topologies.rendezvous import (
     learner_devices,
     local_rendezvous,
 )
+from sampleforge.topologies.replay.channels import ReplayChannels
+from sampleforge.topologies.replay.datasets import add_dataset_actors, dataset_edges, shares_of
+from sampleforge.topologies.replay.learners import ApexLearners, make_reader
+from sampleforge.topologies.replay.plan import ReplayPlan, slot_shape
+from sampleforge.topologies.replay.saving import make_archive, replay_notes, saves
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import check_memory_of_groups
 from sampleforge.topologies.sampling import (
@@ -91,9 +87,10 @@ from sampleforge.workers.worker import Placement
 NewNetwork = Callable[[], QNetwork]
 
 
-def apex(
-    config: ApexConfig,
-    plan: ApexPlan,
+def wire_replay(
+    algorithm: Algorithm,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
     spec: EnvSpec,
     start: ResumePoint,
     policies: Sequence[PolicyStart],
@@ -107,12 +104,12 @@ def apex(
     one, which is that of ``config``, ``plan`` and ``spec``. ``hooks``: of the run's callbacks.
     Nothing runs yet."""
     count, shards = len(policies), len(plan.stored_slots)
-    agents = [AgentGroup(config, plan, spec), *others]
+    agents = [AgentGroup(algorithm, config, plan, spec), *others]
     nbytes = [agents[policy.group].plan.shared_bytes for policy in policies]
     check_memory_of_groups(nbytes)
     in_group = plan.num_policy_workers + shards + config.num_learners + num_evaluators(config)
     workers = plan.num_actors + num_recorders(config) + count * in_group
-    graph = GraphBuilder("apex", workers, config, start, hooks)
+    graph = GraphBuilder(config.algo, workers, config, start, hooks)
     actors = actor_channels(config, plan)
     parts = [
         _group_parts(index, policy, actors, agents[policy.group], count)
@@ -125,7 +122,6 @@ def apex(
         graph,
         actors,
         start,
-        _maker,
         partial(_add_group, start=start),
         [*policy_notes(nbytes, population=config.pbt), *_notes(config, plan, spec)],
         overlapping=config.sequences is not None,
@@ -133,28 +129,24 @@ def apex(
 
 
 @dataclass(frozen=True)
-class ApexParts(GroupParts[QNetwork]):
+class ReplayParts(GroupParts):
     """The parts of one policy group that exist before its workers are added."""
 
     replay: ReplayChannels
     exploration: Exploration | None
 
 
-def _maker(agents: AgentGroup, seed: int) -> NewNetwork:
-    return network_maker(agents.config, agents.spec, seed)
-
-
 def _group_parts(
     index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
-) -> ApexParts:
+) -> ReplayParts:
     """Make the replay, the weights and the channels of the ``index``-th policy group. ``members``:
     of the population, if there is one."""
     start = policy.start
     config, plan, spec = agents.config, agents.plan, agents.spec
     acting = acting_plan(config, plan, members)
-    new_network = network_maker(config, spec, start.seed)
+    new_network = agents.maker(start.seed)
     weights = initial_weights(new_network, start)
-    shape = slot_shape(config, plan, spec, plan.frame_buffers)
+    shape = slot_shape(agents.algorithm, config, plan, spec, plan.frame_buffers)
     others = plan.num_policy_workers + len(plan.stored_slots)
     node = group_node(index, config, plan, config.num_learners * plan.learner_threads + others)
     channels = group_channels(config, acting, shape, weights, actors, config.num_learners, node)
@@ -164,22 +156,23 @@ def _group_parts(
         slots = TrajectorySlots(plan.slots, shape, debug=config.debug)
         if plan.ring_bytes:
             frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes)
-        replay = _replay_channels(config, plan, slots, frames, channels, start)
+        replay = _replay_channels(agents.algorithm, config, plan, slots, frames, channels, start)
 
     def new_policy(index: int) -> NewPolicy:
         board = None if member is None else member.board
         seeds = PolicySeeds(index, start, channels.inference_restarts, board)
-        return partial(make_policy, new_network, weights, config, plan, seeds)
+        return partial(make_policy, agents.algorithm, new_network, weights, config, plan, seeds)
 
     count = acting.num_splits // plan.num_splits
     group = ActingGroup(channels, replay.exchange, new_policy, member, count)
-    explored = exploration(config, plan, index, count) if plan.envs else None
-    return ApexParts(policy, agents, new_network, group, replay, explored)
+    ladder = ladder_of(agents.algorithm, config, plan)
+    explored = exploration(ladder, plan, index, count) if plan.envs else None
+    return ReplayParts(policy, agents, new_network, group, replay, explored)
 
 
 def _add_group(
     graph: GraphBuilder,
-    parts: ApexParts,
+    parts: ReplayParts,
     prefix: str,
     playing: Playing,
     start: ResumePoint,
@@ -221,79 +214,12 @@ def _add_group(
     return AddedGroup(group, edges, evaluation.edges, (*notes, *learners.notes))
 
 
-def network_maker(config: ApexConfig, spec: EnvSpec, seed: int) -> NewNetwork:
-    """Return the function that makes the Q-network with its initial weights."""
-    return partial(seeded_network, config, spec, seed)
-
-
-def seeded_network(config: ApexConfig, spec: EnvSpec, seed: int) -> QNetwork:
-    """Return the Q-network with its initial weights, the same for the same seed. ``config``: with
-    resolved defaults."""
-    with seeded(seed):
-        network = QNetwork(
-            config.model,
-            spec.observations,
-            spec.actions,
-            dueling=config.dueling,
-            head_size=config.head_size or 0,
-            noisy_sigma=config.noisy_sigma if config.noisy_nets else 0.0,
-            value_distribution=value_distribution(config, bool(config.value_rescaling)),
-        )
-    if config.normalise_returns:
-        network.value_scale.zero_()  # until the first reward: see `algos.return_scale`
-    return network
-
-
-def ladder_index(plan: ApexPlan, actor: int, split: int, row: int) -> int:
-    """Return the index of an env row on the ladder of epsilons, 0 for the largest epsilon. The rows
-    of each actor are spread over the whole ladder."""
-    return (split * plan.rows + row) * plan.num_workers + actor
-
-
-def row_epsilons(config: ApexConfig, plan: ApexPlan) -> torch.Tensor:
-    """Return the epsilon of every agent of every env row of the run, in the order of actors,
-    splits, seats, rows. All agents of an env row have the same."""
-    ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent)
-    actors, splits, rows = range(plan.num_workers), range(plan.num_splits), range(plan.rows)
-    order = [(a, s, r) for a in actors for s in splits for _ in range(plan.num_seats) for r in rows]
-    return ladder[[ladder_index(plan, *row) for row in order]]
-
-
-def exploration(
-    config: ApexConfig, plan: ApexPlan, member: int = 0, members: int = 1
-) -> Exploration:
-    """Return the exploration of each env row of a policy: of all env rows, or of those in the
-    splits of one of several ``members`` of a population, see `acting_plan`."""
-
-    def acting(row: Row) -> Row:
-        return row[0], row[1] * members + member if members > 1 else row[1], row[2]
-
-    ladder = epsilon_ladder(plan.envs, config.base_epsilon, config.epsilon_exponent).tolist()
-    epsilons = {row: ladder[ladder_index(plan, *row)] for row in _rows(plan)}
-    thirds = exploration_thirds(plan)
-    return Exploration(
-        {acting(row): third for row, third in thirds.items()},
-        {acting(row): epsilon for row, epsilon in epsilons.items()},
-    )
-
-
-def exploration_thirds(plan: ApexPlan) -> dict[Row, int]:
-    """Return the third of the ladder that each env row (actor, split, row) is in; third 0 are the
-    ``ceil(N / 3)`` rows that explore least."""
-    third = math.ceil(plan.envs / 3)
-    return {row: (plan.envs - 1 - ladder_index(plan, *row)) // third for row in _rows(plan)}
-
-
-def _rows(plan: ApexPlan) -> list[Row]:
-    splits, rows = range(plan.num_splits), range(plan.rows)
-    return [(a, s, r) for a in range(plan.num_workers) for s in splits for r in rows]
-
-
 def make_policy(
+    algorithm: Algorithm,
     new_network: NewNetwork,
     weights: SharedWeights,
-    config: ApexConfig,
-    plan: ApexPlan,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
     seeds: PolicySeeds,
 ) -> EpsilonGreedyPolicy:
     """Return the policy of an actor (inline) or policy worker. ``seeds``: of its actions."""
@@ -301,7 +227,7 @@ def make_policy(
     return kind(
         new_network(),
         weights,
-        row_epsilons(config, plan),
+        of_rows(ladder_of(algorithm, config, plan), plan),
         config.weights_refresh_interval,
         device=torch.device(acting_device(plan)),
         precision=plan.acting_precision,
@@ -311,14 +237,16 @@ def make_policy(
 
 
 def _replay_channels(
-    config: ApexConfig,
-    plan: ApexPlan,
+    algorithm: Algorithm,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
     slots: TrajectorySlots,
     frames: CompressedFrames | None,
     channels: GroupChannels,
     start: ResumePoint,
 ) -> ReplayChannels:
     """Make the channels of the replay of one policy group."""
+    assert algorithm.finish_rollout is not None
     shard_wakeups = wakeups(len(plan.stored_slots))
     replay_counters = ReplayCounters(len(shard_wakeups))
     limiter = RateLimiter(
@@ -345,7 +273,7 @@ def _replay_channels(
             channels.actor_wakeups,
             shard_wakeups,
             plan.leases,
-            FinishRollout(config, channels.weights),
+            algorithm.finish_rollout(config, channels.weights),
             shares_of(config, plan),
         ),
         frames=frames,
@@ -362,7 +290,7 @@ def _replay_channels(
     )
 
 
-def _counted(config: ApexConfig, spec: EnvSpec) -> Shapes:
+def _counted(config: ReplayRunConfig, spec: EnvSpec) -> Shapes:
     """Return the shapes of the observation leaves that are normalised. The replay shards count
     their statistics when rollouts are inserted."""
     leaves = normalised_leaves(spec.observations, config.model)
@@ -373,8 +301,8 @@ def _add_shard(
     graph: GraphBuilder,
     index: int,
     replay: ReplayChannels,
-    config: ApexConfig,
-    plan: ApexPlan,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
     start: ResumePoint,
     placement: Placement,
 ) -> None:
@@ -412,7 +340,7 @@ def _add_shard(
 def make_shard_of(
     own: ShardSlots,
     replay: ReplayChannels,
-    plan: ApexPlan,
+    plan: ReplayPlan,
     priority: Prioritisation,
     seed: list[int],
 ) -> ReplayShard:
@@ -427,7 +355,7 @@ def make_shard_of(
 
 
 def _add_learners(
-    graph: GraphBuilder, parts: ApexParts, config: ApexConfig, plan: ApexPlan
+    graph: GraphBuilder, parts: ReplayParts, config: ReplayRunConfig, plan: ReplayPlan
 ) -> Learners:
     """Add the learner, or several that have equal parts of each sample."""
     channels = parts.channels
@@ -462,7 +390,7 @@ def _add_learners(
     return add_learners(graph, config, channels, maker, snapshot, rendezvous, member)
 
 
-def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:
+def _edges(config: ReplayRunConfig, plan: ReplayPlan, group: str) -> tuple[Edge, ...]:
     """Return the edges of one policy group. ``group``: the prefix of its worker names."""
     actors, shards = f"{plan.num_workers} actors", f"{len(plan.stored_slots)} {group}replay shards"
     live = bool(plan.num_workers)
@@ -482,7 +410,7 @@ def _edges(config: ApexConfig, plan: ApexPlan, group: str) -> tuple[Edge, ...]:
     )
 
 
-def _actor_edges(plan: ApexPlan, actors: str, shards: str, rollout: str) -> tuple[Edge, ...]:
+def _actor_edges(plan: ReplayPlan, actors: str, shards: str, rollout: str) -> tuple[Edge, ...]:
     """Return the edges between actors and replay shards."""
     return (
         Edge(actors, shards, f"{rollout}, with first priorities"),
@@ -490,7 +418,7 @@ def _actor_edges(plan: ApexPlan, actors: str, shards: str, rollout: str) -> tupl
     )
 
 
-def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
+def _sequence_notes(config: ReplayRunConfig) -> tuple[str, ...]:
     sequences = config.sequences
     if sequences is None:
         return ()
@@ -501,7 +429,7 @@ def _sequence_notes(config: ApexConfig) -> tuple[str, ...]:
     )
 
 
-def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
+def _clip_notes(config: ReplayRunConfig) -> tuple[str, ...]:
     clip = config.reward_clip
     if clip is None:
         return ()
@@ -510,11 +438,7 @@ def _clip_notes(config: ApexConfig) -> tuple[str, ...]:
     return (f"rewards are clipped to +-{clip:g} for learning (--reward-clip None: not at all)",)
 
 
-def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]:
-    what = "samples" if config.sequences is None else "sequences"
-    limit = "no limit of the replay ratio"
-    if plan.ratio is not None:
-        limit = f"replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f} {what})"
+def _notes(config: ReplayRunConfig, plan: ReplayPlan, spec: EnvSpec) -> tuple[str, ...]:
     compression = (
         f"of these, {human_bytes(sum(plan.ring_bytes))} for frames, which are compressed: enough "
         f"if they shrink {config.replay_compression_ratio:g} times, else the oldest are evicted"
@@ -526,7 +450,6 @@ def _notes(config: ApexConfig, plan: ApexPlan, spec: EnvSpec) -> tuple[str, ...]
         f"{human_bytes(plan.tree_bytes)} for priorities",
         *([compression] if plan.ring_bytes else []),
         *_sequence_notes(config),
-        limit,
         *_clip_notes(config),
         f"{describe_learners(config, plan.device)}, {plan.learner_threads} thread(s)",
         *plan.reasons,

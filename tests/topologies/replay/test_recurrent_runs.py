@@ -14,10 +14,11 @@ from sampleforge.evaluation import evaluate
 from sampleforge.models.config import ModelConfig
 from sampleforge.run.folder.trust import Trust
 from sampleforge.run.reports.statistics import RunStatistics
-from sampleforge.topologies.apex.plan import plan_apex, resolve_defaults
 from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.dqn_defaults import resolve_defaults
 from tests.support.apex_graphs import build_apex, serial_rounds
 from tests.support.graphs import spec_of
+from tests.support.pairings import plan_of
 
 MAZE = "tests.support.envs:MemoryTMaze"
 
@@ -52,7 +53,7 @@ def test_numbers_are_in_env_steps_whatever_a_sequence_shares() -> None:
         prefetch_batches=3,
     )
     spec = spec_of(config)
-    plan = plan_apex(resolve_defaults(config, spec), spec, "cpu")
+    plan = plan_of(resolve_defaults(config, spec), spec, "cpu")
     assert plan.capacity == 10_000 // 160 * 160, "the overlap takes memory, but no capacity"
     assert plan.item_ratio == 2.0 and plan.learning_starts_items == 50
     items, leases = 2 * 4, 2 * 2

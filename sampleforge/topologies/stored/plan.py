@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.config import ConfigError, typed
-from sampleforge.encoding import check_leaves
 from sampleforge.offline.dataset import OfflineDataset
 from sampleforge.runtime.machine import human_bytes, memory_available, this_machine
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import MarwilConfig
+from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.sampler_plan import choose_precision, learner_threads
 
-BATCH, BATCH_OF_IMAGES = 256, 512
-"""Recorded env steps of a gradient step."""
-SEQUENCE = 32
-"""Env steps of a row that a recurrent core learns from."""
 MOST_MEMORY = 0.8
 """Largest fraction of the available memory that the data may take."""
 
 
 @dataclass(frozen=True)
-class MarwilPlan:
+class StoredPlan:
     """The sizes of a run without actors. ``rows`` rows of ``length`` steps make a batch;
     ``num_steps`` and ``num_episodes`` are those of the data, which take ``nbytes`` of the learner's
     memory."""
@@ -64,23 +59,9 @@ class MarwilPlan:
         return {"device": self.device, "precision": self.precision}
 
 
-def resolve_defaults(config: MarwilConfig, spec: EnvSpec) -> MarwilConfig:
-    """Return ``config`` with its unset fields resolved for the environment."""
-    check_leaves(config.model.encode, spec)
-    image, recurrent = config.model.has_pixels(spec.observations), config.model.core != "none"
-    defaults: dict[str, Any] = {
-        "batch_size": BATCH_OF_IMAGES if image else BATCH,
-        "learning_rate": 3e-4 if image else 1e-3,
-        "sequence_length": SEQUENCE if recurrent else None,
-    }
-    unset = {name: v for name, v in defaults.items() if getattr(config, name) is None}
-    model = config.model
-    if model.separate_critic is None:
-        model = dataclasses.replace(model, separate_critic=not image and not recurrent)
-    return dataclasses.replace(config, **unset, model=model)
-
-
-def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
+def plan_stored(
+    algorithm: Algorithm, config: StoredRunConfig, spec: EnvSpec, device: str
+) -> StoredPlan:
     """Return the sizes of a run. Raises ConfigError, with the reason and the remedy, if there are
     no data, or they do not fit the environment or the memory. ``config``: with resolved
     defaults."""
@@ -108,7 +89,7 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
         )
     precision, why = choose_precision(config, device, config.model.has_pixels(spec.observations))
     cores = 1 if config.serial else this_machine().cores
-    return MarwilPlan(
+    return StoredPlan(
         device=device,
         precision=precision,
         rows=asked // length,
@@ -121,7 +102,7 @@ def plan_marwil(config: MarwilConfig, spec: EnvSpec, device: str) -> MarwilPlan:
     )
 
 
-def _check_memory(config: MarwilConfig, datasets: Sequence[OfflineDataset]) -> int:
+def _check_memory(config: StoredRunConfig, datasets: Sequence[OfflineDataset]) -> int:
     """Return the bytes of the data in memory. Raises ConfigError if they do not fit."""
     nbytes = sum(dataset.nbytes for dataset in datasets)
     steps, free = sum(dataset.num_steps for dataset in datasets), memory_available()
@@ -132,11 +113,3 @@ def _check_memory(config: MarwilConfig, datasets: Sequence[OfflineDataset]) -> i
             f"{human_bytes(free)} are available; give fewer data, or the machine or container more"
         )
     return nbytes
-
-
-def reason(config: MarwilConfig, plan: MarwilPlan, _spec: EnvSpec) -> str:
-    """Return a line with the chosen settings and the reason; ``config`` is resolved."""
-    exponent = config.advantage_exponent
-    kind = "Behaviour cloning" if exponent == 0 else f"Advantage weighting, exponent {exponent:g}"
-    rows = "single steps" if plan.length == 1 else f"sequences of {plan.length} steps"
-    return f"{kind}: {rows}, learning rate {config.learning_rate:g}"

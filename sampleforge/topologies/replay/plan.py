@@ -1,15 +1,12 @@
-"""The sizes of an Ape-X run: chosen for the machine, and checked before the run starts."""
+"""The sizes of a run with a replay: chosen for the machine, and checked before the run starts."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sampleforge.algos.dqn import columns
+from sampleforge.algos.algorithm import Algorithm
 from sampleforge.config import ConfigError
-from sampleforge.encoding import check_leaves
 from sampleforge.replay.compressed import CompressedFrames, lz4_block, ring_bytes
 from sampleforge.replay.device_frames import frame_places
 from sampleforge.replay.items import ITEM_COLUMNS
@@ -17,7 +14,7 @@ from sampleforge.replay.limiter import ItemSteps
 from sampleforge.rollouts.slots import SlotShape
 from sampleforge.runtime.machine import human_bytes, shared_memory_free
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.cuda_graphs import check_cuda_graphs
 from sampleforge.topologies.sampler_plan import (
     SamplerPlan,
@@ -32,8 +29,8 @@ _TREE_BYTES = 8 * 16 / 15  # of the sum tree, per item of a slot
 
 
 @dataclass(frozen=True)
-class ApexPlan(SamplerPlan):
-    """The result of `plan_apex`. Counts are for the whole run unless stated otherwise."""
+class ReplayPlan(SamplerPlan):
+    """The result of `plan_replay`. Counts are for the whole run unless stated otherwise."""
 
     batch_size: int
     item_steps: ItemSteps  # env steps of an item (a transition or a sequence)
@@ -98,120 +95,9 @@ class ApexPlan(SamplerPlan):
         return (f"replay {self.capacity:,}",)
 
 
-_FOR_IMAGES: dict[str, Any] = {
-    "batch_size": 512,
-    "optimiser": "rmsprop",
-    "learning_rate": 6.25e-5,
-    "head_size": 512,
-    "target_update_interval": 2500,
-    "learning_starts": 50_000,
-    "samples_per_insert": 1.0,
-}
-"""The settings of the paper (table 1 and appendix C)."""
-_FOR_VECTORS: dict[str, Any] = {
-    "batch_size": 256,
-    "optimiser": "adam",
-    "learning_rate": 5e-4,
-    "head_size": 0,
-    "target_update_interval": 100,
-    "learning_starts": 1000,
-    "samples_per_insert": 8.0,
-}
-
-
-_WITHOUT_CORE: dict[str, Any] = {"n_step": 3, "gamma": 0.99, "value_rescaling": False}
-_WITH_CORE: dict[str, Any] = {
-    "batch_size": 64,
-    "n_step": 5,
-    "gamma": 0.997,
-    "value_rescaling": True,
-}
-"""The settings of R2D2 (Kapturowski et al. 2019, table 2)."""
-_WITH_CORE_FOR_IMAGES: dict[str, Any] = {
-    "optimiser": "adam",
-    "learning_rate": 1e-4,
-    "priority_alpha": 0.9,
-    "priority_beta": 0.6,
-}
-"""Settings of the same table, for images only."""
-_PRIORITIES: dict[str, Any] = {"priority_alpha": 0.6, "priority_beta": 0.4}
-
-
-def _optimiser_eps(optimiser: str, *, image: bool, core: bool) -> float:
-    """Return the number that is added to the denominator of a step.
-
-    RMSProp in the paper adds 1.5e-7 under the root, RMSProp in torch adds its eps outside of it:
-    3.9e-4 is the root of 1.5e-7. For images Adam has 1.5e-4, as in Rainbow (Hessel et al. 2018),
-    or, with a core, 1e-3, as in R2D2.
-    """
-    if not image:
-        return 1e-6
-    if optimiser == "rmsprop":
-        return 3.9e-4
-    return 1e-3 if core else 1.5e-4
-
-
-def resolve_defaults(config: ApexConfig, spec: EnvSpec) -> ApexConfig:
-    """Return ``config`` with its unset fields resolved for the observations and the core, and with
-    a rollout of whole strides of sequences."""
-    check_leaves(config.model.encode, spec)
-    sequences = config.sequences
-    image, core = config.model.has_pixels(spec.observations), sequences is not None
-    defaults = _PRIORITIES | (_FOR_IMAGES if image else _FOR_VECTORS)
-    defaults |= _WITH_CORE if core else _WITHOUT_CORE
-    if image and core:
-        defaults |= _WITH_CORE_FOR_IMAGES
-    optimiser = defaults["optimiser"] if config.optimiser == "auto" else config.optimiser
-    defaults["optimiser_eps"] = _optimiser_eps(optimiser, image=image, core=core)
-    resolved = {n: v for n, v in defaults.items() if getattr(config, n) in (None, "auto")}
-    if config.samples_per_insert is None:
-        del resolved["samples_per_insert"]  # None is a setting of its own: no limit
-    if "learning_starts" in resolved:
-        resolved["learning_starts"] = min(config.replay_capacity, defaults["learning_starts"])
-    resolved["epsilon_base"] = config.base_epsilon
-    if config.reward_clip == "auto":
-        rescaled = resolved.get("value_rescaling", config.value_rescaling)
-        resolved["reward_clip"] = 1.0 if image and not rescaled else None
-    if config.normalise_returns is None:
-        clips = resolved.get("reward_clip", config.reward_clip) is not None
-        resolved["normalise_returns"] = not clips and config.value_distribution != "c51"
-    if sequences is not None:
-        resolved["rollout"] = math.ceil(config.rollout / sequences.stride) * sequences.stride
-    return dataclasses.replace(config, **resolved, **_atom_range(config, spec))
-
-
-def _atom_range(config: ApexConfig, spec: EnvSpec) -> dict[str, Any]:
-    """Return the first and the last atom of C51 as far as they were not given. Raises ConfigError
-    if there is no default for these observations."""
-    if config.value_distribution != "c51":
-        return {}
-    paper = {"v_min": -10.0, "v_max": 10.0}
-    unset = {name: end for name, end in paper.items() if getattr(config, name) is None}
-    if unset and not config.model.has_pixels(spec.observations):
-        raise ConfigError(
-            f"--value-distribution c51: {' and '.join(map(_flag, unset))} "
-            f"{'is' if len(unset) == 1 else 'are'} missing, and the range of the returns of "
-            f"{spec.env_id} is not known; give the lowest and the highest discounted return as "
-            "--v-min and --v-max (at most r / (1 - gamma) for rewards up to r), or use "
-            "--value-distribution quantile"
-        )
-    return unset
-
-
-def reason(config: ApexConfig, plan: ApexPlan, _spec: EnvSpec) -> str:
-    """Return a line with the replay ratio and the start of learning; ``config`` is resolved."""
-    ratio = "No limit of the replay ratio"
-    if plan.ratio is not None:
-        ratio = f"Replay ratio {plan.ratio:g} (tolerance {plan.tolerance:,.0f})"
-    start = f"learning starts at {plan.learning_starts:,} transitions"
-    return f"{ratio}, {start}, learning rate {config.learning_rate:g}"
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
+def plan_replay(
+    algorithm: Algorithm, config: ReplayRunConfig, spec: EnvSpec, device: str
+) -> ReplayPlan:
     """Return the sizes of a run. Raises ConfigError, with the numbers, the reason and the remedy,
     if the run is not possible.
 
@@ -233,7 +119,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
             sampler, config.num_envs_per_worker or usual_rows(config, spec) // 2
         )
     actors = sampler.num_workers + len(config.datasets)
-    shape = slot_shape(config, sampler, spec)
+    shape = slot_shape(algorithm, config, sampler, spec)
     shards, sequences = config.num_replay_shards, config.sequences
     cores = cores_beside_actors(config, synchronous=False)
     threads = learner_threads(config.model, spec, cores // (learners * config.num_policies))
@@ -251,7 +137,7 @@ def plan_apex(config: ApexConfig, spec: EnvSpec, device: str) -> ApexPlan:
     slots = stored + shards * actors * leases
     rings = _rings(config, shape, per_shard)
     shape = replace(shape, frame_buffers=shards * actors * leases if rings else None)
-    plan = ApexPlan(
+    plan = ReplayPlan(
         **sampler.__dict__,
         batch_size=config.batch_size,
         item_steps=item_steps,
@@ -292,7 +178,11 @@ def _without_actors(sampler: SamplerPlan, rows: int) -> SamplerPlan:
 
 
 def slot_shape(
-    config: ApexConfig, plan: SamplerPlan, spec: EnvSpec, frame_buffers: int | None = None
+    algorithm: Algorithm,
+    config: ReplayRunConfig,
+    plan: SamplerPlan,
+    spec: EnvSpec,
+    frame_buffers: int | None = None,
 ) -> SlotShape:
     """Return the shape of the replay's slots. ``frame_buffers``: number of slots that may have raw
     frames at a time (None: all)."""
@@ -300,14 +190,23 @@ def slot_shape(
     parameters = recorded_parameters(config, spec)
     if sequences is None:
         return SlotShape(
-            *(plan.rollout, rows, spec, state_size, columns(config), True, frame_buffers),
+            *(plan.rollout, rows, spec, state_size, algorithm.columns(config), True, frame_buffers),
             finished=ITEM_COLUMNS,
             final_obs=True,
             parameters=parameters,
         )
     rollout = sequences.overlap + plan.rollout
     return SlotShape(
-        *(rollout, rows, spec, state_size, columns(config), True, frame_buffers, sequences),
+        *(
+            rollout,
+            rows,
+            spec,
+            state_size,
+            algorithm.columns(config),
+            True,
+            frame_buffers,
+            sequences,
+        ),
         parameters=parameters,
     )
 
@@ -317,7 +216,7 @@ def _item_ratio(ratio: float | None, each: ItemSteps) -> float | None:
     return None if ratio is None else ratio * each.inserted / each.learned
 
 
-def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tuple[int, ...]:
+def _rings(config: ReplayRunConfig, shape: SlotShape, stored: tuple[int, ...]) -> tuple[int, ...]:
     """Return the bytes of each shard's ring of compressed frames; empty without compression."""
     if config.replay_compression == "none":
         return ()
@@ -332,7 +231,7 @@ def _rings(config: ApexConfig, shape: SlotShape, stored: tuple[int, ...]) -> tup
     return tuple(ring_bytes(shape, slots, config.replay_compression_ratio) for slots in stored)
 
 
-def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int) -> float:
+def _tolerance(config: ReplayRunConfig, ratio: float | None, drawn: int, leased: int) -> float:
     """Return the tolerance of the rate limiter, in items. All ``leased`` items may be inserted, and
     all ``drawn`` samples taken, at once."""
     if ratio is None:
@@ -348,7 +247,7 @@ def _tolerance(config: ApexConfig, ratio: float | None, drawn: int, leased: int)
     return least if asked is None else asked
 
 
-def _check_memory(config: ApexConfig, plan: ApexPlan) -> None:
+def _check_memory(config: ReplayRunConfig, plan: ReplayPlan) -> None:
     held = plan.slot_bytes + plan.frame_bytes
     free, needed = shared_memory_free(), held + plan.tree_bytes
     if free is not None and needed > 0.9 * free:

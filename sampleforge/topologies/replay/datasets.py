@@ -16,12 +16,12 @@ from sampleforge.replay.shares import Shares
 from sampleforge.shared.counters import Progress
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies.apex.plan import ApexPlan
 from sampleforge.topologies.builders import PolicySeeds
-from sampleforge.topologies.config import ApexConfig
+from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.datasets import open_datasets
 from sampleforge.topologies.graph import Edge, GraphBuilder
 from sampleforge.topologies.policy_groups import GroupParts
+from sampleforge.topologies.replay.plan import ReplayPlan
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
 from sampleforge.topologies.sampling import ActorChannels
@@ -36,14 +36,14 @@ DATASET_STREAM = 3_000_000
 """Part of the seeds of the shuffle buffers, so that they differ from those of the env rows."""
 
 
-def dataset_folders(config: ApexConfig, spec: EnvSpec) -> tuple[str, ...]:
+def dataset_folders(config: ReplayRunConfig, spec: EnvSpec) -> tuple[str, ...]:
     """Return the datasets of ``config`` as workers find them, in any working directory. Raises
     ConfigError as `open_datasets`."""
     names = [dataset.source for dataset in open_datasets(config, spec)]
     return tuple(str(Path(n).absolute()) if os.path.exists(n) else n for n in names)
 
 
-def shares_of(config: ApexConfig, plan: ApexPlan) -> Shares | None:
+def shares_of(config: ReplayRunConfig, plan: ReplayPlan) -> Shares | None:
     """Return the shares of the sources in the experience; None if there is one source. The actors
     of the environment come first, then one for each dataset."""
     if len(config.sources) == 1:
@@ -58,9 +58,9 @@ def add_dataset_actors(
     graph: GraphBuilder,
     channels: ActorChannels,
     exchange: ReplayExchange,
-    parts: GroupParts[QNetwork],
-    config: ApexConfig,
-    plan: ApexPlan,
+    parts: GroupParts,
+    config: ReplayRunConfig,
+    plan: ReplayPlan,
 ) -> None:
     """Add an actor for each dataset, which fills the slots of the replay of the only policy."""
     new_network, weights = parts.new_model, parts.channels.weights
@@ -109,7 +109,7 @@ def _seed(seed: int, number: int, resumes: int, life: Callable[[], int]) -> list
 def _policy(
     new_network: Callable[[], QNetwork],
     weights: SharedWeights,
-    config: ApexConfig,
+    config: ReplayRunConfig,
     precision: str,
     seeds: PolicySeeds,
 ) -> GivenActionsPolicy:
@@ -125,7 +125,7 @@ def _policy(
     )
 
 
-def dataset_edges(config: ApexConfig, plan: ApexPlan, shards: str) -> tuple[Edge, ...]:
+def dataset_edges(config: ReplayRunConfig, plan: ReplayPlan, shards: str) -> tuple[Edge, ...]:
     """Return the edges of the datasets to the replay ``shards``."""
     rollout = f"rollout of {plan.rollout} steps x {plan.rows} rows"
     return tuple(

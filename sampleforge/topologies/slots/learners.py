@@ -15,7 +15,7 @@ from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
 from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
-from sampleforge.topologies.config import AppoConfig
+from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.members import begin_with
 from sampleforge.topologies.sampler_plan import Plan
@@ -30,7 +30,7 @@ class AppoLearners:
     `sampleforge.topologies.learner_group.LearnerMaker`. ``prefetch``: a thread gathers the next
     batch. ``hooks``: of the run's callbacks."""
 
-    config: AppoConfig
+    config: SlotsRunConfig
     plan: Plan
     devices: list[str]
     new_model: NewModel
