@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from sampleforge.algos.captured import CudaGraphs
 from sampleforge.algos.policy import SampledPolicy
 from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.models.compiled import compile_passes
 from sampleforge.rollouts.batch import Batch, BatchBuilder
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
@@ -60,7 +61,9 @@ def batch_of(config: AppoConfig, spec: EnvSpec, device: torch.device) -> tuple[B
 
 def new_learner(config: AppoConfig, spec: EnvSpec, plan: Any, how: str) -> PpoLearner:
     maker = network_maker(config, spec, 0)
-    learner = make_learner(maker, config, plan, ResumePoint(0), compiled=how == "compiled")
+    learner: PpoLearner = make_learner(maker, plan, ResumePoint(0))
+    if how == "compiled":
+        compile_passes(learner.model, torch.device(plan.device))
     if how == "graph":
         learner.use_graphs(CudaGraphs(torch.device(plan.device)))
     return learner

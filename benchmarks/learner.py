@@ -37,7 +37,7 @@ def measure(case: str, precision: Precision, device: str, seconds: float) -> lis
         builder.add(slot)
     batch, start = builder.take(), ResumePoint(0)
     new_model = network_maker(config, spec, 0)
-    learner = make_learner(new_model, config, plan, start)
+    learner = make_learner(new_model, plan, start)
 
     def learn() -> None:
         batch.version.fill_(learner.version)  # else all steps become stale

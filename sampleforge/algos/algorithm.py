@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.experience import WHOLE, Share
+from sampleforge.algos.learning import Learner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.rollouts.slots import TrajectorySlots
@@ -24,12 +27,28 @@ def never(config: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class LearnerPlace:
+    """Where a learner learns, beside which others. ``noise_seed``: of the noise that its passes
+    draw; ``seed``: of all else. ``batch_size``: the nominal env steps of a batch whose size varies
+    (None: it does not). ``share``: the part of each batch that it has, if there are several."""
+
+    device: torch.device
+    precision: str
+    seed: int
+    noise_seed: int
+    averaging: Averaging
+    batch_size: int | None = None
+    share: Share = WHOLE
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """An algorithm, whatever the topology that it runs on. Each function takes the complete config
     of the run, with resolved defaults, and is one of a module, so that it can be sent to workers.
 
     ``new_network(config, spec)`` returns the network that is published, with initial weights from
     torch's global generator: all that acting, evaluations, exports and populations see.
+    ``new_learner(config, network, place)`` returns the learner of a network.
     ``columns(config)``: what acting records beside observation, action, reward and flags, columns
     [T, rows] of a slot, name -> dtype.
     ``changeable``: the fields of the config that the learner can change during the training.
@@ -41,6 +60,7 @@ class Algorithm:
     """
 
     new_network: Callable[[Any, EnvSpec], ActorCritic | QNetwork]
+    new_learner: Callable[[Any, Any, LearnerPlace], Learner]
     columns: Callable[[Any], Mapping[str, str]]
     changeable: tuple[str, ...]
     whole_rollouts: Callable[[Any], bool] = never

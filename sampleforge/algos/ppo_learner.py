@@ -35,6 +35,9 @@ from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive
 from sampleforge.rollouts.batch import Batch
 
+MAXIMA = ("ratio_deviation",)
+"""Metrics of a loss that are maxima over a minibatch, not means."""
+
 
 class Loss(Protocol):
     """A function from experience to a loss; see `sampleforge.algos.appo.AppoLoss`."""
@@ -176,17 +179,22 @@ class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
     def _over_minibatches(self, per_step: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return the metrics of all steps together; means are weighted by the minibatches' valid
         rows."""
-        apart = ("rows", "skipped_steps", "ratio_deviation")
-        rows, skipped, own = (torch.stack([m[name] for m in per_step]) for name in apart)
-        deviations = self.averaging.all_gather(own).amax(0)
-        names = [name for name in per_step[0] if name not in apart]
+        rows, skipped = (
+            torch.stack([m[name] for m in per_step]) for name in ("rows", "skipped_steps")
+        )
+        largest = {
+            name: self.averaging.all_gather(torch.stack([m[name] for m in per_step])).amax(0)
+            for name in MAXIMA
+            if name in per_step[0]
+        }
+        names = [n for n in per_step[0] if n not in ("rows", "skipped_steps", *largest)]
         columns = [torch.stack([m[name].double() for name in names]) for m in per_step]
-        table = torch.cat((torch.stack(columns, 1), deviations.unsqueeze(0)))
+        table = torch.cat((torch.stack(columns, 1), *(m.unsqueeze(0) for m in largest.values())))
         weight = rows / torch.where(rows.sum() > 0, rows.sum(), 1.0)
         means = torch.where(rows > 0, table * weight, 0.0).sum(1)
         return {
-            **dict(zip((*names, "ratio_deviation"), means.unbind(), strict=True)),
-            "ratio_deviation_first": deviations[0],
+            **dict(zip((*names, *largest), means.unbind(), strict=True)),
+            **{f"{name}_first": of_steps[0] for name, of_steps in largest.items()},
             "skipped_steps": skipped.sum(),
             "empty_minibatches": (rows == 0).sum(),
         }
@@ -350,9 +358,8 @@ class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
         empty = output.rows == 0
         skip = (~torch.isfinite(norm) & ~empty).float()
         self._optimiser.step(rate, skip + empty.float())
-        deviation = output.metrics["ratio_deviation"]  # a maximum: not weighted as means are
-        extra = {"ratio_deviation": deviation, "grad_norm": norm, "skipped_steps": skip}
-        return {**metrics, **extra, "rows": output.rows}
+        maxima = {n: output.metrics[n] for n in MAXIMA if n in output.metrics}  # not weighted
+        return {**metrics, **maxima, "grad_norm": norm, "skipped_steps": skip, "rows": output.rows}
 
     @torch.no_grad()
     def _update_statistics(self, batch: Batch, metrics: dict[str, float]) -> None:

@@ -8,14 +8,18 @@ from typing import Any
 import torch
 
 from sampleforge.algos import dqn
-from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algos.algorithm import Algorithm, LearnerPlace
+from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import DqnConfig
+from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.hyperparameters import (
     APPO_LOSS_HYPERPARAMETERS,
     DQN_HYPERPARAMETERS,
     LEARNER_HYPERPARAMETERS,
     MARWIL_HYPERPARAMETERS,
 )
+from sampleforge.algos.marwil import MarwilLearner
+from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
@@ -51,6 +55,42 @@ def _new_q_network(config: Any, spec: EnvSpec) -> QNetwork:
     return network
 
 
+def _new_ppo_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
+    loss = AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns)
+    return PpoLearner(
+        network,
+        loss,
+        config,
+        device=place.device,
+        precision=place.precision,
+        seed=place.seed,
+        averaging=place.averaging,
+        batch_size=place.batch_size,
+        share=place.share,
+    )
+
+
+def _new_q_learner(config: Any, network: QNetwork, place: LearnerPlace) -> DqnLearner:
+    return DqnLearner(
+        network,
+        config,
+        device=place.device,
+        precision=place.precision,
+        noise_seed=place.noise_seed,
+        averaging=place.averaging,
+    )
+
+
+def _new_imitation_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> MarwilLearner:
+    return MarwilLearner(
+        network,
+        config,
+        device=place.device,
+        precision=place.precision,
+        averaging=place.averaging,
+    )
+
+
 def _actor_critic_columns(config: Any) -> Mapping[str, str]:
     return ACTOR_CRITIC
 
@@ -67,12 +107,14 @@ def _epsilons(config: DqnConfig, count: int) -> torch.Tensor:
 
 PPO = Algorithm(
     new_network=_new_ppo_network,
+    new_learner=_new_ppo_learner,
     columns=_actor_critic_columns,
     changeable=(*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS),
     whole_rollouts=_whole_rollouts,
 )
 DQN = Algorithm(
     new_network=_new_q_network,
+    new_learner=_new_q_learner,
     columns=dqn.columns,
     changeable=DQN_HYPERPARAMETERS,
     finish_rollout=dqn.FinishRollout,
@@ -80,6 +122,7 @@ DQN = Algorithm(
 )
 MARWIL = Algorithm(
     new_network=new_actor_critic,
+    new_learner=_new_imitation_learner,
     columns=_actor_critic_columns,
     changeable=MARWIL_HYPERPARAMETERS,
 )

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sampleforge.algos.algorithm import Algorithm
-from sampleforge.algos.appo import AppoLoss
-from sampleforge.algos.averaging import Averaging
+from sampleforge.algos.algorithm import Algorithm, LearnerPlace
+from sampleforge.algos.averaging import Averaging, Local
+from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learning import Learner
 from sampleforge.algos.policy import (
@@ -25,21 +25,19 @@ from sampleforge.algos.policy import (
     SampledPolicy,
     keep_seed,
 )
-from sampleforge.algos.ppo_learner import PpoLearner
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
 from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
-from sampleforge.models.compiled import compile_passes
 from sampleforge.replay.snapshot import ReplayFolder
 from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.task_board import TaskBoard
 from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.config import OPPONENT, AnyConfig, PolicyRoles
-from sampleforge.topologies.sampler_plan import Plan, SamplerPlan
+from sampleforge.topologies.sampler_plan import SamplerPlan
 from sampleforge.workers.change_follower import ScheduledChange
 from sampleforge.workers.learner import Save
 
@@ -165,37 +163,36 @@ class NetworkMaker:
 
 
 def make_learner(
-    new_model: NewModel,
-    config: Any,
-    plan: Plan,
+    maker: NetworkMaker,
+    plan: Any,
     start: ResumePoint,
     averaging: Averaging | None = None,
     *,
-    compiled: bool = False,
     varies: bool = False,
     share: Share = WHOLE,
     device: str | None = None,
-) -> PpoLearner:
-    """Return the learner with its initial state, or that of the checkpoint. ``varies``: the number
-    of env steps of a batch varies. ``share``: the part of each batch that this learner has, if
-    there are several; ``device``: this learner's (default: the plan's)."""
-    config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
-    on = torch.device(device or plan.device)
-    learner = PpoLearner(
-        new_model(),
-        AppoLoss(config, config.gamma, normalises_returns=config.normalise_returns),
-        config,
-        device=on,
-        precision=plan.precision,
-        seed=start.seed,
-        averaging=averaging,
-        batch_size=plan.batch_size if varies else None,
-        share=share,
+) -> Any:
+    """Return the learner of the network that ``maker`` makes, with its initial state, or that of
+    the checkpoint. ``varies``: the number of env steps of a batch varies. ``share``: the part of
+    each batch that this learner has, if there are several; ``device``: this learner's (default:
+    the plan's)."""
+    config = maker.config
+    if isinstance(config, LearnerConfig):
+        config = dataclasses.replace(config, max_policy_lag=plan.lag.limit)
+    # The seed of noise is the one after those of all actors and policy workers.
+    after = plan.num_workers + plan.num_policy_workers if isinstance(plan, SamplerPlan) else 0
+    place = LearnerPlace(
+        torch.device(device or plan.device),
+        plan.precision,
+        start.seed,
+        policy_seed(after, start),
+        averaging or Local(),
+        plan.batch_size if varies else None,
+        share,
     )
+    learner = maker.algorithm.new_learner(config, maker(), place)
     if start.resume is not None:
         start.resume.learner(learner)
-    if compiled:
-        compile_passes(learner.model, on)
     return learner
 
 

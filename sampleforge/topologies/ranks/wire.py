@@ -35,7 +35,6 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     NetworkMaker,
-    NewModel,
     PolicyStart,
     ResumePoint,
     env_makers,
@@ -165,7 +164,7 @@ class RankContext:
     recorded: RolloutQueue | None = None
 
     @property
-    def new_model(self) -> NewModel:
+    def new_model(self) -> NetworkMaker:
         return NetworkMaker(self.algorithm, self.config, self.spec, self.start.seed)
 
 
@@ -278,7 +277,7 @@ def _group_member(context: RankContext, join: Rendezvous, weights: SharedWeights
         join.rank,
         join.rank,
         join.join,
-        partial(make_learner, context.new_model, config, plan, context.start, varies=True),
+        partial(make_learner, context.new_model, plan, context.start, varies=True),
         weights,
         context.graph.progress,
         context.graph.stop,

@@ -13,7 +13,6 @@ from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.dqn_learner import DqnLearner
 from sampleforge.algos.experience import Share
 from sampleforge.algos.windows import MakeWindows
-from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.compressed import CompressedFrames
 from sampleforge.replay.device_frames import DeviceFrames
 from sampleforge.replay.exchange import SampleRelay
@@ -22,7 +21,7 @@ from sampleforge.replay.sequences import SequenceReader
 from sampleforge.replay.transitions import TransitionReader
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Progress
-from sampleforge.topologies.builders import PolicyStart, ResumePoint, policy_seed
+from sampleforge.topologies.builders import NetworkMaker, PolicyStart, make_learner
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.members import begin_with
@@ -45,7 +44,7 @@ class ApexLearners:
     config: ReplayRunConfig
     plan: ReplayPlan
     devices: list[str]
-    new_network: Callable[[], QNetwork]
+    new_network: NetworkMaker
     policy: PolicyStart
     replay: ReplayChannels
     channels: GroupChannels
@@ -54,14 +53,14 @@ class ApexLearners:
     make_reader: Callable[[str], TransitionReader | SequenceReader]
     hooks: RunHooks
 
-    def new_learner(self, index: int, averaging: Averaging) -> DqnLearner:
+    def new_learner(self, index: int, averaging: Averaging) -> Any:
         learner = make_learner(
             self.new_network,
-            self.config,
             self.plan,
             self.policy.start,
-            self.devices[index],
             averaging,
+            share=Share(index, self.config.num_learners),
+            device=self.devices[index],
         )
         graphs = graphs_of(self.config, self.devices[index])
         if graphs is not None:
@@ -131,30 +130,6 @@ class ApexLearners:
             Share(index, config.num_learners),
             learner,
         )
-
-
-def make_learner(
-    new_network: Callable[[], QNetwork],
-    config: Any,
-    plan: ReplayPlan,
-    start: ResumePoint,
-    device: str,
-    averaging: Averaging | None = None,
-) -> DqnLearner:
-    """Return the learner with its initial state, or that of the checkpoint."""
-    # The seed after those of all actors and policy workers.
-    seed = policy_seed(plan.num_workers + plan.num_policy_workers, start)
-    learner = DqnLearner(
-        new_network(),
-        config,
-        device=torch.device(device),
-        precision=plan.precision,
-        noise_seed=seed,
-        averaging=averaging,
-    )
-    if start.resume is not None:
-        start.resume.learner(learner)
-    return learner
 
 
 def make_reader(

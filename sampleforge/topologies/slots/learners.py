@@ -10,11 +10,11 @@ import torch
 
 from sampleforge.algos.averaging import Averaging
 from sampleforge.algos.experience import Share
-from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.models.compiled import compile_passes
 from sampleforge.rollouts.batch_source import SlotBatches
 from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.shared.counters import Progress
-from sampleforge.topologies.builders import NewModel, PolicyStart, make_learner
+from sampleforge.topologies.builders import NetworkMaker, PolicyStart, make_learner
 from sampleforge.topologies.config import SlotsRunConfig
 from sampleforge.topologies.cuda_graphs import graphs_of
 from sampleforge.topologies.members import begin_with
@@ -33,7 +33,7 @@ class AppoLearners:
     config: SlotsRunConfig
     plan: Plan
     devices: list[str]
-    new_model: NewModel
+    new_model: NetworkMaker
     policy: PolicyStart
     exchange: SlotExchange
     channels: GroupChannels
@@ -41,18 +41,18 @@ class AppoLearners:
     prefetch: bool
     hooks: RunHooks
 
-    def new_learner(self, index: int, averaging: Averaging) -> PpoLearner:
+    def new_learner(self, index: int, averaging: Averaging) -> Any:
         config = self.config
         learner = make_learner(
             self.new_model,
-            config,
             self.plan,
             self.policy.start,
             averaging,
-            compiled=config.compile,
             share=Share(index, config.num_learners),
             device=self.devices[index],
         )
+        if config.compile:
+            compile_passes(learner.model, torch.device(self.devices[index]))
         graphs = graphs_of(config, self.devices[index])
         if graphs is not None:
             learner.use_graphs(graphs)
@@ -64,7 +64,7 @@ class AppoLearners:
         index: int,
         counter_row: int,
         *,
-        make_learner: Callable[[], PpoLearner],
+        make_learner: Callable[[], Any],
         **options: Any,
     ) -> LearnerWorker:
         config, plan, channels = self.config, self.plan, self.channels

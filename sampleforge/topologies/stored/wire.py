@@ -11,7 +11,6 @@ import torch
 
 from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.averaging import Averaging
-from sampleforge.algos.marwil import MarwilLearner
 from sampleforge.config import ConfigError
 from sampleforge.offline.config import Source
 from sampleforge.offline.stored_steps import RewardRule, StoredBatches
@@ -24,10 +23,10 @@ from sampleforge.shared.wakeup import wakeups
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     NetworkMaker,
-    NewModel,
     PolicyStart,
     ResumePoint,
     initial_weights,
+    make_learner,
 )
 from sampleforge.topologies.config import StoredRunConfig
 from sampleforge.topologies.evaluator import add_evaluators, num_evaluators
@@ -136,26 +135,18 @@ class MarwilLearners:
 
     config: Any
     plan: StoredPlan
-    new_model: NewModel
+    new_model: NetworkMaker
     policy: PolicyStart
     channels: GroupChannels
     progress: Progress
     batches: StoredBatches
     hooks: RunHooks
 
-    def new_learner(self, index: int, averaging: Averaging) -> MarwilLearner:
-        learner = MarwilLearner(
-            self.new_model(),
-            self.config,
-            device=self.batches.device,
-            precision=self.plan.precision,
-            averaging=averaging,
-        )
-        resume = self.policy.start.resume
-        if resume is None:
+    def new_learner(self, index: int, averaging: Averaging) -> Any:
+        start = self.policy.start
+        learner = make_learner(self.new_model, self.plan, start, averaging)
+        if start.resume is None:
             learner.fit_units(self.batches.mixture)
-        else:
-            resume.learner(learner)
         return learner
 
     def new_worker(
@@ -163,7 +154,7 @@ class MarwilLearners:
         index: int,
         counter_row: int,
         *,
-        make_learner: Callable[[], MarwilLearner],
+        make_learner: Callable[[], Any],
         **options: Any,
     ) -> LearnerWorker:
         return LearnerWorker(
