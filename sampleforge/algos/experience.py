@@ -30,8 +30,7 @@ class Experience:
     is_first: torch.Tensor  # bool [T or T+1, B]
     state: torch.Tensor  # float32 [B, S]
     actions: dict[str, torch.Tensor]  # [T, B, ...]
-    log_prob: torch.Tensor  # [T, B]
-    value: torch.Tensor  # [T, B]
+    acted: dict[str, torch.Tensor]  # [T, B] each: what acting recorded
     reward: torch.Tensor  # [T, B], scaled and clipped
     terminated: torch.Tensor  # bool [T, B]
     truncated: torch.Tensor  # bool [T, B]
@@ -42,6 +41,16 @@ class Experience:
     advantages: torch.Tensor | None = None  # [T, B]
     targets: torch.Tensor | None = None  # [T, B]
     share: torch.Tensor | None = None  # [T, B]: weight of each step; 0 where none was taken
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The values by the behaviour policy [T, B]."""
+        return self.acted["value"]
+
+    @property
+    def log_prob(self) -> torch.Tensor:
+        """The log-probabilities of the actions by the behaviour policy [T, B]."""
+        return self.acted["log_prob"]
 
     @property
     def counts(self) -> torch.Tensor:
@@ -70,6 +79,7 @@ class Experience:
             self,
             obs={name: pick(leaf) for name, leaf in self.obs.items()},
             actions={name: pick(leaf) for name, leaf in self.actions.items()},
+            acted={name: pick(column) for name, column in self.acted.items()},
             state=state,
             **picked,
         )
@@ -88,8 +98,6 @@ class Experience:
 
 _COLUMNS = (
     "is_first",
-    "log_prob",
-    "value",
     "reward",
     "terminated",
     "truncated",
@@ -126,8 +134,7 @@ def experience_of(
         is_first=batch.is_first,
         state=batch.state,
         actions=batch.actions,
-        log_prob=batch.log_prob,
-        value=batch.value,
+        acted=batch.acted,
         reward=reward,
         terminated=batch.terminated,
         truncated=batch.truncated,

@@ -29,7 +29,6 @@ from sampleforge.algos.policy import autocast
 from sampleforge.algos.return_scale import ReturnScale
 from sampleforge.algos.stepwise import ByAutograd, ByHand, Minibatches, Network, StepwiseLoss
 from sampleforge.algos.update_kl import UpdateKl
-from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.mlp_passes import ActorCriticPasses, passes_of
 from sampleforge.ops.running_stats import Gather
 from sampleforge.ops.schedules import kl_adaptive
@@ -54,15 +53,13 @@ class Loss(Protocol):
 
     def change(self, new: Mapping[str, Any]) -> None: ...
 
-    def prepare(self, model: ActorCritic, experience: Experience) -> Experience: ...
+    def prepare(self, model: Any, experience: Experience) -> Experience: ...
 
-    def __call__(
-        self, model: ActorCritic, experience: Experience, gather: Gather
-    ) -> LossOutput: ...
+    def __call__(self, model: Any, experience: Experience, gather: Gather) -> LossOutput: ...
 
     def stepwise(
         self,
-        model: ActorCritic,
+        model: Any,
         network: Network,
         experience: Experience,
         draw: Callable[[], Minibatches],
@@ -70,11 +67,11 @@ class Loss(Protocol):
     ) -> StepwiseLoss | None: ...
 
     def by_hand(
-        self, model: ActorCritic, passes: ActorCriticPasses, experience: Experience
+        self, model: Any, passes: ActorCriticPasses, experience: Experience
     ) -> LossOutput | None: ...
 
 
-class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
+class PpoLearner(GradientLearner[Any, LearnerConfig]):
     """Model, optimiser, schedules and running statistics of one policy.
 
     See `GradientLearner`. A minibatch without a valid row on any rank makes no step and no version.
@@ -88,7 +85,7 @@ class PpoLearner(GradientLearner[ActorCritic, LearnerConfig]):
 
     def __init__(
         self,
-        model: ActorCritic,
+        model: Any,
         loss: Loss,
         config: LearnerConfig,
         *,

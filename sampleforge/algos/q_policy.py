@@ -26,7 +26,8 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
     """The policy that acts epsilon-greedily on a Q-network.
 
     ``epsilons`` [env rows of the run]. Newer weights are copied after at least ``refresh_interval``
-    env steps of this policy. Noisy layers draw new noise for each row and step."""
+    env steps of this policy. Noisy layers draw new noise for each row and step. ``epsilon`` returns
+    the epsilon of all rows at the moment, in place of ``epsilons``."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         precision: str,
         seed: int,
         new_seed: NewSeed = keep_seed,
+        epsilon: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(
             model, weights, device=device, precision=precision, seed=seed, new_seed=new_seed
@@ -47,11 +49,14 @@ class EpsilonGreedyPolicy(FollowingModel[QNetwork]):
         self._epsilons = epsilons.to(device, torch.float32)
         self._refresh_interval = refresh_interval
         self._acted = refresh_interval
+        self._epsilon = epsilon
 
     def refresh(self) -> None:
         if self._begin_anew() or self._acted >= self._refresh_interval:
             self._acted = 0
             super().refresh()
+        if self._epsilon is not None:
+            self._epsilons.fill_(self._epsilon())
 
     @torch.inference_mode()
     def act(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sampleforge.algos import dqn
-from sampleforge.algos.algorithm import Algorithm, LearnerPlace
+from sampleforge.algos.algorithm import ActingPlace, Algorithm, LearnerPlace
 from sampleforge.algos.appo import AppoLoss
 from sampleforge.algos.config import DqnConfig
 from sampleforge.algos.dqn_learner import DqnLearner
@@ -19,12 +19,15 @@ from sampleforge.algos.hyperparameters import (
     MARWIL_HYPERPARAMETERS,
 )
 from sampleforge.algos.marwil import MarwilLearner
+from sampleforge.algos.policy import Policy, RecordedPolicy, SampledPolicy
 from sampleforge.algos.ppo_learner import PpoLearner
+from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.models.q_network import QNetwork
 from sampleforge.models.value_distribution import value_distribution
 from sampleforge.ops.exploration import epsilon_ladder
 from sampleforge.rollouts.slots import ACTOR_CRITIC
+from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 
 
@@ -53,6 +56,43 @@ def _new_q_network(config: Any, spec: EnvSpec) -> QNetwork:
     if config.normalise_returns:
         network.value_scale.zero_()  # until the first reward: see `algos.return_scale`
     return network
+
+
+def _new_sampled_policy(
+    config: Any, network: ActorCritic, weights: SharedWeights, place: ActingPlace
+) -> SampledPolicy:
+    kind = RecordedPolicy if place.recorded else SampledPolicy
+    return kind(
+        network,
+        weights,
+        device=place.device,
+        precision=place.precision,
+        seed=place.seed,
+        noise_correlation=config.noise_correlation,
+        num_rows=place.num_rows,
+        new_seed=place.new_seed,
+    )
+
+
+def _new_epsilon_greedy_policy(
+    config: Any, network: QNetwork, weights: SharedWeights, place: ActingPlace
+) -> EpsilonGreedyPolicy:
+    kind = RecordedEpsilonGreedyPolicy if place.recorded else EpsilonGreedyPolicy
+    assert place.ladder is not None
+    return kind(
+        network,
+        weights,
+        place.ladder,
+        config.weights_refresh_interval,
+        device=place.device,
+        precision=place.precision,
+        seed=place.seed,
+        new_seed=place.new_seed,
+    )
+
+
+def _does_not_act(config: Any, network: Any, weights: SharedWeights, place: ActingPlace) -> Policy:
+    raise AssertionError("it learns from recorded data alone")
 
 
 def _new_ppo_learner(config: Any, network: ActorCritic, place: LearnerPlace) -> PpoLearner:
@@ -108,6 +148,7 @@ def _epsilons(config: DqnConfig, count: int) -> torch.Tensor:
 PPO = Algorithm(
     new_network=_new_ppo_network,
     new_learner=_new_ppo_learner,
+    new_policy=_new_sampled_policy,
     columns=_actor_critic_columns,
     changeable=(*LEARNER_HYPERPARAMETERS, *APPO_LOSS_HYPERPARAMETERS),
     whole_rollouts=_whole_rollouts,
@@ -115,6 +156,7 @@ PPO = Algorithm(
 DQN = Algorithm(
     new_network=_new_q_network,
     new_learner=_new_q_learner,
+    new_policy=_new_epsilon_greedy_policy,
     columns=dqn.columns,
     changeable=DQN_HYPERPARAMETERS,
     finish_rollout=dqn.FinishRollout,
@@ -123,6 +165,7 @@ DQN = Algorithm(
 MARWIL = Algorithm(
     new_network=new_actor_critic,
     new_learner=_new_imitation_learner,
+    new_policy=_does_not_act,
     columns=_actor_critic_columns,
     changeable=MARWIL_HYPERPARAMETERS,
 )

@@ -52,7 +52,7 @@ class DictEncoder(nn.Module):
                 f"--model.encoder {config.encoder}: no observation leaf is encoded as pixels or "
                 f"planes ({'; '.join(lines)}); use mlp or auto, or --model.encode LEAF=pixels"
             )
-        self.layer_norm = config.layer_norm
+        self.layer_norm = bool(config.layer_norm)
         act = activation(config.activation, "relu")
         towers = (
             ImageTower(spec, found[name], self, config, act) for name, spec in self.images.items()
@@ -67,7 +67,7 @@ class DictEncoder(nn.Module):
                 self.vector.out_features,
                 config.hidden_sizes,
                 rest_act,
-                layer_norm=config.layer_norm,
+                layer_norm=bool(config.layer_norm),
             )
             self.out_features += self.dense.out_features
 
@@ -106,7 +106,7 @@ class ImageTower(nn.Module):
         self.stem, self.rest = stem, nn.Sequential(*rest)
         with torch.no_grad():
             flat = self._convolve(torch.zeros(1, c, h, w), 1.0).flatten(1).shape[1]
-        self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=config.layer_norm)
+        self.dense = Dense(flat, (config.cnn_features,), act, layer_norm=bool(config.layer_norm))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._with_channels(x)

@@ -34,9 +34,9 @@ class ModelConfig(Checked):
     """Width of the layer after the convolutions of an image encoder."""
     activation: Literal["auto", "tanh", "relu", "elu", "silu"] = "auto"
     """auto: tanh for the MLP, relu for the CNNs."""
-    layer_norm: bool = False
+    layer_norm: bool | None = None
     """Normalise the outputs of the encoder's layers before their activations (LayerNorm;
-    convolutions over channels and pixels)."""
+    convolutions over channels and pixels; default: with pqn)."""
     core: Literal["none", "gru", "lstm"] = "none"
     """Recurrent core between encoder and heads."""
     core_size: int = 256

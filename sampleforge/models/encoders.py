@@ -247,7 +247,7 @@ class MLP(Dense):
             raise ConfigError("the environment's observation has no leaf that a model could see")
         vector = Vector(observations, config)
         act = activation(config.activation, "tanh")
-        norm = config.layer_norm
+        norm = bool(config.layer_norm)
         super().__init__(vector.out_features, config.hidden_sizes, act, layer_norm=norm)
         self.vector = vector
         self.plain_leaf = vector.plain_leaf

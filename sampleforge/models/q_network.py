@@ -34,8 +34,9 @@ class QNetwork(nn.Module):
     ``value_distribution``: the distribution of each action's return (None: Q-values alone).
 
     In the output, ``parameters`` are the Q-values [..., A] and ``values`` the largest that the
-    action mask allows, both in units of ``value_scale``. That is a buffer [], either 1 or the
-    running scale of the rewards, which the learner sets; it is 0 until the scale is known. Raises
+    action mask allows, both in units of ``value_scale``, or, with ``in_returns_unit``, in that of
+    the returns, like the values of an actor-critic. The scale is a buffer [], either 1 or the
+    running scale of rewards or returns, which the learner sets; it is 0 until it is known. Raises
     ConfigError if the config does not fit the spaces.
     """
 
@@ -51,6 +52,7 @@ class QNetwork(nn.Module):
         head_size: int,
         noisy_sigma: float = 0.0,
         value_distribution: ValueDistribution | None = None,
+        in_returns_unit: bool = False,
     ) -> None:
         super().__init__()
         self.num_actions = _num_actions(actions)
@@ -59,6 +61,7 @@ class QNetwork(nn.Module):
         self.trunk = Trunk(config, observations)
         self.state_size = self.trunk.state_size
         self.dueling = dueling
+        self._in_returns_unit = in_returns_unit
         self.value_distribution = value_distribution
         size = 1 if value_distribution is None else value_distribution.size
         widths = (self.num_actions * size, size) if dueling else (self.num_actions * size,)
@@ -117,8 +120,9 @@ class QNetwork(nn.Module):
 
     def mean(self, outputs: Tensor) -> Tensor:
         """Return the Q-values [..., A] of `outputs`."""
-        distribution = self.value_distribution
-        return outputs if distribution is None else distribution.mean(outputs)
+        if self.value_distribution is not None:
+            outputs = self.value_distribution.mean(outputs)
+        return outputs * self.value_scale if self._in_returns_unit else outputs
 
     def outputs(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Return the heads' outputs for leaves [B, ...], for a network without a core: Q-values

@@ -22,8 +22,7 @@ class Batch:
     obs: dict[str, torch.Tensor]  # [T+1, B, ...]
     is_first: torch.Tensor  # bool [T+1, B]
     actions: dict[str, torch.Tensor]  # [T, B, ...]
-    log_prob: torch.Tensor  # float32 [T, B], of the behaviour policy
-    value: torch.Tensor  # float32 [T, B], of the behaviour policy
+    acted: dict[str, torch.Tensor]  # [T, B] each: what acting recorded, `SlotShape.extras`
     version: torch.Tensor  # int64 [T, B]
     reward: torch.Tensor  # float32 [T, B], raw
     terminated: torch.Tensor  # bool [T, B]
@@ -33,6 +32,16 @@ class Batch:
     final_value: torch.Tensor | None = None  # float32 [T, B], for same-step environments
     env_row: torch.Tensor | None = None  # int64 [B], the env row of each column; variable batches
     last_value: torch.Tensor | None = None  # float32 [B], of obs[T]; of rollouts that ended early
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The values by the behaviour policy, float32 [T, B]."""
+        return self.acted["value"]
+
+    @property
+    def log_prob(self) -> torch.Tensor:
+        """The log-probabilities of the actions by the behaviour policy, float32 [T, B]."""
+        return self.acted["log_prob"]
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -120,5 +129,11 @@ class BatchBuilder:
         for name in [n for n in flat if "/" in n]:
             kind, leaf = name.split("/", 1)
             leaves[kind][leaf] = flat.pop(name)
-        is_first = flat.pop("first")
-        return Batch(obs=leaves["obs"], actions=leaves["action"], is_first=is_first, **flat)
+        acted = {name: flat.pop(name) for name in self._slots.shape.extras}
+        return Batch(
+            obs=leaves["obs"],
+            actions=leaves["action"],
+            acted=acted,
+            is_first=flat.pop("first"),
+            **flat,
+        )

@@ -13,18 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from sampleforge.algos.algorithm import Algorithm, LearnerPlace
+from sampleforge.algos.algorithm import ActingPlace, Algorithm, LearnerPlace
 from sampleforge.algos.averaging import Averaging, Local
 from sampleforge.algos.config import LearnerConfig
 from sampleforge.algos.experience import WHOLE, Share
 from sampleforge.algos.learning import Learner
-from sampleforge.algos.policy import (
-    NewSeed,
-    Policy,
-    RecordedPolicy,
-    SampledPolicy,
-    keep_seed,
-)
+from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
 from sampleforge.env.seeding import row_seeds
@@ -32,6 +26,7 @@ from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
 from sampleforge.replay.snapshot import ReplayFolder
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.member_board import MemberBoard
 from sampleforge.shared.task_board import TaskBoard
 from sampleforge.shared.weights import SharedWeights
@@ -206,88 +201,77 @@ def initial_weights(new_model: Callable[[], torch.nn.Module], start: ResumePoint
     return weights
 
 
-def make_policy(
-    new_model: NewModel,
-    weights: SharedWeights,
-    device: str,
-    precision: str,
-    seed: int,
-    noise_correlation: float = 0.0,
-    num_rows: int = 0,
-    new_seed: NewSeed = keep_seed,
-    *,
-    recorded: bool = False,
-) -> SampledPolicy:
-    """Return a policy that reads its weights from ``weights``. ``recorded``: what it does is
-    recorded."""
-    kind = RecordedPolicy if recorded else SampledPolicy
-    return kind(
-        new_model(),
-        weights,
-        device=torch.device(device),
-        precision=precision,
-        seed=seed,
-        noise_correlation=noise_correlation,
-        num_rows=num_rows,
-        new_seed=new_seed,
-    )
+@dataclass(frozen=True)
+class PolicyMaker:
+    """Makes the policy of an actor (inline) or policy worker, in its process; see `ActingPlace`.
 
+    ``sizes``: numbers of rows for which its passes are compiled; several stand for any number
+    (empty: they are not compiled)."""
 
-def compiled_policy(
-    make: Callable[[], SampledPolicy], spec: EnvSpec, sizes: tuple[int, ...]
-) -> Policy:
-    """Return the policy that ``make`` makes, compiled for batches of this size; if there are
-    several ``sizes``, for batches of any size."""
-    policy = make()
-    policy.compile(spec.observations, sizes)
-    return policy
+    network: NetworkMaker
+    weights: SharedWeights
+    seeds: PolicySeeds
+    device: str
+    precision: str
+    num_rows: int
+    recorded: bool = False
+    ladder: torch.Tensor | None = None
+    progress: Progress | None = None
+    sizes: tuple[int, ...] = ()
+
+    def __call__(self) -> Policy:
+        place = ActingPlace(
+            torch.device(self.device),
+            self.precision,
+            self.seeds.first(),
+            self.seeds,
+            self.num_rows,
+            self.recorded,
+            self.ladder,
+            self.progress,
+        )
+        maker = self.network
+        policy = maker.algorithm.new_policy(maker.config, maker(), self.weights, place)
+        if self.sizes:
+            assert isinstance(policy, SampledPolicy), "the config refuses --compile for others"
+            policy.compile(maker.spec.observations, self.sizes)
+        return policy
 
 
 def policy_maker(
-    index: int,
-    new_model: NewModel,
+    network: NetworkMaker,
     weights: SharedWeights,
     plan: SamplerPlan,
-    start: ResumePoint,
-    compiled_for: EnvSpec | None = None,
-    noise_correlation: float = 0.0,
-    lives: RestartCounts | None = None,
-    board: MemberBoard | None = None,
+    seeds: PolicySeeds,
+    ladder: torch.Tensor | None = None,
+    progress: Progress | None = None,
     device: str | None = None,
-) -> NewPolicy:
-    """Return the function that makes the policy of the ``index``-th actor (inline) or policy
-    worker, with another seed in each of its ``lives``. ``compiled_for``: the spec for whose
-    observations the policy is compiled (None: it is not compiled). ``board``: of a member of a
-    population, in each of whose segments the policy has another seed. ``device``: on which it acts
-    (None: `acting_device`)."""
-    precision = plan.acting_precision
-    unseeded = partial(
-        make_policy,
-        new_model,
+) -> PolicyMaker:
+    """Return what makes the policy of an actor (inline) or policy worker. ``seeds``: of its
+    actions; ``device``: on which it acts (None: `acting_device`)."""
+    sizes: tuple[int, ...] = ()
+    if getattr(network.config, "compile", False):
+        served = plan.num_workers if plan.inference == "worker" else 1
+        shared = plan.inference == "worker" or plan.variable
+        many = shared and served * plan.num_streams > 1
+        sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
+    return PolicyMaker(
+        network,
         weights,
+        seeds,
         device or acting_device(plan),
-        precision,
-        noise_correlation=noise_correlation,
-        num_rows=plan.agent_rows,
-        recorded=plan.records,
+        plan.acting_precision,
+        plan.agent_rows,
+        plan.records,
+        ladder,
+        progress,
+        sizes,
     )
-    make = partial(_seeded_policy, unseeded, PolicySeeds(index, start, lives, board))
-    if compiled_for is None:
-        return make
-    served = plan.num_workers if plan.inference == "worker" else 1
-    shared = plan.inference == "worker" or plan.variable
-    many = shared and served * plan.num_streams > 1
-    sizes = (plan.rows, 2 * plan.rows) if many else (plan.rows,)
-    return partial(compiled_policy, make, compiled_for, sizes)
 
 
 def acting_device(plan: SamplerPlan) -> str:
     """Return the device on which actions are computed."""
     return plan.device if plan.inference == "worker" else "cpu"
-
-
-def _seeded_policy(make: Callable[..., SampledPolicy], seeds: PolicySeeds) -> SampledPolicy:
-    return make(seed=seeds.first(), new_seed=seeds)
 
 
 class PolicySeeds:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from sampleforge.algos.config import AppoLossConfig, DqnConfig, ImitationConfig, LearnerConfig
+from sampleforge.algos.pqn.config import PqnLossConfig
 from sampleforge.config import ConfigError, typed
 from sampleforge.env.config import EnvConfig
 from sampleforge.models.config import CompilerConfig, ModelConfig
@@ -213,6 +214,29 @@ class AppoConfig(AppoLossConfig, SlotsRunConfig):
 
 
 @dataclass(frozen=True)
+class PqnConfig(PqnLossConfig, SlotsRunConfig):
+    """PQN: Q-learning from batches of rollouts, without a replay and a target network."""
+
+    algo: ClassVar[str] = "pqn"
+    # Defaults that differ from those of the parts:
+    max_grad_norm: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lr_schedule == "kl_adaptive":
+            raise ConfigError(
+                "--lr-schedule kl_adaptive: a Q-network has no distribution whose KL could be "
+                "held; use constant or linear"
+            )
+        for name in ("compile", "cuda_graphs"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{typed(name, True)}: pqn has passes of a Q-network, which only its own code "
+                    "computes; leave it out"
+                )
+
+
+@dataclass(frozen=True)
 class ApexConfig(DqnConfig, ReplayRunConfig):
     """Ape-X DQN: many actors write into a prioritised replay, a learner draws from it."""
 
@@ -318,6 +342,7 @@ def policy_ids(config: AnyConfig) -> tuple[str, ...]:
 
 ALGOS: dict[str, type[AnyConfig]] = {
     "appo": AppoConfig,
+    "pqn": PqnConfig,
     "apex": ApexConfig,
     "ddppo": DdppoConfig,
     "marwil": MarwilConfig,

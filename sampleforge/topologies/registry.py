@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sampleforge.algos.algorithm import Algorithm
+from sampleforge.algos.pqn.algorithm import PQN
 from sampleforge.algos.records import DQN, MARWIL, PPO
 from sampleforge.spec import EnvSpec
-from sampleforge.topologies import dqn_defaults, marwil_defaults, ppo_defaults
+from sampleforge.topologies import dqn_defaults, marwil_defaults, ppo_defaults, pqn_defaults
 from sampleforge.topologies.builders import NetworkMaker
 from sampleforge.topologies.config import AnyConfig
 from sampleforge.topologies.graph import Graph
@@ -79,6 +80,7 @@ class Pairing:
 
 _PAIRINGS = {
     "appo": Pairing(PPO, SLOTS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
+    "pqn": Pairing(PQN, SLOTS, pqn_defaults.resolve_defaults, pqn_defaults.reason),
     "ddppo": Pairing(PPO, RANKS, ppo_defaults.resolve_defaults, ppo_defaults.reason),
     "apex": Pairing(DQN, REPLAY, dqn_defaults.resolve_defaults, dqn_defaults.reason),
     "marwil": Pairing(MARWIL, STORED, marwil_defaults.resolve_defaults, marwil_defaults.reason),

@@ -64,7 +64,7 @@ def test_the_kl_is_that_of_the_update_whatever_the_behaviour_was(core: Any) -> N
     small = ModelConfig(hidden_sizes=(16,), core_size=8, core=core, normalise_observations=False)
     chosen = adaptive(learning_rate=1e-6, model=small)
     learner, batch = learner_of(chosen), one_batch(chosen)
-    other = dataclasses.replace(batch, log_prob=batch.log_prob - 1.0)
+    other = dataclasses.replace(batch, acted={**batch.acted, "log_prob": batch.log_prob - 1.0})
     metrics = learner.update(other, 0.0)
     assert metrics["approx_kl"] > 0.3, "the policy is far from the behaviour"
     assert 0 <= metrics["update_kl"] < 1e-5

@@ -147,7 +147,10 @@ def test_rows_that_do_not_count_change_nothing(advantage: str) -> None:
         model, loss = model_of(chosen), AppoLoss(chosen, chosen.gamma)
         spoiled = dataclasses.replace(
             batch,
-            log_prob=torch.where(batch.valid, batch.log_prob, batch.log_prob - noise),
+            acted={
+                **batch.acted,
+                "log_prob": torch.where(batch.valid, batch.log_prob, batch.log_prob - noise),
+            },
             reward=torch.where(batch.valid, batch.reward, batch.reward + noise),
         )
         experience = loss.prepare(model, experience_of(spoiled, chosen, 0))

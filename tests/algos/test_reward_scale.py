@@ -205,7 +205,9 @@ def fresh(chosen: AppoConfig) -> PpoLearner:
 def without_rewards(batch: Batch) -> Batch:
     """With the values that would have been predicted."""
     return dataclasses.replace(
-        batch, reward=torch.zeros_like(batch.reward), value=torch.zeros_like(batch.value)
+        batch,
+        reward=torch.zeros_like(batch.reward),
+        acted={**batch.acted, "value": torch.zeros_like(batch.value)},
     )
 
 
@@ -217,8 +219,7 @@ def one_step_episodes(rewards: torch.Tensor) -> Any:
         is_first=yes,
         state=torch.zeros(rewards.shape[1], 0),
         actions={},
-        log_prob=torch.zeros_like(rewards),
-        value=torch.zeros_like(rewards),
+        acted={name: torch.zeros_like(rewards) for name in ("log_prob", "value")},
         reward=rewards,
         terminated=yes,
         truncated=no,

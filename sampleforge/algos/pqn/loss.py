@@ -31,7 +31,7 @@ class PqnLoss:
     which ends with an episode as TD(lambda) does. Random actions do not cut the trace (Peng's
     Q(lambda)). `prepare` computes the returns once per batch, from the values at sampling.
 
-    Q-values and returns are divided by the model's ``value_scale``.
+    The difference is divided by the model's ``value_scale``.
     """
 
     def __init__(self, config: PqnLossConfig, gamma: float) -> None:
@@ -87,7 +87,7 @@ class PqnLoss:
         taken = q.gather(-1, experience.actions[ACTION].unsqueeze(-1)).squeeze(-1)
         # Until the first reward the scale is 0, and so are values and returns.
         scale = torch.where(model.value_scale > 0, model.value_scale, 1.0)
-        errors = (targets - taken * scale) / scale
+        errors = (targets - taken) / scale
         own = scalar_moments(errors.detach(), counts)
         whole = over_ranks(own, gather)
         total = valid_total(counts)
@@ -97,13 +97,19 @@ class PqnLoss:
             metrics = {
                 "loss": loss,
                 "td_error_mean": masked_mean(errors.abs(), counts, total),
-                "q_mean": masked_mean(taken * scale, counts, total),
+                "q_mean": masked_mean(taken, counts, total),
                 "target_mean": moments["target_first"],
                 **moments,
             }
         weight = own.count / torch.where(whole.count > 0, whole.count, 1.0)
         detached = {name: m.detach() for name, m in metrics.items()}
         return LossOutput(loss, detached, weight, whole.count)
+
+    def stepwise(self, *args: Any) -> None:
+        """Return None: the loss is differentiated by autograd, one minibatch at a time."""
+
+    def by_hand(self, *args: Any) -> None:
+        """Return None; see `stepwise`."""
 
 
 def _last_values(model: QNetwork, experience: Experience) -> torch.Tensor:

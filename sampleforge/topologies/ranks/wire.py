@@ -35,6 +35,7 @@ from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import (
     NetworkMaker,
+    PolicySeeds,
     PolicyStart,
     ResumePoint,
     env_makers,
@@ -235,13 +236,11 @@ def _rank_actor(
     config, plan, rank = context.config, context.plan, join.rank
     on_device = acts_on_device(config, plan.device, context.spec)
     new_policy = policy_maker(
-        rank,
         context.new_model,
         weights,
         plan,
-        context.start,
-        noise_correlation=config.noise_correlation,
-        lives=context.group_epoch,
+        PolicySeeds(rank, context.start, context.group_epoch),
+        progress=context.graph.progress,
         device=plan.device if on_device else None,
     )
     # All ranks end after the same update. An actor that stopped sampling at the limit by itself

@@ -13,7 +13,6 @@ import torch
 
 from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.dqn_learner import with_target
-from sampleforge.algos.q_policy import EpsilonGreedyPolicy, RecordedEpsilonGreedyPolicy
 from sampleforge.models.normaliser import normalised_leaves
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.compressed import CompressedFrames, FrameStore
@@ -29,7 +28,6 @@ from sampleforge.runtime.numa import memory_on
 from sampleforge.shared.restart_budget import RestartBudget
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import wakeups
-from sampleforge.shared.weights import SharedWeights
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import (
@@ -38,8 +36,8 @@ from sampleforge.topologies.builders import (
     PolicySeeds,
     PolicyStart,
     ResumePoint,
-    acting_device,
     initial_weights,
+    policy_maker,
 )
 from sampleforge.topologies.config import ReplayRunConfig
 from sampleforge.topologies.evaluator import Playing, add_evaluators, num_evaluators
@@ -158,14 +156,15 @@ def _group_parts(
             frames = CompressedFrames(shape, plan.shard_slots, plan.ring_bytes)
         replay = _replay_channels(agents.algorithm, config, plan, slots, frames, channels, start)
 
+    ladder = ladder_of(agents.algorithm, config, plan) if plan.envs else torch.zeros(0)
+
     def new_policy(index: int) -> NewPolicy:
         board = None if member is None else member.board
         seeds = PolicySeeds(index, start, channels.inference_restarts, board)
-        return partial(make_policy, agents.algorithm, new_network, weights, config, plan, seeds)
+        return policy_maker(new_network, weights, plan, seeds, of_rows(ladder, plan))
 
     count = acting.num_splits // plan.num_splits
     group = ActingGroup(channels, replay.exchange, new_policy, member, count)
-    ladder = ladder_of(agents.algorithm, config, plan)
     explored = exploration(ladder, plan, index, count) if plan.envs else None
     return ReplayParts(policy, agents, new_network, group, replay, explored)
 
@@ -212,28 +211,6 @@ def _add_group(
     notes = replay_notes(config, plan, replay.exchange.slots, replay.archive, policy.start)
     edges = _edges(config, plan, prefix)
     return AddedGroup(group, edges, evaluation.edges, (*notes, *learners.notes))
-
-
-def make_policy(
-    algorithm: Algorithm,
-    new_network: NewNetwork,
-    weights: SharedWeights,
-    config: ReplayRunConfig,
-    plan: ReplayPlan,
-    seeds: PolicySeeds,
-) -> EpsilonGreedyPolicy:
-    """Return the policy of an actor (inline) or policy worker. ``seeds``: of its actions."""
-    kind = RecordedEpsilonGreedyPolicy if plan.records else EpsilonGreedyPolicy
-    return kind(
-        new_network(),
-        weights,
-        of_rows(ladder_of(algorithm, config, plan), plan),
-        config.weights_refresh_interval,
-        device=torch.device(acting_device(plan)),
-        precision=plan.acting_precision,
-        seed=seeds.first(),
-        new_seed=seeds,
-    )
 
 
 def _replay_channels(

@@ -11,6 +11,7 @@ from sampleforge.rollouts.exchange import SlotExchange
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.machine import human_bytes
 from sampleforge.runtime.numa import memory_on
+from sampleforge.shared.counters import Progress
 from sampleforge.shared.state_snapshot import StateSnapshot
 from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import EnvSpec
@@ -18,6 +19,7 @@ from sampleforge.topologies.agent_groups import AgentGroup
 from sampleforge.topologies.builders import (
     FrozenStart,
     NewPolicy,
+    PolicySeeds,
     PolicyStart,
     ResumePoint,
     initial_weights,
@@ -81,7 +83,7 @@ def wire_slots(
     graph = GraphBuilder(config.algo, workers, config, start, hooks)
     actors = actor_channels(config, plan)
     parts = [
-        _group_parts(index, policy, actors, agents[policy.group], count)
+        _group_parts(index, policy, actors, agents[policy.group], count, graph.progress)
         for index, policy in enumerate(policies)
     ]
     return PolicyGroups(agents, parts, frozen).wire(
@@ -102,10 +104,15 @@ class SlotsParts(GroupParts):
 
 
 def _group_parts(
-    index: int, policy: PolicyStart, actors: ActorChannels, agents: AgentGroup, members: int
+    index: int,
+    policy: PolicyStart,
+    actors: ActorChannels,
+    agents: AgentGroup,
+    members: int,
+    progress: Progress,
 ) -> SlotsParts:
     """Make the slots, the exchange, the weights and the channels of the ``index``-th policy group.
-    ``members``: of the population, if there is one."""
+    ``members``: of the population, if there is one; ``progress``: of the run."""
     start = policy.start
     config, plan, spec = agents.config, agents.plan, agents.spec
     acting = acting_plan(config, plan, members)
@@ -121,12 +128,9 @@ def _group_parts(
     exchange = SlotExchange(slots, channels.actor_wakeups, channels.learner_wakeups)
 
     def new_policy(index: int) -> NewPolicy:
-        compiled_for = spec if config.compile else None
-        noise, lives = config.noise_correlation, channels.inference_restarts
         board = None if member is None else member.board
-        return policy_maker(
-            index, new_model, weights, plan, start, compiled_for, noise, lives, board
-        )
+        seeds = PolicySeeds(index, start, channels.inference_restarts, board)
+        return policy_maker(new_model, weights, plan, seeds, progress=progress)
 
     count = acting.num_splits // plan.num_splits
     group = ActingGroup(channels, exchange, new_policy, member, count)
