@@ -27,9 +27,9 @@ class LearnerConfig(Checked):
     learning_rate: float | None = None
     """Step size of Adam (default: 5e-4, for grids that are not pixels 1e-3; with --async-rl
     3e-4)."""
-    lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
+    lr_schedule: Literal["constant", "linear", "kl_adaptive"] | None = None
     """linear: falls to zero at the stop condition; kl_adaptive: holds the KL near
-    --lr-target-kl."""
+    --lr-target-kl (default: constant; with pqn linear, if there is a stop condition)."""
     lr_target_kl: float = 0.008
     """With --lr-schedule kl_adaptive: the KL between the policies before and after the update of a
     batch to aim at, in nats."""

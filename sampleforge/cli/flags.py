@@ -84,8 +84,10 @@ def check_known(
         having = [other for other, its in algos.items() if name in _flag_names(its)]
         if having:
             why = NOT_WITH.get(algo, {}).get(name, f"{algo} has none of that name")
+            *others, last = having
+            of = f"{', '.join(others)} and {last}" if others else last
             raise ConfigError(
-                f"--{name} is a flag of {' and '.join(having)}; {why} "
+                f"--{name} is a flag of {of}; {why} "
                 f"(sampleforge train {algo} --help lists its flags)"
             )
 

@@ -88,6 +88,11 @@ class RunConfig(TrackingConfig):
     debug: bool = False
     """Check every hand-over between workers, poison freed slots, print the wiring."""
 
+    @property
+    def has_end(self) -> bool:
+        """Whether there is a stop condition from which progress can be told."""
+        return bool(self.train_for_env_steps or self.train_for_seconds or self.benchmark)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "seed", low=0)

@@ -139,7 +139,7 @@ def check_exclusions(config: Any) -> None:
         one, other = _given(config, row.one, row.value), _given(config, row.other)
         if one and other and row.topology in (None, config.topology):
             raise ConfigError(f"{one} {other}: {row.reason}; {row.remedy}")
-    if config.train_for_env_steps or config.train_for_seconds or config.benchmark:
+    if config.has_end:
         return
     for each in UNTIL_THE_END:
         if given := _given(config, each.name, each.value):

@@ -96,7 +96,7 @@ def resolve_defaults(config: PpoConfig, spec: EnvSpec) -> PpoConfig:
     environment; see the head of this file."""
     check_leaves(config.model.encode, spec)
     settings = _settings(config, spec)
-    values = _values(settings, spec)
+    values = {**_values(settings, spec), "lr_schedule": "constant"}
     chosen = {name: value for name, value in values.items() if getattr(config, name) is None}
     if "rollout" in chosen and config.batch_size is not None:
         chosen["rollout"] = _part(config.batch_size, chosen["rollout"])

@@ -1,6 +1,7 @@
 """Folders of other versions: which of them this version reads, and what it translates in them.
 
-All that is known of the forms of earlier versions is here. Format 1 needs no translation.
+All that is known of the forms of earlier versions is here. Format 1 needs no translation, but for
+defaults that have changed their form.
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ from sampleforge.config import ConfigError
 FORMAT = 1
 """Number of the form in which a run is stored: its config, its checkpoints and all else in its
 folder. It is increased when this version could not go on with a run of the version before it."""
+
+FORMER_DEFAULTS = {"lr_schedule": "constant", "model.layer_norm": False}
+"""Fields whose default is None now, and the value that it was, which None still stands for in the
+algorithms that there were."""
+
+
+def left_open(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields, by dotted name, with None in the place of `FORMER_DEFAULTS`."""
+    return {
+        name: None if name in FORMER_DEFAULTS and value == FORMER_DEFAULTS[name] else value
+        for name, value in fields.items()
+    }
 
 
 def check_format(content: Mapping[str, Any], path: Path) -> None:

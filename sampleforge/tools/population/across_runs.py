@@ -29,6 +29,7 @@ from sampleforge.populations.explore import Bounds, first_values
 from sampleforge.populations.folder import POPULATION
 from sampleforge.populations.schedule import SCHEDULE_FILE, schedule_of_round
 from sampleforge.run.folder.atomic_file import to_json, write_json
+from sampleforge.run.folder.earlier import left_open
 from sampleforge.run.folder.stored_config import MAY_CHANGE, flat_fields
 from sampleforge.runtime.causes import causes
 from sampleforge.tools.jobs.jobs import Jobs
@@ -136,7 +137,8 @@ class Population:
             settings, rules=dataclasses.replace(settings.rules, seed=int(seed))
         )
         now = _plain(settings)
-        if stored and (changes := difference(stored["settings"], now)):
+        before = _with_fields_left_open(stored.get("settings", {}))
+        if stored and (changes := difference(before, _with_fields_left_open(now))):
             lines = "\n  ".join(changes)
             raise ConfigError(
                 f"the population in {self._folder} has other settings (old -> new):\n  {lines}\n"
@@ -313,6 +315,10 @@ def _plain(settings: PopulationSettings) -> dict[str, Any]:
     del rules["turns"], rules["seed"]
     plain = {"algo": settings.config.algo, "config": fixed, "rules": rules}
     return dict(json.loads(to_json({**plain, "first": dict(settings.first)})))
+
+
+def _with_fields_left_open(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {**plain, "config": left_open(plain.get("config", {}))}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -367,7 +367,7 @@ def test_a_rank_takes_code_from_its_own_command_alone(monkeypatch: pytest.Monkey
 
     FakeTopology.plan = staticmethod(plan)  # type: ignore[attr-defined]
     FakeTopology.resolve_defaults = staticmethod(lambda config, spec: config)  # type: ignore[attr-defined]
-    monkeypatch.setattr(sampleforge.torchrun, "topology_of", lambda _: FakeTopology)
+    monkeypatch.setattr(sampleforge.torchrun, "pairing_of", lambda *_: FakeTopology)
     message = {
         "asked": to_plain(own),
         "config": to_plain(said),
