@@ -30,7 +30,8 @@ from sampleforge.run.folder.resume import load_weights, model_tensors
 from sampleforge.run.folder.run_folder import RunFolder
 from sampleforge.run.folder.trust import CODE_TO_ACT, Trust, imports_code
 from sampleforge.spec import ACTION, ACTION_MASK, OBSERVATION, EnvSpec, flatten, leaves, unflatten
-from sampleforge.topologies.config import ALGOS, AnyConfig, roles_of_policies
+from sampleforge.topologies.config import AnyConfig, roles_of_policies
+from sampleforge.topologies.config_classes import config_class, names_code
 from sampleforge.topologies.registry import pairing
 
 Array = np.ndarray[Any, Any]
@@ -235,12 +236,21 @@ def read_config(folder: RunFolder, trust: Trust, used: tuple[str, ...] = CODE_TO
     """Return the config of a run of any algorithm. Raises ConfigError if it does not fit, or if one
     of the fields ``used`` names code that ``trust`` does not cover."""
     algo = folder.algo
-    if algo not in ALGOS:
+    if names_code(algo) and not trust.everything:
         raise ConfigError(
-            f"the run in {folder.path} is of algorithm {algo!r}, which this version does not have; "
-            "use the version that config.yaml names"
+            f"the run in {folder.path} is of algorithm {algo}, whose code would be imported and "
+            "run. A run folder may come from an unknown source; if you know where this one comes "
+            "from, add --trust (in Python: trust=True)"
         )
-    return folder.read_config(ALGOS[algo], trust, used)
+    try:
+        found = config_class(algo)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the run in {folder.path}: {error}; install the package that brings it, or use the "
+            "version that config.yaml names"
+        ) from error
+    config: AnyConfig = folder.read_config(found, trust, used)
+    return config
 
 
 def _agent_group(config: AnyConfig, policy: str | None, spec: EnvSpec) -> int:

@@ -16,7 +16,8 @@ from sampleforge.cli.key_values import KEY_VALUES, Scalar
 from sampleforge.cli.train import parse_config
 from sampleforge.config import ConfigError, check_range, typed
 from sampleforge.run.folder.atomic_file import to_json
-from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config_classes import algorithm_names
 from sampleforge.topologies.population_config import PbtConfig, PbtRulesConfig, ranges
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def run(args: Sequence[str]) -> int:
     )
     flags = parse(PbtFlags, own, "sampleforge pbt", text)
     if algo is None:
-        raise ConfigError(f"There is no algorithm ({', '.join(ALGOS)}) after the flags: {EXAMPLE}")
+        raise ConfigError(
+            f"There is no algorithm ({', '.join(algorithm_names())}) after the flags: {EXAMPLE}"
+        )
     config = parse_config(algo, rest, "pbt ...")
     from sampleforge.env.scratch import make_cwd_importable
     from sampleforge.populations.folder import PopulationFolder
@@ -105,7 +108,7 @@ def run(args: Sequence[str]) -> int:
 def split(args: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     """Return the flags of the population, the algorithm, and the flags of the algorithm."""
     for index, word in enumerate(args):
-        if word in ALGOS and args[index - 1 : index] != ["--folder"]:
+        if word in algorithm_names() and args[index - 1 : index] != ["--folder"]:
             return list(args[:index]), word, list(args[index + 1 :])
     return list(args), None, []
 

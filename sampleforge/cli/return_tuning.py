@@ -15,7 +15,7 @@ from sampleforge.cli.tune import TuneFlags, file_stem, write_tuned
 from sampleforge.config import ConfigError, from_plain
 from sampleforge.presets import preset_values
 from sampleforge.tools.jobs.config import JobsConfig
-from sampleforge.topologies.config import ALGOS
+from sampleforge.topologies.config_classes import config_class
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,7 +93,7 @@ def _space(flags: TuneFlags) -> SearchSpace:
     from sampleforge.tools.sweep.search_space import search_space
 
     values = preset_values(flags.algo, flags.preset) if flags.preset else {}
-    config = from_plain(ALGOS[flags.algo], {**values, "env": flags.env})
+    config = from_plain(config_class(flags.algo), {**values, "env": flags.env})
     make_cwd_importable()
     try:
         spec = probe(config)

@@ -15,12 +15,14 @@ from typing import Annotated, Any
 import tyro
 
 from sampleforge.cli import flags
-from sampleforge.config import ConfigError, from_plain, nearest
+from sampleforge.config import ConfigError, from_plain
 from sampleforge.presets import preset_names, preset_values
 from sampleforge.run.folder.stored_config import config_values
 from sampleforge.runtime.streams import lasting_streams
 from sampleforge.runtime.torchrun import World
+from sampleforge.topologies import config_classes
 from sampleforge.topologies.config import ALGOS
+from sampleforge.topologies.config_classes import algorithm_names
 
 
 def run(args: Sequence[str]) -> int:
@@ -86,17 +88,12 @@ def parse_command(algo: str, args: Sequence[str], verb: str = "train") -> tuple[
 
 def config_class(algo: str) -> type[Any]:
     """Return the config class of an algorithm. Raises ConfigError for an unknown name."""
-    if algo in ALGOS:
-        return ALGOS[algo]
-    known = f"There are {', '.join(ALGOS)}."
     if algo.startswith("-"):
         raise ConfigError(
             "The algorithm comes before the flags, as in "
-            f"`sampleforge train appo {algo} ...`. {known}"
+            f"`sampleforge train appo {algo} ...`. There are {', '.join(algorithm_names())}."
         )
-    near = nearest(algo, ALGOS)
-    hint = f"Did you mean {near[0]}?" if near else known
-    raise ConfigError(f"Unknown algorithm {algo}. {hint}")
+    return config_classes.config_class(algo)
 
 
 def _parse(algo: str, cls: type[Any], defaults: Any, args: Sequence[str], verb: str) -> Any:

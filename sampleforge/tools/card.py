@@ -27,7 +27,8 @@ from sampleforge.run.screen.progress import duration
 from sampleforge.run.video_file import FILMED, check_video
 from sampleforge.tools.plots.curves import mean_and_interval
 from sampleforge.tools.plots.runs import draw
-from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config_classes import config_class
 
 NOT_SHARED: dict[str, Any] = {
     **{"run_dir": None, "resume": "auto", "quiet": False, "debug": False, "track": ()},
@@ -158,7 +159,7 @@ class Facts(NamedTuple):
 
 
 def _facts(folder: RunFolder, request: CardRequest) -> Facts:
-    config, left_open = read_config(folder.config_file, ALGOS[folder.algo])
+    config, left_open = read_config(folder.config_file, config_class(folder.algo))
     unset = {name: value for name, value in left_open.items() if name != "seed"}
     plain = nested({**flat_fields(config), **unset, **NOT_SHARED})
     asked = from_plain(type(config), plain)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from sampleforge.algos.algorithm import Algorithm
 from sampleforge.algos.pqn.algorithm import PQN
 from sampleforge.algos.records import DQN, MARWIL, PPO
+from sampleforge.config import ConfigError
+from sampleforge.env.user_function import import_user_module
 from sampleforge.spec import EnvSpec
 from sampleforge.topologies import dqn_defaults, marwil_defaults, ppo_defaults, pqn_defaults
 from sampleforge.topologies.builders import NetworkMaker
@@ -89,4 +91,15 @@ _PAIRINGS = {
 
 def pairing(config: AnyConfig) -> Pairing:
     """Return the algorithm of a config with its topology."""
-    return _PAIRINGS[config.algo]
+    known = _PAIRINGS.get(config.algo)
+    return _imported(config) if known is None else known
+
+
+def _imported(config: Any) -> Pairing:
+    """Return the pairing that the config class of another package names. Raises ConfigError if
+    there is none."""
+    name = config.pairing
+    found = getattr(import_user_module("pairing", name), name.partition(":")[2], None)
+    if not isinstance(found, Pairing):
+        raise ConfigError(f"algorithm {config.algo}: pairing {name!r} is {found!r}, not a Pairing")
+    return found

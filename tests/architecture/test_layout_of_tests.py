@@ -13,6 +13,7 @@ OF_THE_WHOLE = {
     "architecture": "which module may import which, here and in the package",
     "end_to_end": "the command line from its flags to the end of a run, also when something breaks",
     "golden": "weights and losses of short runs, as they were recorded",
+    "product": "what every algorithm does on its topology",
     "learning": "trainings that are judged by the returns at their end",
     "support": "what more than one test module uses",
 }

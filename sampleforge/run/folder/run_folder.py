@@ -42,8 +42,10 @@ _FILES = (
 def default_run_dir(config: Any, root: Path = Path("runs")) -> Path:
     """Return a folder ``runs/<env>-<algo>-<date>-<time>`` that does not exist yet. Characters that
     are unusual in file names become dashes."""
-    env = re.sub(r"[^A-Za-z0-9._]+", "-", config.env).strip("-.") or "env"
-    name = f"{env}-{config.algo}-{time.strftime('%Y%m%d-%H%M%S')}"
+    env, algo = (
+        re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.") for text in (config.env, config.algo)
+    )
+    name = f"{env or 'env'}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, count = root / name, 1
     while path.exists():
         count += 1

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from sampleforge.config import Checked, ConfigError, check_range, from_plain, nearest
 from sampleforge.presets import preset_values
 from sampleforge.run.folder.stored_config import NOT_STORED, flat_fields, nested, read_yaml
-from sampleforge.topologies.config import ALGOS, AnyConfig
+from sampleforge.topologies.config import AnyConfig
+from sampleforge.topologies.config_classes import config_class
 
 Scalar = str | int | float | bool | None
 Choice = Scalar | tuple[Scalar, ...]
@@ -91,7 +92,7 @@ class SweepSpec:
 
     @property
     def config_class(self) -> type[AnyConfig]:
-        return ALGOS[self.method.algo]
+        return config_class(self.method.algo)
 
     @property
     def num_trials(self) -> int:
@@ -172,10 +173,10 @@ def read_spec(path: Path) -> SweepSpec:
         hint = f". Did you mean {near[0]}?" if near else ""
         raise ConfigError(f"{path}: unknown key {name!r}{hint}")
     method = from_plain(SearchMethod, content, str(path))
-    if method.algo not in ALGOS:
-        near = nearest(method.algo, ALGOS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ALGOS)}"
-        raise ConfigError(f"{path}: algo: {method.algo or '(missing)'}: {hint}")
+    try:
+        config_class(method.algo)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: algo: {error}") from error
     preset = preset_values(method.algo, method.preset) if method.preset else {}
     given = _flat(shared)
     if not search:
@@ -238,7 +239,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def _known(raw_name: str, algo: str, path: Path) -> str:
     """Return the dotted name of a setting to search. Raises ConfigError for an unknown one, which
     names the nearest."""
-    name, fields = str(raw_name).replace("-", "_"), flat_fields(ALGOS[algo]())
+    name, fields = str(raw_name).replace("-", "_"), flat_fields(config_class(algo)())
     if name in _FIXED:
         raise ConfigError(f"{path}: search: {name} is the same in all trials; move it to config")
     if name not in fields:

@@ -60,8 +60,8 @@ search:
     ("text", "message"),
     [
         (f"algo: appo\ntrails: 3\n{CONFIG}{SEARCH}", "'trails'. Did you mean trials?"),
-        (f"algo: apo\n{CONFIG}{SEARCH}", "did you mean appo?"),
-        (f"{CONFIG}{SEARCH}", "algo: (missing)"),
+        (f"algo: apo\n{CONFIG}{SEARCH}", "Did you mean appo?"),
+        (f"{CONFIG}{SEARCH}", "algo: Unknown algorithm (missing)"),
         (f"algo: appo\n{CONFIG}", "there is no setting to search"),
         (f"algo: appo\n{CONFIG}search: {{learning_rat: {{low: 1, high: 2}}}}", "learning_rate?"),
         (f"algo: appo\n{CONFIG}search: {{gamma: {{lo: 1, high: 2}}}}", "Did you mean low?"),

@@ -1,0 +1,30 @@
+"""The exported policy computes what the trained one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sampleforge.api import load_policy
+from sampleforge.run.onnx_policy import OnnxPolicy
+from sampleforge.tools.export.write import export_policy
+from tests.support.product import SMALL
+
+
+@pytest.mark.parametrize("algo", SMALL)
+def test_an_exported_policy_acts_as_the_trained_one(
+    algo: str, trained: Callable[[str], Path], tmp_path: Path
+) -> None:
+    policy = load_policy(trained(algo), trust=True)
+    file = tmp_path / "policy.onnx"
+    export_policy(policy, file)
+    exported = OnnxPolicy(file)
+    obs = {"obs": np.random.default_rng(1).normal(size=(64, 4)).astype(np.float32)}
+    first = np.ones(64, bool)
+    mine, _ = policy.act(obs["obs"])
+    theirs, _ = exported.act(obs, exported.initial_state(64), first)
+    assert np.array_equal(mine, theirs["action"])
+    assert len(np.unique(mine)) > 1, "a policy that always does the same shows nothing"

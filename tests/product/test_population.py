@@ -1,0 +1,39 @@
+"""A population of two in one run, and several learners, where the topology has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sampleforge.api import train
+from sampleforge.topologies.config_classes import config_class
+from sampleforge.topologies.population_config import PbtConfig
+from sampleforge.workers.config import LearnersConfig
+from tests.support.product import SMALL, small
+from tests.support.runs import newest
+
+WITH_POPULATIONS = [algo for algo in SMALL if issubclass(config_class(algo), PbtConfig)]
+WITH_LEARNERS = [algo for algo in SMALL if issubclass(config_class(algo), LearnersConfig)]
+
+
+@pytest.mark.parametrize("algo", WITH_POPULATIONS)
+def test_a_population_of_two_trains(algo: str, data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(small(algo, folder, data, pbt=True, num_policies=2, train_for_env_steps=3000))
+    for member in ("policy_0", "policy_1"):
+        assert list((folder / "checkpoints" / member).glob("*.safetensors"))
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["policy_0/updates"] > 0 and last["policy_1/updates"] > 0
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("algo", WITH_LEARNERS)
+def test_two_learners_learn_one_policy(algo: str, data: Path, tmp_path: Path) -> None:
+    """With --debug, their states are compared after every update."""
+    more = {"serial": False, "num_learners": 2, "debug": True, "num_splits": 2}
+    train(small(algo, tmp_path / "run", data, **more))
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["updates"] > 0 and last["checksums_compared"] > 0
+    assert newest(tmp_path / "run")
