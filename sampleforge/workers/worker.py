@@ -1,9 +1,10 @@
 """The protocol of all workers, and the process around a worker.
 
 A worker's constructor runs in the driver and only stores its arguments; `start` runs in the
-worker's process. `step` never waits: it does one piece of work, or returns False if there is none.
-`wait` waits, and is called only in a process of the worker's own. So the same workers run as
-processes, or one after the other in one process (see `sampleforge.runners.serial`).
+worker's process. `step` does one piece of work, or returns False at once if there is none. `wait`
+waits, and is called only in a process of the worker's own. So the same workers run as processes, or
+one after the other in one process (see `sampleforge.runners.serial`); several learners or ranks do
+not, because they wait for each other within `step`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Worker(Protocol):
         """Create the objects that the work needs."""
 
     def step(self) -> bool:
-        """Do one piece of work; return False if there is none now. Never waits."""
+        """Do one piece of work; return False if there is none now, without waiting for some."""
 
     def wait(self, timeout: float) -> None:
         """Wait until there may be work, for at most ``timeout`` seconds."""

@@ -14,13 +14,9 @@ from typing import Any
 import pytest
 
 from sampleforge.cli.train import parse_config
-from tests.support import REPO
+from tests.support import PAGES, REPO
 from tests.support.processes import RunCli
 
-PAGES = [
-    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
-    *sorted((REPO / "docs").rglob("*.md")),
-]
 TEXTS = {str(path.relative_to(REPO)): path.read_text(encoding="utf-8") for path in PAGES}
 README = TEXTS["README.md"]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)

@@ -4,3 +4,9 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 """The checkout that these tests belong to."""
+
+PAGES = [
+    *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((REPO / "docs").rglob("*.md")),
+]
+"""What a reader of the documentation is given."""
