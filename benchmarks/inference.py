@@ -24,7 +24,7 @@ from sampleforge.models.mlp_pass import MlpPass, has_pass
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.runtime.threads import limit_threads
 from sampleforge.topologies.builders import ResumePoint, initial_weights
-from sampleforge.workers.inference import InlineInference
+from sampleforge.workers.inference import LocalInference
 from tests.support.pairings import network_maker
 
 ROWS = (1, 8, 32, 64, 128, 512)
@@ -40,7 +40,7 @@ class InTorch(SampledPolicy):
 
 def asking(make: Callable[[], Policy], slots: TrajectorySlots) -> Callable[[], None]:
     """Return the call with which an actor asks for actions."""
-    inference = InlineInference(make, slots, 1, 0)
+    inference = LocalInference(make, slots, 1, 0)
     inference.start()
     return partial(inference.ask, 0, 0, 0)
 

@@ -36,9 +36,8 @@ from sampleforge.topologies.members import MemberChannels, member_env_makers
 from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import SamplerPlan, describe_memory
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.batched_inference import BatchedInference
 from sampleforge.workers.frozen import FrozenInference, FrozenPort
-from sampleforge.workers.inference import Inference, InlineInference, RemoteInference
+from sampleforge.workers.inference import Inference, LocalInference, RemoteInference
 from sampleforge.workers.policy import PolicyWorker
 from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.ready import ReadyActor
@@ -123,10 +122,11 @@ class ActingGroup:
         inference: Inference
         if self.channels.requests is None:
             slots, members = self.exchange.slots, self.members
-            make = InlineInference
-            if batched or (slots.shape.spec.num_agents > 1 and not slots.stacks):
-                make = BatchedInference  # agents with the same policy share a forward pass
-            inference = make(self.new_policy(actor), slots, streams, actor, members)
+            # Agents with the same policy share a forward pass.
+            together = batched or (slots.shape.spec.num_agents > 1 and not slots.stacks)
+            inference = LocalInference(
+                self.new_policy(actor), slots, streams, actor, members, together=together
+            )
         else:
             inference = RemoteInference(self.channels.requests, actor)
         return PolicyPort(policy, self.exchange, inference, sender(recorded, actor))

@@ -1,4 +1,4 @@
-"""Inference for actions that are given: those of a dataset."""
+"""The env rows that play a dataset, whose actions are given."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sampleforge.algos.q_policy import GivenActionsPolicy
 from sampleforge.env.vector import EnvVector
 from sampleforge.offline.dataset import open_dataset
 from sampleforge.offline.episode_vector import EpisodeVector
 from sampleforge.offline.shuffle import ShuffleBuffer
 from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.spec import ACTION
-from sampleforge.workers.inference import InlineInference
 
 
 class DatasetRows:
@@ -49,19 +47,3 @@ class DatasetRows:
         buffer = ShuffleBuffer(dataset, self._shuffle, self._seed())
         self._vector = EpisodeVector(shape.spec, shape.rows, buffer)
         return self._vector
-
-
-class GivenActions(InlineInference):
-    """Writes the actions of the dataset into the slot, and, of the newest policy, the values that
-    first priorities are computed from and the recurrent states."""
-
-    def __init__(
-        self, make_policy: Callable[[], GivenActionsPolicy], rows: DatasetRows, actor: int
-    ) -> None:
-        super().__init__(make_policy, rows.slots, 1, actor)
-        self._given = rows
-
-    def start(self) -> None:
-        super().start()
-        assert isinstance(self._policy, GivenActionsPolicy)
-        self._policy.given = self._given.actions

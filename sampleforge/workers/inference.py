@@ -1,4 +1,5 @@
-"""The sources of an actor's actions: inline inference in the actor, or a policy worker (remote).
+"""The sources of an actor's actions: inference in the actor itself (local), or a policy worker
+(remote).
 
 Both have the same interface, so the actor's loop is independent of the choice.
 """
@@ -7,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import sleep
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampleforge.algos.policy import Policy
+from sampleforge.algos.policy import Policy, PolicyOutput
 from sampleforge.rollouts.requests import VALUE, InferenceRequests
 from sampleforge.rollouts.slots import TrajectorySlots
+from sampleforge.shared.staging import Staging, staging_to
+
+Places = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]
+"""Slots and time steps, int64 [n] each."""
 
 
 class Inference(Protocol):
@@ -41,8 +46,15 @@ class Inference(Protocol):
     def is_answered(self, split: int) -> bool: ...
 
 
-class InlineInference:
-    """Inference in the actor itself, which computes the actions when they are requested."""
+class LocalInference:
+    """Inference in the actor itself, whose policy has its weights on ``device``.
+
+    With ``together``, requests are collected until `answer`, which answers all of them with one
+    forward pass; otherwise each is answered at once. On a GPU, observations go there from the
+    slots, which it reads itself, and one copy brings back all answers. ``members``: of the
+    population whose splits the actor has in turn. The policy is that of one of them, and the
+    numbers of its env rows are those of a run with that one alone.
+    """
 
     def __init__(
         self,
@@ -51,14 +63,19 @@ class InlineInference:
         splits: int,
         actor: int,
         members: int = 1,
+        *,
+        together: bool = False,
+        device: str = "cpu",
     ) -> None:
-        """``members``: of the population whose splits the actor has in turn. The policy is that of
-        one of them, and the numbers of its env rows are those of a run with that one alone."""
         self._make_policy = make_policy
         self._slots = slots
+        self._together = together
+        self._device = torch.device(device)
         rows = slots.shape.rows
         streams = [(actor * splits + split) // members for split in range(splits)]
         self._rows = [torch.arange(rows) + stream * rows for stream in streams]
+        self._asked: dict[int, tuple[int, int]] = {}
+        self._staging: Staging | None = None
         self.state = np.zeros((splits, rows, slots.shape.state_size), np.float32)
         final = slots.shape.spec.observations if slots.final_value is not None else {}
         self.final_obs = {
@@ -67,8 +84,65 @@ class InlineInference:
 
     def start(self) -> None:
         self._policy = self._make_policy()
+        if self._device.type != "cpu":
+            self._staging = staging_to(self._device, [self._slots.arrays])
+            self._rows = [rows.to(self._device) for rows in self._rows]
 
     def ask(self, split: int, slot: int, t: int) -> None:
+        if not self._together and self._staging is None:
+            return self._answer_one(split, slot, t)
+        self._asked[split] = slot, t
+        if not self._together:
+            self.answer()
+
+    def ask_final(self, split: int, slot: int, t: int) -> None:
+        assert self._slots.final_value is not None
+        state = self.state[split : split + 1]
+        leaves = {name: leaf[split : split + 1] for name, leaf in self.final_obs.items()}
+        if self._staging is None:
+            obs = {name: torch.from_numpy(leaf[0]) for name, leaf in leaves.items()}
+            values = self._policy.values(obs, torch.from_numpy(state[0])).numpy()
+        else:
+            put = self._staging.put
+            obs = {name: put(leaf) for name, leaf in leaves.items()}
+            (values,) = self._staging.back([self._policy.values(obs, put(state))])
+        self._slots.final_value[slot, t] = values
+
+    def answer(self) -> None:
+        """Answer all open requests with one forward pass."""
+        if not self._asked:
+            return
+        slots, policy, staging = self._slots, self._policy, self._staging
+        splits = list(self._asked)
+        asked = np.array(list(self._asked.values()))
+        at = asked[:, 0], asked[:, 1]
+        self._asked.clear()
+        policy.refresh()
+        numbers = torch.cat([self._rows[split] for split in splits])
+        if staging is not None:
+            obs, first = gathered(slots, at, staging, self._device)
+            acted = policy.act(obs, staging.put(self.state[splits]), first, numbers)
+            after = scatter(slots, at, staging, acted)
+        else:
+            each = {name: _flat(leaf[at]) for name, leaf in slots.obs.items()}
+            for name, stacks in slots.stacks.items():
+                each[name] = stacks.read_rows(*at).numpy()
+            known = _flat(self.state[splits]), _flat(slots.first[at])
+            found = policy.act_on_arrays(each, *known, numbers)
+            shape = len(splits), slots.shape.rows
+            for name, action in found.actions.items():
+                slots.actions[name][at] = action.reshape(*shape, *action.shape[1:])
+            for name, column in found.extras.items():
+                slots.extras[name][at] = column.reshape(*shape, *column.shape[1:])
+            after = found.state
+        slots.version[at] = policy.version
+        self.state[splits] = after.reshape(len(splits), slots.shape.rows, after.shape[-1])
+
+    def is_answered(self, split: int) -> bool:
+        return split not in self._asked
+
+    def _answer_one(self, split: int, slot: int, t: int) -> None:
+        """Answer one request on the CPU, without what several of them need."""
         slots, policy = self._slots, self._policy
         policy.refresh()
         obs = {name: leaf[slot, t] for name, leaf in slots.obs.items()}
@@ -85,17 +159,30 @@ class InlineInference:
         if self.state.shape[-1]:
             self.state[split] = acted.state
 
-    def ask_final(self, split: int, slot: int, t: int) -> None:
-        assert self._slots.final_value is not None
-        obs = {name: torch.from_numpy(leaf[split]) for name, leaf in self.final_obs.items()}
-        values = self._policy.values(obs, torch.from_numpy(self.state[split]))
-        self._slots.final_value[slot, t] = values.numpy()
 
-    def answer(self) -> None:
-        """Do nothing: `ask` answers at once."""
+def gathered(
+    slots: TrajectorySlots, at: Places, staging: Staging, device: torch.device
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the observations [n * rows, ...] and beginnings bool [n * rows] at n places (slot, t)
+    of the slots, on ``device``."""
+    obs = {name: staging.gather(leaf, *at) for name, leaf in slots.obs.items()}
+    for name, stacks in slots.stacks.items():
+        obs[name] = stacks.read_rows(*at).to(device, non_blocking=True)
+    return obs, staging.gather(slots.first, *at)
 
-    def is_answered(self, split: int) -> bool:
-        return True
+
+def scatter(
+    slots: TrajectorySlots, at: Places, staging: Staging, acted: PolicyOutput
+) -> npt.NDArray[np.float32]:
+    """Write the actions and columns of n * rows rows to n places (slot, t); return the next
+    recurrent states [n * rows, S]. One copy brings all of them from the device."""
+    answers = [*acted.actions.values(), *acted.extras.values()]
+    *on_host, after = staging.back([*answers, acted.state])
+    columns = [slots.actions[n] for n in acted.actions] + [slots.extras[n] for n in acted.extras]
+    for column, answer in zip(columns, on_host, strict=True):
+        column[at] = answer.reshape(len(at[0]), slots.shape.rows, *answer.shape[1:])
+    states: npt.NDArray[np.float32] = after
+    return states
 
 
 class RemoteInference:
@@ -141,3 +228,8 @@ class RemoteInference:
             if self.state.shape[-1]:
                 self.state[split] = self._requests.next_state[self._actor, split]
         return True
+
+
+def _flat(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array [n, rows, ...] as [n * rows, ...]."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])

@@ -15,6 +15,7 @@ from sampleforge.rollouts.slots import TrajectorySlots
 from sampleforge.shared.counters import Counters
 from sampleforge.shared.staging import staging_to
 from sampleforge.shared.wakeup import Wakeup
+from sampleforge.workers.inference import gathered, scatter
 from sampleforge.workers.worker import MODEL_TIMEOUT, EventDriven
 
 Index = npt.NDArray[np.intp]
@@ -76,26 +77,15 @@ class PolicyWorker(EventDriven):
     def _act(self, actors: Index, splits: Index) -> None:
         """Answer requests for actions: one gather, one forward pass, one write per column."""
         started = perf_counter()
-        slots, requests = self._slots, self._requests
+        slots, requests, staging = self._slots, self._requests, self._staging
         at = requests.slot[actors, splits], requests.t[actors, splits]
-        staging = self._staging
-        obs = {name: staging.gather(leaf, *at) for name, leaf in slots.obs.items()}
-        for name, stacks in slots.stacks.items():
-            obs[name] = stacks.read_rows(*at).to(self._device, non_blocking=True)
+        obs, first = gathered(slots, at, staging, self._device)
         state = staging.gather(requests.state, actors, splits)
-        first = staging.gather(slots.first, *at)
         self._count["gather_s"] += perf_counter() - started
         acted = self._policy.act(obs, state, first, self._row_numbers(actors, splits))
-        each = (len(actors), slots.shape.rows)
-        answers = [*acted.actions.values(), *acted.extras.values()]
-        columns = [slots.actions[n] for n in acted.actions] + [
-            slots.extras[n] for n in acted.extras
-        ]
-        *on_host, after = staging.back([*answers, acted.state])
-        for column, answer in zip(columns, on_host, strict=True):
-            column[at] = answer.reshape(*each, *answer.shape[1:])
+        after = scatter(slots, at, staging, acted)
         slots.version[at] = self._policy.version
-        requests.next_state[actors, splits] = after.reshape(*each, -1)
+        requests.next_state[actors, splits] = after.reshape(len(actors), slots.shape.rows, -1)
 
     def _value(self, actors: Index, splits: Index) -> None:
         """Answer requests for the values of final observations of same-step environments."""
@@ -111,7 +101,7 @@ class PolicyWorker(EventDriven):
 
     def _row_numbers(self, actors: Index, splits: Index) -> torch.Tensor:
         """Return the numbers of the env rows in the run, int64 [requests * rows]; see
-        `InlineInference` for those of a population."""
+        `LocalInference` for those of a population."""
         rows = self._slots.shape.rows
         first = (actors * self._requests.splits + splits) // self._members * rows
         return self._staging.put(first[:, None] + np.arange(rows))

@@ -32,7 +32,7 @@ class ReadyActor(ActorWorker):
     first step, with the action, the log-probability and the policy version of its beginning.
 
     The arguments are those of `ActorWorker`, with `ThreadedVector` environments; an inline
-    inference must be `BatchedInference`. ``late``: infinite for rollouts that are never cut.
+    inference must be `LocalInference`. ``late``: infinite for rollouts that are never cut.
     """
 
     def __init__(self, *args: Any, late: float = LATE, **kwargs: Any) -> None:

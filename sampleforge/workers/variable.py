@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sampleforge.workers.actor import never
-from sampleforge.workers.batched_inference import BatchedInference
 from sampleforge.workers.callback import WorkerCallbacks
+from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.ready import ReadyActor
 from sampleforge.workers.split import Split
 from sampleforge.workers.stream import PolicyPort
@@ -30,7 +30,7 @@ class VariableActor(ReadyActor):
     under the newer policy. (If such steps were dropped, they would always be the slowest ones.)
 
     ``args`` are the arguments of `ActorWorker`, with `ThreadedVector` environments and one port,
-    which has `BatchedInference` and ``variable`` slots: as many as ``round_steps`` steps fill, and
+    which has `LocalInference` and ``variable`` slots: as many as ``round_steps`` steps fill, and
     one more per split, for its incomplete rollout.
     """
 
@@ -43,7 +43,7 @@ class VariableActor(ReadyActor):
     ) -> None:
         super().__init__(*args, callbacks=callbacks, late=math.inf)
         (port,) = self._ports  # a rank has one policy
-        assert isinstance(port, PolicyPort) and isinstance(port.inference, BatchedInference)
+        assert isinstance(port, PolicyPort) and isinstance(port.inference, LocalInference)
         self._exchange = port.exchange
         self._round_steps = round_steps
         self._round_ends = round_ends

@@ -32,7 +32,7 @@ from sampleforge.shared.wakeup import Wakeup
 from sampleforge.spec import ACTION, EnvSpec, flatten, leaves
 from sampleforge.topologies.graph import COUNTERS
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.inference import InlineInference
+from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.stream import PolicyPort
 from tests.support.envs import CodeEnv
 
@@ -145,7 +145,7 @@ class ActedReplay:
             self.reader = TransitionReader(self.slots, frames, names=[*COLUMNS])
         else:
             self.reader = SequenceReader(self.slots, make_windows, frames, names=[*COLUMNS])
-        inference = InlineInference(partial(CodingPolicy, space), self.slots, 1, 0)  # type: ignore[arg-type]
+        inference = LocalInference(partial(CodingPolicy, space), self.slots, 1, 0)  # type: ignore[arg-type]
         self.counted = Counters(COUNTERS, 1)
         self.actor = ActorWorker(
             0,

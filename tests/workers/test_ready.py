@@ -214,13 +214,14 @@ def cut(batch: Batch, steps: int) -> Batch:
     """The first steps of a rollout, as a batch of its own."""
     columns: dict[str, Any] = {
         name: getattr(batch, name)[:steps]
-        for name in ("log_prob", "value", "version", "reward", "terminated", "truncated", "valid")
+        for name in ("version", "reward", "terminated", "truncated", "valid")
     }
     return dataclasses.replace(
         batch,
         obs={n: leaf[: steps + 1] for n, leaf in batch.obs.items()},
         is_first=batch.is_first[: steps + 1],
         actions={n: leaf[:steps] for n, leaf in batch.actions.items()},
+        acted={n: column[:steps] for n, column in batch.acted.items()},
         **columns,
     )
 

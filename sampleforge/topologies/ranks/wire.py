@@ -57,11 +57,9 @@ from sampleforge.topologies.rendezvous import local_rendezvous, member_devices
 from sampleforge.topologies.restarts import RestartInGroup
 from sampleforge.topologies.sampler_plan import Plan
 from sampleforge.workers.actor import ActorWorker, never
-from sampleforge.workers.batched_inference import BatchedInference
 from sampleforge.workers.callback import NO_HOOKS, RunHooks, WorkerCallbacks
-from sampleforge.workers.device_inference import DeviceInference
 from sampleforge.workers.group_member import REPLACEMENT_TIMEOUT, GroupMember
-from sampleforge.workers.inference import InlineInference
+from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.learner import LearnerWorker, Save
 from sampleforge.workers.preemption import Preemption
 from sampleforge.workers.rank import RankWorker
@@ -247,11 +245,17 @@ def _rank_actor(
     # would keep the other ranks waiting for its gradients.
     endless = dataclasses.replace(context.graph.progress, limit_env_steps=None, limit_s=None)
     ends = preemption.ends if join.size > 1 else never
-    inference = (new_policy, exchange.slots, plan.num_splits, rank)
+    inference = LocalInference(
+        new_policy,
+        exchange.slots,
+        plan.num_splits,
+        rank,
+        together=config.variable_experience,
+        device=plan.device if on_device else "cpu",
+    )
+    port = PolicyPort(0, exchange, inference, sender(context.recorded, rank))
     common = (EpisodesOf(context.episodes, rank), wakeup, endless, rank)
-    recorder = sender(context.recorded, rank)
     if config.variable_experience:
-        port = PolicyPort(0, exchange, BatchedInference(*inference), recorder)
         round_steps = with_room(config, plan.num_splits * plan.rollout, join.size)
         return VariableActor(
             *(0, envs, [port], *common),
@@ -259,11 +263,6 @@ def _rank_actor(
             round_ends=ends,
             callbacks=callbacks,
         )
-    if on_device:
-        device = torch.device(plan.device)
-        port = PolicyPort(0, exchange, DeviceInference(*inference, device), recorder)
-    else:
-        port = PolicyPort(0, exchange, InlineInference(*inference), recorder)
     return ActorWorker(0, envs, [port], *common, ends_early=ends, callbacks=callbacks)
 
 

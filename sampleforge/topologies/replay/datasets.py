@@ -26,7 +26,8 @@ from sampleforge.topologies.restarts import RestartAlone
 from sampleforge.topologies.sampler_plan import choose_precision
 from sampleforge.topologies.sampling import ActorChannels
 from sampleforge.workers.actor import ActorWorker
-from sampleforge.workers.given_actions import DatasetRows, GivenActions
+from sampleforge.workers.given_actions import DatasetRows
+from sampleforge.workers.inference import LocalInference
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
 
@@ -70,11 +71,12 @@ def add_dataset_actors(
     for number, folder in enumerate(folders):
         index, start = plan.num_workers + number, parts.policy.start
         seeds = PolicySeeds(index, start, channels.restart_budget)
-        make_policy = partial(_policy, new_network, weights, config, precision, seeds)
         life = partial(channels.restart_budget.life, index)
         seed = partial(_seed, start.seed, number, start.resumes, life)
         rows = DatasetRows(folder, exchange.slots, config.shuffle_buffer, seed)
-        port = PolicyPort(0, exchange, GivenActions(make_policy, rows, index))
+        make_policy = partial(_policy, new_network, weights, config, precision, seeds, rows)
+        inference = LocalInference(make_policy, exchange.slots, 1, index)
+        port = PolicyPort(0, exchange, inference)
         wakeup = channels.wakeups[index]
         graph.add(
             "dataset",
@@ -112,9 +114,10 @@ def _policy(
     config: ReplayRunConfig,
     precision: str,
     seeds: PolicySeeds,
+    rows: DatasetRows,
 ) -> GivenActionsPolicy:
-    """Return the policy whose values are written beside the actions of a dataset."""
-    return GivenActionsPolicy(
+    """Return the policy whose values are written beside the actions of a dataset, by ``rows``."""
+    policy = GivenActionsPolicy(
         new_network(),
         weights,
         torch.zeros(0),
@@ -123,6 +126,8 @@ def _policy(
         precision=precision,
         seed=seeds.first(),
     )
+    policy.given = rows.actions
+    return policy
 
 
 def dataset_edges(config: ReplayRunConfig, plan: ReplayPlan, shards: str) -> tuple[Edge, ...]:
