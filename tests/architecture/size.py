@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("trainer", "tools", "benchmarks", "tests")
 MANY_PARAMETERS = 8
@@ -82,8 +84,8 @@ def size_of(files: Mapping[str, str]) -> Size:
     )
 
 
-def is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+def is_function(node: ast.AST) -> TypeGuard[Function]:
+    return isinstance(node, Function)
 
 
 def is_protocol(cls: ast.ClassDef) -> bool:
@@ -109,9 +111,9 @@ def mentioned(node: ast.AST) -> Iterator[str]:
         yield name
 
 
-def parameters(function: ast.AST) -> int:
+def parameters(method: Function) -> int:
     """How many parameters a method has beside the first one."""
-    arguments: ast.arguments = function.args  # type: ignore[attr-defined]
+    arguments = method.args
     return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
 
 
