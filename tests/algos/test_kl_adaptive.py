@@ -138,10 +138,12 @@ def test_the_kl_over_ranks_is_the_mean_over_their_rows() -> None:
     chosen = adaptive(num_envs_per_worker=256, batch_size=2048)
     learner, batch = learner_of(chosen), one_batch(chosen)
     few = {name: leaf[:, :64] for name, leaf in batch.obs.items()}
-    columns = ("is_first", "log_prob", "value", "version", "reward", "terminated", "truncated")
+    acted = {name: leaf[:, :64] for name, leaf in batch.acted.items()}
+    columns = ("is_first", "version", "reward", "terminated", "truncated")
     of_64 = {name: getattr(batch, name)[:, :64] for name in (*columns, "valid")}
     actions = {name: leaf[:, :64] for name, leaf in batch.actions.items()}
-    small = dataclasses.replace(batch, obs=few, actions=actions, state=batch.state[:64], **of_64)
+    state = batch.state[:64]
+    small = dataclasses.replace(batch, obs=few, actions=actions, acted=acted, state=state, **of_64)
     weights: list[float] = []
 
     def gather(own: torch.Tensor) -> torch.Tensor:

@@ -41,3 +41,8 @@ def test_the_recipe_of_a_worker_names_all_that_the_builder_of_the_graph_needs() 
     recipe = PAGE.split("### ... add a worker?")[1].split("###")[0]
     named = {name for name in ("Role", "COUNTERS", "Edge", "GraphBuilder") if f"`{name}" in recipe}
     assert named == {"Role", "COUNTERS", "Edge", "GraphBuilder"}
+
+
+def test_the_reading_order_has_six_files() -> None:
+    order = PAGE.split("## Six files to read first")[1].split("\n## ")[0]
+    assert len(re.findall(rf"\| \d \| {FILE} \|", order)) == 6

@@ -21,6 +21,7 @@ LEARNED = {
     "custom_env": (r"with the trained policy: (\S+)", 0.8),
     "curriculum": (r"distances up to (\d+) are mastered", 32.0),
     "custom_model": (r"last 100 episodes: (\S+)", 60.0),
+    "minimal_appo": (r"mean return at the end: (\S+)", 200.0),
     "play_onnx": (r"mean return of 10 episodes: (\S+)", 60.0),
     "step_by_step": (r"newest weights: (\d+) steps", 100.0),
 }
