@@ -31,16 +31,36 @@ START_GRACE = 120.0
 """Seconds beyond --rank-timeout within which all ranks must join at the start, because imports take
 different times on different hosts."""
 RANK_FIELDS = {
-    *("device", "precision", "learner_threads", "set_workers_cpu_affinity", "worker_niceness"),
+    "device",
+    "precision",
+    "learner_threads",
+    "set_workers_cpu_affinity",
+    "worker_niceness",
     "env_timeout",
 }
 """Config fields that each rank sets for itself, and that may differ between ranks."""
 LEADER_FIELDS = {
-    *("run_dir", "resume", "num_ranks", "quiet", "report_interval", "checkpoint_interval"),
-    *("keep_checkpoints", "milestone_interval", "evaluate_interval", "evaluate_episodes"),
-    *("evaluate_stochastic", "num_evaluators", "evaluation_env", "evaluation_env_kwargs"),
-    *("evaluation_function", "metrics_window", "stop"),
-    *("track", "track_project", "track_name", "track_group"),
+    "run_dir",
+    "resume",
+    "num_ranks",
+    "quiet",
+    "report_interval",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "milestone_interval",
+    "evaluate_interval",
+    "evaluate_episodes",
+    "evaluate_stochastic",
+    "num_evaluators",
+    "evaluation_env",
+    "evaluation_env_kwargs",
+    "evaluation_function",
+    "metrics_window",
+    "stop",
+    "track",
+    "track_project",
+    "track_name",
+    "track_group",
 }
 """Config fields that only rank 0 reads."""
 POLL = 0.5

@@ -103,7 +103,9 @@ class Screen:
 
         self._console = Console(highlight=False, quiet=silent)
         self._bar = Progress(
-            *(BarColumn(32), TimeElapsedColumn(), TextColumn("{task.description}")),
+            BarColumn(32),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
             console=self._console,
             transient=True,
             disable=silent or not self._console.is_terminal,

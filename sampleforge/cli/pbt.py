@@ -237,7 +237,11 @@ def table(members: Sequence[MemberStatus]) -> Table:
         objective = "-" if state.objective is None else f"{state.objective:,.2f}"
         values = (state.hyperparameters.get(name) for name in names)
         result.add_row(
-            *(member.id, member.state, str(state.round), f"{state.env_steps:,}", objective),
+            member.id,
+            member.state,
+            str(state.round),
+            f"{state.env_steps:,}",
+            objective,
             *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values),
         )
     return result

@@ -111,7 +111,8 @@ def _spec(flags: TuneFlags, space: SearchSpace, seconds: float, path: Path) -> S
     content: dict[str, Any] = {"algo": flags.algo}
     content |= {"preset": flags.preset} if flags.preset else {}
     content |= {
-        **{"trials": MOST_TRIALS, "pruner": "median"},
+        "trials": MOST_TRIALS,
+        "pruner": "median",
         "config": {"env": flags.env, "train_for_seconds": seconds},
         "search": space.ranges,
     }

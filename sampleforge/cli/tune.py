@@ -140,7 +140,9 @@ class Tuner:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         bar = Progress(
-            *(TextColumn("{task.description}"), BarColumn(32), TimeElapsedColumn()),
+            TextColumn("{task.description}"),
+            BarColumn(32),
+            TimeElapsedColumn(),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
@@ -201,7 +203,7 @@ class Tuner:
 
     def _command(self, flags: Flags, folder: Path) -> list[str]:
         asked = self._flags
-        words = [*(sys.executable, "-m", "sampleforge.cli", "train", asked.algo)]
+        words = [sys.executable, "-m", "sampleforge.cli", "train", asked.algo]
         words += ["--env", asked.env, "--run-dir", str(folder), "--quiet", "--benchmark"]
         words += [
             "--no-benchmark-peak",

@@ -210,7 +210,10 @@ class EpisodeAssembler:
         self._nbytes -= episode.nbytes
         before = self._frames_before(episode, observations)
         self._open[env_row] = _Open(
-            *(episode.number, False, before, episode.last),
+            episode.number,
+            False,
+            before,
+            episode.last,
             shortened=episode.shortened,
             began=episode.began,
         )

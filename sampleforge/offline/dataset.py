@@ -39,7 +39,13 @@ from sampleforge.spec import (
 
 Array = npt.NDArray[Any]
 _UNREADABLE = (
-    *(KeyError, ValueError, TypeError, IndexError, OSError, RuntimeError, MemoryError),
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    OSError,
+    RuntimeError,
+    MemoryError,
     StopIteration,
 )
 """What a damaged file may make of h5py and numpy."""

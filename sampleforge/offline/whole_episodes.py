@@ -12,8 +12,13 @@ import numpy.typing as npt
 from sampleforge.offline.dataset import Episode
 
 _PER_STEP = (
-    *("rewards", "terminations", "truncations"),
-    *("log_probs", "policy_version", "parameters", "independent"),
+    "rewards",
+    "terminations",
+    "truncations",
+    "log_probs",
+    "policy_version",
+    "parameters",
+    "independent",
 )
 
 

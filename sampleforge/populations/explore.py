@@ -86,8 +86,16 @@ _DEXPBT: Mapping[str, Parameter] = {
     "clip_ratio": replace(KNOWN["clip_ratio"], bounds=(0.01, 0.3)),
 }
 PERTURBED: tuple[str, ...] = (
-    *("learning_rate", "exploration_coeff", "value_coeff", "max_grad_norm"),
-    *("clip_ratio", "value_clip", "gamma", "gae_lambda", "lr_target_kl", "huber_delta"),
+    "learning_rate",
+    "exploration_coeff",
+    "value_coeff",
+    "max_grad_norm",
+    "clip_ratio",
+    "value_clip",
+    "gamma",
+    "gae_lambda",
+    "lr_target_kl",
+    "huber_delta",
 )
 """The hyperparameters that are perturbed unless others are named."""
 

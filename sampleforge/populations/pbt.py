@@ -166,10 +166,14 @@ class Pbt(Callback):
                 segment = self._next_segment(member)
                 objective, donor_objective = objectives[member.id], objectives[donor.id]
                 copied = {
-                    **{"event": "exploit", "donor": donor.id, "donor_env_steps": donor.env_steps},
+                    "event": "exploit",
+                    "donor": donor.id,
+                    "donor_env_steps": donor.env_steps,
                     "snapshot": str(states[donor.id][1]["version"]),
-                    **{"objective": objective, "donor_objective": donor_objective},
-                    **{"segment": list(segment), "hyperparameters": dict(before)},
+                    "objective": objective,
+                    "donor_objective": donor_objective,
+                    "segment": list(segment),
+                    "hyperparameters": dict(before),
                 }
                 events.append(copied)
             changed = {n: [before[n], after[n]] for n in after if after[n] != before[n]}

@@ -54,12 +54,22 @@ class FutexWakeup:
         self._futex = ctypes.CDLL(None).syscall
         # Converted once: a call takes half the time.
         self._set_args = (
-            *(number, address, ctypes.c_int(FUTEX_WAKE_OP), ctypes.c_uint32(EVERYBODY)),
-            *(zero, address, ctypes.c_uint32(FUTEX_ADD_ONE)),
+            number,
+            address,
+            ctypes.c_int(FUTEX_WAKE_OP),
+            ctypes.c_uint32(EVERYBODY),
+            zero,
+            address,
+            ctypes.c_uint32(FUTEX_ADD_ONE),
         )
         self._wait_args = (
-            *(number, address, ctypes.c_int(FUTEX_WAIT), self._expected),
-            *(ctypes.byref(self._time), zero, ctypes.c_uint32(0)),
+            number,
+            address,
+            ctypes.c_int(FUTEX_WAIT),
+            self._expected,
+            ctypes.byref(self._time),
+            zero,
+            ctypes.c_uint32(0),
         )
 
     def set(self) -> None:

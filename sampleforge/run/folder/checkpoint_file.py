@@ -16,8 +16,12 @@ import torch
 
 FORMAT = "1"
 _MALFORMED = (
-    *(safetensors.SafetensorError, ValueError, KeyError, TypeError),
-    *(RuntimeError, RecursionError),  # of torch; of absurdly nested JSON
+    safetensors.SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    RecursionError,  # of torch; of absurdly nested JSON
 )
 
 

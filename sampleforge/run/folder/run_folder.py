@@ -32,9 +32,20 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 _FILES = (
-    *("config.yaml", "spec.json", "metrics.jsonl", "summary.json", "benchmark.json", "log.txt"),
-    *("tb", "checkpoints", "snapshots", "self_play.json", "workers.json", "metrics.csv"),
-    *(".lock", ".reserve"),
+    "config.yaml",
+    "spec.json",
+    "metrics.jsonl",
+    "summary.json",
+    "benchmark.json",
+    "log.txt",
+    "tb",
+    "checkpoints",
+    "snapshots",
+    "self_play.json",
+    "workers.json",
+    "metrics.csv",
+    ".lock",
+    ".reserve",
 )
 """The files and folders that a run keeps in its folder."""
 

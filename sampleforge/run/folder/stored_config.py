@@ -31,31 +31,74 @@ DEEPEST, MOST_VALUES = 50, 100_000
 HEADER = ("algo", "format", "versions", "left_open")
 """Keys of config.yaml that are not fields of the config."""
 NOT_STORED = (
-    *("run_dir", "resume"),
-    *("record", "record_max_gb", "record_segment_mb", "record_compression"),
+    "run_dir",
+    "resume",
+    "record",
+    "record_max_gb",
+    "record_segment_mb",
+    "record_compression",
 )
 """Fields that are not in config.yaml: the folder may be moved, and one that another user has made
 must not name a place to write to."""
 _STOP = {"train_for_env_steps", "train_for_seconds", "stop"}
 _REPORTING = {
-    *("report_interval", "checkpoint_interval", "keep_checkpoints", "milestone_interval"),
-    *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
+    "report_interval",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "milestone_interval",
+    "quiet",
+    "debug",
+    "benchmark",
+    "benchmark_seconds",
+    "benchmark_peak",
+    "sampler_only",
     "serial",
-    *("evaluate_interval", "evaluate_episodes", "evaluate_stochastic", "num_evaluators"),
-    *("evaluation_env", "evaluation_env_kwargs", "evaluation_function", "metrics_window"),
-    *("track", "track_project", "track_name", "track_group"),
+    "evaluate_interval",
+    "evaluate_episodes",
+    "evaluate_stochastic",
+    "num_evaluators",
+    "evaluation_env",
+    "evaluation_env_kwargs",
+    "evaluation_function",
+    "metrics_window",
+    "track",
+    "track_project",
+    "track_name",
+    "track_group",
 }
 _MACHINE = {
-    *("serial", "device", "precision", "compile", "inference", "env_timeout", "decorrelate"),
-    *("num_workers", "num_envs_per_worker", "num_splits", "num_policy_workers"),
-    *("num_learners", "learner_devices", "learner_timeout"),
+    "serial",
+    "device",
+    "precision",
+    "compile",
+    "inference",
+    "env_timeout",
+    "decorrelate",
+    "num_workers",
+    "num_envs_per_worker",
+    "num_splits",
+    "num_policy_workers",
+    "num_learners",
+    "learner_devices",
+    "learner_timeout",
     "learner_threads",
-    *("set_workers_cpu_affinity", "worker_niceness", "num_ranks", "rank_timeout"),
-    *("sync_fraction", "min_rollout_fraction", "max_rollout_fraction"),
-    *("max_rank_restarts", "max_worker_restarts", "max_env_restart_rate"),
+    "set_workers_cpu_affinity",
+    "worker_niceness",
+    "num_ranks",
+    "rank_timeout",
+    "sync_fraction",
+    "min_rollout_fraction",
+    "max_rollout_fraction",
+    "max_rank_restarts",
+    "max_worker_restarts",
+    "max_env_restart_rate",
     "max_policy_lag",  # its default depends on the number of workers
-    *("num_replay_shards", "prefetch_batches", "replay_gpu_memory", "cuda_graphs"),
-    *("samples_per_insert_tolerance", "save_replay"),
+    "num_replay_shards",
+    "prefetch_batches",
+    "replay_gpu_memory",
+    "cuda_graphs",
+    "samples_per_insert_tolerance",
+    "save_replay",
 }
 RANKS, OF_A_RANK = "num_ranks", {"rollout", "batch_size", "minibatch_size"}
 """The number of DD-PPO's ranks, and the sizes of one rank: they are chosen so that those of all
@@ -63,7 +106,12 @@ ranks together do not depend on it."""
 _OF_ONE_PART = {
     *NOT_STORED,
     *_STOP,
-    *("quiet", "debug", "benchmark", "benchmark_seconds", "benchmark_peak", "sampler_only"),
+    "quiet",
+    "debug",
+    "benchmark",
+    "benchmark_seconds",
+    "benchmark_peak",
+    "sampler_only",
 }
 """Fields that say what one command does, and that a resumed run does not take over."""
 MAY_CHANGE = frozenset({*NOT_STORED, *_STOP, *_REPORTING, *_MACHINE})

@@ -21,8 +21,11 @@ CODE_TO_ACT = ("env", "env_kwargs", "model.encoder")
 consists of."""
 IMPORTABLE = (
     *CODE_TO_ACT,
-    *("policy_mapping", "callbacks"),
-    *("evaluation_env", "evaluation_env_kwargs", "evaluation_function"),
+    "policy_mapping",
+    "callbacks",
+    "evaluation_env",
+    "evaluation_env_kwargs",
+    "evaluation_function",
 )
 """Fields of a config whose values can name code to import."""
 

@@ -233,7 +233,8 @@ class PolicyStatistics:
             "episodes": self.episodes,
             **_known(_return_scalars(self.returns, self.lengths, [self])),
             "policy_lag": {
-                **{"mean": self._lag[0], "max": self._lag[1]},
+                "mean": self._lag[0],
+                "max": self._lag[1],
                 "batches_mean": self._lag_batches[0],
                 "batches_max": self._lag_batches[1],
             },

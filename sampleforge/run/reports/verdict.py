@@ -25,8 +25,14 @@ IDLE_CORES = 0.25
 """Fraction of the cores' time that must be unused before more processes are advised."""
 
 CHANGES_LEARNING = (
-    *("--precision", "--batch-size", "--minibatch-size", "--num-epochs", "--async-rl"),
-    *("--num-envs-per-worker", "--num-ranks", "--sync-fraction"),
+    "--precision",
+    "--batch-size",
+    "--minibatch-size",
+    "--num-epochs",
+    "--async-rl",
+    "--num-envs-per-worker",
+    "--num-ranks",
+    "--sync-fraction",
 )
 """Flags that may change not only the speed but also what is learned."""
 SAMPLER = ("env step", "gather", "forward", "bookkeeping")

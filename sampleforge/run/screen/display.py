@@ -76,8 +76,16 @@ class LineDisplay(QuietDisplay):
     on recorded data the passes over them, all others the policy lag."""
 
     COLUMNS = (
-        *(("time", 7), ("env steps", 13), ("frames/s", 9), ("trained/s", 10), ("return", 10)),
-        *(("length", 8), ("lag", 6), ("updates", 10), ("loss", 10), ("left", 8)),
+        ("time", 7),
+        ("env steps", 13),
+        ("frames/s", 9),
+        ("trained/s", 10),
+        ("return", 10),
+        ("length", 8),
+        ("lag", 6),
+        ("updates", 10),
+        ("loss", 10),
+        ("left", 8),
     )
     HEADER_EVERY = 20
 

@@ -35,8 +35,10 @@ class EvaluationDisplay:
         self._clock = clock
         self._started = clock()
         columns = (
-            *(TextColumn("{task.description}"), BarColumn(32)),
-            *(TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn()),
+            TextColumn("{task.description}"),
+            BarColumn(32),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeElapsedColumn(),
         )
         self._bar: Progress | None = None
         if not quiet and self._console.is_terminal and not self._console.is_dumb_terminal:
