@@ -41,6 +41,7 @@ import pytest
 
 from tests.support import REPO
 from tests.support.command_server import COMMAND_SERVER, popen_by_exec
+from tests.support.core import is_core, listed
 from tests.support.folders import contents, trained_in
 from tests.support.litter import SESSION, Footprint
 from tests.support.processes import (
@@ -111,6 +112,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     with deadline(item, "tear-down"):
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of the inner loop, before `-m core` selects them."""
+    long = listed()
+    for item in items:
+        marks = (marker.name for marker in item.iter_markers())
+        if is_core(item.nodeid.split("[")[0], marks, getattr(item, "fixturenames", ()), long):
+            item.add_marker(pytest.mark.core)
 
 
 def timeout_of(item: pytest.Item) -> float:
