@@ -23,7 +23,7 @@ class ConfigError(ValueError):
     """A command line or config cannot run; the message has the value, the reason and the remedy."""
 
     exit_code = 2
-    """Of the command that ends with it."""
+    """The exit code of a command that this error ends."""
 
 
 class Checked:

@@ -51,9 +51,9 @@ class Encoding:
 
     ``low`` and ``high``: the bounds, infinite for none. ``has_statistics``: the numbers are
     normalised by their running mean and deviation; otherwise they are multiplied by ``factor``.
-    ``categories``: of each element of ``codes``, which begin at ``first``; ``embedding``: the
-    numbers that each code is embedded in, 0 for one-hot. ``channel_last``: the shape of what is
-    convolved ends with the channels.
+    ``categories``: the number of values of each element of ``codes``, which begin at ``first``;
+    ``embedding``: the numbers that each code is embedded in, 0 for one-hot. ``channel_last``: the
+    shape of what is convolved ends with the channels.
     """
 
     kind: Kind
@@ -280,7 +280,8 @@ def _check_possible(name: str, spec: ArraySpec, kind: str, low: float, high: flo
 
 
 def _check_size(name: str, categories: tuple[int, ...], size: int) -> None:
-    """Raise ConfigError if codes make too many inputs. ``size``: of an embedding, 0 for one-hot."""
+    """Raise ConfigError if codes make too many inputs. ``size``: the length of an embedding, 0 for
+    one-hot."""
     inputs = len(categories) * size or sum(categories)
     if inputs > MOST_INPUTS:
         raise ConfigError(

@@ -110,16 +110,10 @@ def evaluate(
     explores = observers.recorder is not None and stochastic
     with ExitStack() as resources:
         resources.enter_context(scratch_directory(cwd_importable=imports_code(config)))
-        if exported is None:
-            contestant = _of_checkpoint(folder, config, which, policy, explores=explores)
-        else:
-            contestant = _of_export(exported, config)
+        contestant = _contestant(folder, config, which, policy, exported, explores=explores)
         observers.alive()
         resources.enter_context(told_of_rows(observers.alive))
-        if observers.camera is not None:
-            envs = observers.camera.row(env, seed, contestant.id)
-        else:
-            envs = evaluation_envs(env, episodes or EPISODES, seed)
+        envs = _rows(env, episodes or EPISODES, seed, contestant, observers)
         resources.callback(_close, envs, observers)
         resources.callback(limit_threads(1))
         group, others = load_other_groups(folder, config, contestant.id, envs.spec)
@@ -137,18 +131,18 @@ def evaluate(
         if observers.recorder is not None:
             observers.recorder.follow(player, contestant.policy, envs, contestant.state)
         _play(player, config.env, observers, choose=episodes is None)
-        if observers.recorder is not None:
-            observers.recorder.finish()
-    cut = sum(one.cut for one in player.played)
-    if cut and limit is None:
-        observers.display.message(_cut_warning(config, player, cut), "warning")
+    if limit is None:
+        _warn_of_cuts(config, player, observers.display)
+    env_steps = contestant.state.get("env_steps")
+    return _results(player) | {"stochastic": stochastic, "seed": seed, "env_steps": env_steps}
+
+
+def _results(player: EpisodePlayer) -> dict[str, Any]:
+    """Return what the episodes of a player say about its policy."""
     return {
         **outcome(player.played),
         "returns": [one.ret for one in player.played],
-        "episodes_cut": cut,
-        "stochastic": stochastic,
-        "seed": seed,
-        "env_steps": contestant.state.get("env_steps"),
+        "episodes_cut": sum(one.cut for one in player.played),
     }
 
 
@@ -164,10 +158,28 @@ class _Contestant:
     meet: Callable[[EnvVector, int], None]
 
 
-def _of_checkpoint(
-    folder: RunFolder, config: AnyConfig, which: str, policy: str | None, *, explores: bool
+def _rows(
+    env: EnvConfig, episodes: int, seed: int, contestant: _Contestant, observers: Observers
+) -> EnvVector:
+    """Make the env rows that play: the camera's one row, or as many as ``episodes`` can use."""
+    if observers.camera is not None:
+        return observers.camera.row(env, seed, contestant.id)
+    return evaluation_envs(env, episodes, seed)
+
+
+def _contestant(
+    folder: RunFolder,
+    config: AnyConfig,
+    which: str,
+    policy: str | None,
+    exported: OnnxPolicy | None,
+    *,
+    explores: bool,
 ) -> _Contestant:
-    """Return the policy of a checkpoint. ``explores``: its log-probabilities are recorded."""
+    """Return the exported policy, or without one the policy of a checkpoint. ``explores``: the
+    log-probabilities of the checkpoint's actions are recorded."""
+    if exported is not None:
+        return _of_export(exported, config)
     model, spec, state = load_model(folder, config, which, policy)
 
     def meet(envs: EnvVector, group: int) -> None:
@@ -224,8 +236,8 @@ def _with_limit(config: AnyConfig, limit: int | None) -> tuple[EnvConfig, int | 
 
 
 def _play(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool) -> None:
-    """Play until the player is done. ``choose``: choose the number of episodes by the duration of
-    the first ones."""
+    """Play until the player is done, and the episodes are recorded. ``choose``: choose the number
+    of episodes by the duration of the first ones."""
     display, clock = observers.display, observers.clock
     started, next_look = clock(), 0.0
     while not player.done:
@@ -241,6 +253,8 @@ def _play(player: EpisodePlayer, env: str, observers: Observers, *, choose: bool
         display.progress(player.num_played, player.episodes, player.return_mean)
     if choose:  # all episodes ended before the first update of the display
         display.message(_choose(player, env, clock() - started), "info")
+    if observers.recorder is not None:
+        observers.recorder.finish()
 
 
 def _choose(player: EpisodePlayer, env: str, took: float) -> str:
@@ -261,7 +275,11 @@ def _choose(player: EpisodePlayer, env: str, took: float) -> str:
     )
 
 
-def _cut_warning(config: EnvConfig, player: EpisodePlayer, cut: int) -> str:
+def _warn_of_cuts(config: EnvConfig, player: EpisodePlayer, display: Display) -> None:
+    """Warn if episodes were cut by a limit that the environment itself does not have."""
+    cut = sum(one.cut for one in player.played)
+    if not cut:
+        return
     text = (
         f"{cut} of {len(player.played)} episodes were cut at {player.limit:,} steps, because "
         f"{config.env} has no time limit; --max-episode-steps sets another limit"
@@ -271,4 +289,4 @@ def _cut_warning(config: EnvConfig, player: EpisodePlayer, cut: int) -> str:
             ". Its vector environment cannot reset a single row, so these rows played no further "
             f"episode ({player.episodes} were requested)"
         )
-    return text
+    display.message(text, "warning")

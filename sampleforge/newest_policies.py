@@ -93,7 +93,7 @@ class NewestEvaluation:
     """An evaluation of a policy's newest weights, as the run's own evaluator makes it: in its
     environment and with its task, and by the user's evaluation function, if there is one.
 
-    ``policies``: those of ``session``, which is open or has ended; ``group``: of the policy;
+    ``policies``: those of ``session``, which is open or has ended; ``group``: the policy's;
     ``alive`` is called before each step. The weights are those of the moment when this object is
     made."""
 

@@ -39,8 +39,9 @@ class PlayRecorder:
         envs: EnvVector,
         state: Mapping[str, Any],
     ) -> None:
-        """Record what ``player`` plays on ``envs`` from now on. ``state``: of the checkpoint that
-        the ``policy`` is from. Raises ConfigError if that cannot be recorded, or not there."""
+        """Record what ``player`` plays on ``envs`` from now on. ``state``: the plain values
+        of the checkpoint that the ``policy`` is from. Raises ConfigError if that cannot be
+        recorded, or not there."""
         spec = envs.spec
         if spec.num_seats > 1:
             raise ConfigError(

@@ -64,9 +64,10 @@ class RecordedRollout:
 
 
 class RolloutQueue:
-    """``depth`` buffers for each of ``actors`` actors, in shared memory. ``wakeup``: of the
-    recorder. ``shape``: of the slots, the same for all policies that are recorded. ``patience``:
-    seconds for which an actor waits for room, 0 where it and the recorder take turns."""
+    """``depth`` buffers for each of ``actors`` actors, in shared memory. ``wakeup`` wakes the
+    recorder. ``shape``: the slots' shape, the same for all policies that are recorded.
+    ``patience``: seconds for which an actor waits for room, 0 where it and the recorder take
+    turns."""
 
     def __init__(
         self,

@@ -239,7 +239,7 @@ def _side_by_side(parts: Sequence[dict[str, Array]], axis: int) -> dict[str, tor
 class StoredBatches:
     """What a learner of offline data learns from: batches of ``rows`` rows of ``length`` steps from
     ``inputs``, which are read into the learner's memory. ``spec``: the environment that the data
-    must fit; ``progress``: of the run, which ends it."""
+    must fit; ``progress``: the run's; once it is done, the batches end."""
 
     inputs: tuple[Source, ...]
     spec: EnvSpec

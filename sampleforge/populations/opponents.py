@@ -25,9 +25,9 @@ Floats = npt.NDArray[np.float64]
 def weights(win_rates: Sequence[float], rule: DrawRule, power: float = 2.0) -> Floats:
     """Return the probability [N] of each snapshot under ``rule`` alone; they sum to 1.
 
-    ``win_rates``: of the learning policy against each snapshot, from 0 to 1, a draw counting half.
-    Where all weights of a rule are 0 (every snapshot always loses), all probabilities are equal.
-    Raises ValueError if there is no snapshot, or for a win rate outside of [0, 1].
+    ``win_rates``: how often the learning policy beats each snapshot, from 0 to 1; a draw counts
+    half. Where all weights of a rule are 0 (every snapshot always loses), all probabilities are
+    equal. Raises ValueError if there is no snapshot, or for a win rate outside of [0, 1].
     """
     rates = np.asarray(win_rates, np.float64)
     if rates.size == 0:

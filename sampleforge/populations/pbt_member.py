@@ -33,7 +33,8 @@ class MemberInRun:
     """A member as the driver knows it: its policy ``group``, the ``index`` of that, and its present
     ``hyperparameters``.
 
-    ``number``: of the newest change that was sent to it; ``segment``: of its newest segment.
+    ``number`` is that of the newest change that was sent to it; ``segment`` identifies its newest
+    segment.
     ``counting`` is "no" from a copy until all of its environments have begun anew, "soon" until
     what had ended before is taken from the queue, and "yes" while its episodes are its own.
     """

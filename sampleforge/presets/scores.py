@@ -23,8 +23,9 @@ Key = tuple[str, str, str]
 class PresetScore:
     """A measurement of a preset. ``variant``: a word for what the flags in ``command`` change of
     its environment, such as "gymnax", the protocol of another library; ``returns``: the mean return
-    of the evaluation of each of the ``seeds``, raw; ``seconds``: of each training, from the start
-    of the command to its end; ``env_steps``: of each training; ``episodes``: of each evaluation;
+    of the evaluation of each of the ``seeds``, raw; ``seconds``: how long each training took, from
+    the start of the command to its end; ``env_steps``: how many each training made; ``episodes``:
+    how many each evaluation played;
     ``settings``: the `digest` of the preset that was measured."""
 
     algo: str

@@ -120,8 +120,8 @@ class Camera:
         self._take(picture, env_id)
 
     def step(self, picture: Any, rewards: Mapping[str, float], env_id: str) -> None:
-        """Take the frame after a step. ``rewards``: of each agent, by its name ("" if there is only
-        one)."""
+        """Take the frame after a step. ``rewards``: each agent's reward, by its name ("" if there
+        is only one)."""
         self._step += 1
         for agent, reward in rewards.items():
             self._returns[agent] = self._returns.get(agent, 0.0) + float(reward)

@@ -27,10 +27,11 @@ def load_into(
 ) -> None:
     """Have the learners of a policy continue from another state, and publish its weights.
 
-    ``tensors`` and ``plain``: of `Learner.state`, or, with empty ``plain``, only the weights as
-    ``model/<name>``; the caller has checked that they fit. The policy version is raised by more
-    than the largest lag that is learned from. Several learners load it after their next update;
-    meanwhile the workers work. Raises TimeoutError if they make none within `LOAD_TIMEOUT` s.
+    ``tensors`` and ``plain`` are what `Learner.state` returned, or, with empty ``plain``, only the
+    weights as ``model/<name>``; the caller has checked that they fit. The policy version is raised
+    by more than the largest lag that is learned from. Several learners load it after their next
+    update; meanwhile the workers work. Raises TimeoutError if they make none within `LOAD_TIMEOUT`
+    s.
     """
     number = time_ns() // 1000  # exact as a float64, in which learners compare it
     load = StateLoad(

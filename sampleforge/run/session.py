@@ -49,8 +49,8 @@ POLL = 0.1
 
 
 class _Flag:
-    """Set once, without a lock: a signal handler must not wait for one. It outlives the session
-    in what holds on to it."""
+    """Set once, without a lock: a signal handler must not wait for one. Functions that ask it hold
+    the flag, not the session, which can be freed before them."""
 
     def __init__(self) -> None:
         self._set = False

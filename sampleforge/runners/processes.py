@@ -142,7 +142,7 @@ class WorkerProcess:
         self._process.join(STOP_GRACE)
         code = self._process.exitcode
         if code is None or code >= 0:
-            return f"{name} ended without a word (exit code {code}); see above, or log.txt"
+            return f"{name} ended and gave no reason (exit code {code}); see above, or log.txt"
         hint = " (was it out of memory?)" if code == -signal.SIGKILL else ""
         return f"{name} was ended by signal {signal.Signals(-code).name}{hint}"
 

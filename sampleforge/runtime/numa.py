@@ -56,8 +56,8 @@ def _numbers(text: str) -> list[int]:
 
 def node_for_group(index: int, threads: int, folder: Path = NODES) -> NumaNode | None:
     """Return the node for the ``index``-th of several groups of processes, which take the nodes in
-    turn. ``threads``: of a group. None if there is only one node, or if it has fewer cores than
-    that: then the group may be anywhere."""
+    turn. ``threads``: how many each group has. None if there is only one node, or if it has fewer
+    cores than that: then the group may be anywhere."""
     nodes = numa_nodes(folder)
     if len(nodes) < 2:
         return None

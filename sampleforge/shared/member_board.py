@@ -26,9 +26,9 @@ class MemberBoard:
     """The counts of one member, which learners and actors write and the driver reads.
 
     Every number has one writer. ``learners``: their number. ``streams``: number of the member's
-    splits over all actors. ``seed``: of its first segment. ``env_steps``: the member's own count in
-    earlier runs of the folder. ``shaping``: the reward-shaping numbers that its environments begin
-    with, by name. It can be pickled to child processes.
+    splits over all actors. ``seed``: the seed of its first segment. ``env_steps``: the member's own
+    count in earlier runs of the folder. ``shaping``: the reward-shaping numbers that its
+    environments begin with, by name. It can be pickled to child processes.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def frozen_weights(weights: str) -> ResumeCheckpoint:
 
 def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Load the weights of a checkpoint. Raises RuntimeError if they are not those of the model, in
-    names, shapes or dtypes: torch would convert another dtype without a word."""
+    names, shapes or dtypes: torch itself would convert another dtype and not say so."""
     for name, own in model.state_dict().items():
         found = tensors.get(name, own)
         if found.dtype != own.dtype:

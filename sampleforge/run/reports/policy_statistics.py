@@ -25,8 +25,8 @@ LAST_EPISODES = RunConfig.metrics_window
 class PolicyStatistics:
     """Collects the finished episodes, the evaluations and the learner's metrics of one policy
     group. ``earlier``: the `state` of the run that is resumed, empty for a new one; ``window``: the
-    number of last episodes whose means are reported; ``types``: of the agent in each seat, if there
-    are several (see `sampleforge.env.games`).
+    number of last episodes whose means are reported; ``types``: the type of the agent in each seat,
+    if there are several (see `sampleforge.env.games`).
 
     An episode of several agents is a whole game, whose return is the mean over the agents that the
     policy played."""

@@ -49,7 +49,7 @@ class Panel:
     for each.
 
     ``values``: the report, completed by the last known values of the metrics that it lacks.
-    ``state``: of the workers, if it is known.
+    ``state``: what the workers are doing, if it is known.
     """
 
     def __init__(
