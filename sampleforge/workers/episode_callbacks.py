@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
+from sampleforge.env.wrapper import VectorWrapper
 from sampleforge.shared.events import send
 from sampleforge.workers.callback import EPISODE_HOOKS, Hook, WorkerCallbacks, call, numbers
 from sampleforge.workers.policy_mapping import StreamId
@@ -31,8 +32,21 @@ class EpisodeHandle:
     """
 
     __slots__ = (
-        *("actor", "split", "row", "seat", "agent", "length", "ret", "reward", "terminated"),
-        *("truncated", "counted", "user_data", "custom_metrics", "_vector", "_obs"),
+        "_obs",
+        "_vector",
+        "actor",
+        "agent",
+        "counted",
+        "custom_metrics",
+        "length",
+        "ret",
+        "reward",
+        "row",
+        "seat",
+        "split",
+        "terminated",
+        "truncated",
+        "user_data",
     )
 
     def __init__(self, vector: WatchedVector, row: int, obs: Mapping[str, Array]) -> None:
@@ -103,7 +117,7 @@ def _policy_of(split: Split, seat: int) -> int | None:
     return stream.policy
 
 
-class WatchedVector(EnvVector):
+class WatchedVector(VectorWrapper):
     """The env vector ``inner`` of one seat, with hooks that are called after its steps.
 
     ``stream``: the place of the seat; ``playing`` returns the index of the policy that plays it,
@@ -119,17 +133,11 @@ class WatchedVector(EnvVector):
         playing: Callable[[], int | None],
         policies: tuple[str, ...],
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._hooks = hooks
         self.stream = stream
         self._index_playing = playing
         self._policies = policies
-        self.spec = inner.spec
-        self.num_rows = inner.num_rows
-        self.observation_space = inner.observation_space
-        self.action_space = inner.action_space
-        self.not_finite = inner.not_finite
-        self.agent = inner.agent
         self._same_step = inner.spec.autoreset == "same_step"
         self._episodes: list[EpisodeHandle | None] = [None] * inner.num_rows
         self._sums = np.zeros(inner.num_rows)
@@ -141,29 +149,12 @@ class WatchedVector(EnvVector):
         index = self._index_playing()
         return None if index is None else self._policies[index]
 
-    @property
-    def ready(self) -> bool:
-        return self._inner.ready
-
-    @property
-    def present(self) -> Array | None:
-        return self._inner.present
-
-    def shortened_rows(self) -> Array | None:
-        return self._inner.shortened_rows()
-
-    def row_env(self, row: int) -> Any:
-        return self._inner.row_env(row)
-
     def reset(self, obs: Mapping[str, Array]) -> None:
-        self._inner.reset(obs)
+        self.inner.reset(obs)
         self._begin_episodes(np.ones(self.num_rows, np.bool_), obs)
 
-    def send(self, actions: Mapping[str, Array]) -> None:
-        self._inner.send(actions)
-
     def recv(self, out: StepOut) -> list[Episode]:
-        episodes = self._inner.recv(out)
+        episodes = self.inner.recv(out)
         valid = out.valid
         self._sums += np.where(valid, out.reward, 0.0)
         self._steps += valid
@@ -211,12 +202,3 @@ class WatchedVector(EnvVector):
         policy = self._index_playing()
         if counted is not None and episode.custom_metrics and policy is not None:
             send("custom_metrics", (policy, numbers(episode.custom_metrics, episode.place)))
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _begin(self, actions: dict[str, Array]) -> None:
-        raise NotImplementedError("`send` passes actions on")
-
-    def _complete(self, out: StepOut) -> None:
-        raise NotImplementedError("`recv` passes steps on")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from sampleforge.env.vector import Array, EnvVector, Episode, StepOut
+from sampleforge.env.wrapper import VectorWrapper
 from sampleforge.shared.member_board import MemberBoard
 
 
-class MemberVector(EnvVector):
+class MemberVector(VectorWrapper):
     """The env vector that ``make(seed)`` returns, and another one for each segment of the member.
 
     When a segment begins, because the member's weights were replaced by copies of another's, the
@@ -28,45 +28,19 @@ class MemberVector(EnvVector):
         self._shaping_number = 0
         segment = board.segment
         self._segment = segment.number
-        self._vector = make(segment.seed)
+        super().__init__(make(segment.seed))
         self._shape_rewards()
-        self.spec = self._vector.spec
-        self.num_rows = self._vector.num_rows
-        self.observation_space = self._vector.observation_space
-        self.action_space = self._vector.action_space
-        self.not_finite = self._vector.not_finite
         self._begins_anew = False
-        self._follow()
-
-    def _follow(self) -> None:
-        """Take over the counts of the env vector."""
-        vector = self._vector
-        self.valid_rows, self.rebuilt, self.fault = (
-            vector.valid_rows,
-            vector.rebuilt,
-            vector.fault,
-        )
 
     @property
     def ready(self) -> bool:
-        return self._begins_anew or self._vector.ready
-
-    def shortened_rows(self) -> Array | None:
-        return self._vector.shortened_rows()
-
-    def row_env(self, row: int) -> Any:
-        return self._vector.row_env(row)
-
-    def limit_episodes(self, steps: int) -> bool:
-        limited = self._vector.limit_episodes(steps)
-        self.spec = self._vector.spec
-        return limited
+        return self._begins_anew or self.inner.ready
 
     def rescale_actions(self) -> None:
         """Do nothing: the env vectors rescale actions themselves, as they were made."""
 
     def reset(self, obs: Mapping[str, Array]) -> None:
-        self._vector.reset(obs)
+        self.inner.reset(obs)
         self._board.set_restarted(self._stream, self._segment)
 
     def send(self, actions: Mapping[str, Array]) -> None:
@@ -74,25 +48,24 @@ class MemberVector(EnvVector):
         if self._board.shaping_number != self._shaping_number:
             self._shape_rewards()
         if not self._begins_anew:
-            self._vector.send(actions)
+            self.inner.send(actions)
 
     def recv(self, out: StepOut) -> list[Episode]:
         if self._begins_anew:
             self._begin_anew(out)
             return []
-        episodes = self._vector.recv(out)
-        self._follow()
+        episodes = self.inner.recv(out)
         self._board.add_sampled(self._stream, self.valid_rows)
         return episodes
 
     def _begin_anew(self, out: StepOut) -> None:
-        before, segment = self._vector, self._board.segment
+        before, segment = self.inner, self._board.segment
         before.close()
         vector = self._make(segment.seed)
         # These count the faults of all environments of this worker.
         vector.rebuilt, vector.fault = before.rebuilt, before.fault
         vector.not_finite = before.not_finite
-        self._vector, self._segment = vector, segment.number
+        self.inner, self._segment = vector, segment.number
         self._shape_rewards()
         vector.reset(out.obs)
         out.reward.fill(0.0)
@@ -103,20 +76,9 @@ class MemberVector(EnvVector):
         for name, leaf in (out.final_obs or {}).items():
             leaf[...] = out.obs[name]  # no episode has ended, but its value may be computed
         self._begins_anew = False
-        self._follow()
-        self.valid_rows = 0
         self._board.set_restarted(self._stream, segment.number)
 
     def _shape_rewards(self) -> None:
         self._shaping_number = self._board.shaping_number
         if self._shaping_number:
-            self._vector.set_reward_shaping(self._board.shaping)
-
-    def close(self) -> None:
-        self._vector.close()
-
-    def _begin(self, actions: dict[str, Array]) -> None:
-        raise NotImplementedError("`send` passes actions on")
-
-    def _complete(self, out: StepOut) -> None:
-        raise NotImplementedError("`recv` passes steps on")
+            self.inner.set_reward_shaping(self._board.shaping)
