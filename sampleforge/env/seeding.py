@@ -1,8 +1,26 @@
-"""The seeds of env rows, all from one SeedSequence per run."""
+"""The seeds of env rows, all from one SeedSequence per run, and the numbers that tell the other
+streams of random numbers of a run apart.
+
+`POLICY_STREAM`, `FROZEN_STREAM` and `EVALUATOR_STREAM` replace the number of a split in
+`row_seeds`. `DATASET_STREAM` and `POPULATION_STREAM` follow the seed of the run in the entropy of a
+generator. `row_seeds` has its numbers in the spawn key, which is mixed in behind the whole entropy,
+so that `EVALUATOR_STREAM` and `DATASET_STREAM` give different numbers although they are equal.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+
+POLICY_STREAM = 1_000_000
+"""Action sampling of an actor or a policy worker."""
+FROZEN_STREAM = 2_000_000
+"""Action sampling of the frozen policies."""
+EVALUATOR_STREAM = 3_000_000
+"""The evaluators beside the first."""
+DATASET_STREAM = 3_000_000
+"""The shuffle buffers of datasets."""
+POPULATION_STREAM = 7_000_000
+"""The decisions and the segments of a population."""
 
 
 def row_seeds(

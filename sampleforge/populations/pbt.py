@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sampleforge.config import ConfigError
+from sampleforge.env.seeding import POPULATION_STREAM
 from sampleforge.populations.exploit import Member, exploit, exploring
 from sampleforge.populations.explore import explore
 from sampleforge.populations.lineage import FILE, Lineage, read
@@ -29,9 +30,6 @@ from sampleforge.spec import EnvSpec
 from sampleforge.topologies.builders import seed_of_policy
 from sampleforge.topologies.config import ReplayRunConfig, SlotsRunConfig
 from sampleforge.topologies.registry import pairing
-
-_STREAM = 7_000_000
-"""Distinguishes the seeds of decisions and of segments from other seeds of the run."""
 
 
 def _check_agents(config: SlotsRunConfig | ReplayRunConfig, spec: EnvSpec) -> None:
@@ -64,7 +62,7 @@ class Pbt(Callback):
         assert isinstance(config, SlotsRunConfig | ReplayRunConfig) and config.seed is not None
         _check_agents(config, session.spec)
         self._config, self._ids, self._seed = config, ids, config.seed
-        self._rng = np.random.default_rng([config.seed, _STREAM])
+        self._rng = np.random.default_rng([config.seed, POPULATION_STREAM])
         offered = session.spec.shaping_hyperparameters
         self._rules = rules_of(config, config, ids, offered, self._rng)
         session.hyperparameters = {
@@ -200,7 +198,7 @@ class Pbt(Callback):
 
     def _next_segment(self, member: MemberInRun) -> Segment:
         number = member.segment + 1
-        entropy = [self._seed, _STREAM, member.index, number]
+        entropy = [self._seed, POPULATION_STREAM, member.index, number]
         seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0] >> 1)
         return Segment(number, seed)
 

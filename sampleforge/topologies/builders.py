@@ -21,7 +21,7 @@ from sampleforge.algos.learning import Learner
 from sampleforge.algos.policy import Policy, SampledPolicy
 from sampleforge.env.place import Place
 from sampleforge.env.registry import make_vector
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.seeding import POLICY_STREAM, row_seeds
 from sampleforge.env.tasks import following
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
@@ -38,10 +38,6 @@ from sampleforge.workers.learner import Save
 
 NewModel = Callable[[], ActorCritic]
 NewPolicy = Callable[[], Policy]
-
-_POLICY_STREAM = 1_000_000
-"""Replaces the number of a split in the seeds of action sampling, so that they differ from those of
-the env rows."""
 
 
 class Resume(Protocol):
@@ -309,7 +305,7 @@ def policy_seed(index: int, start: ResumePoint, lives: RestartCounts | None = No
     """Return the seed of action sampling of the ``index``-th actor (inline) or policy worker, in
     its current life."""
     life = 0 if lives is None else lives.life(index)
-    return row_seeds(start.seed, index, _POLICY_STREAM, 1, start.resumes, life)[0]
+    return row_seeds(start.seed, index, POLICY_STREAM, 1, start.resumes, life)[0]
 
 
 def env_makers(

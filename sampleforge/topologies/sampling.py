@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.seeding import FROZEN_STREAM, row_seeds
 from sampleforge.env.threaded import ThreadedVector
 from sampleforge.env.vector import EnvVector
 from sampleforge.models.actor_critic import ActorCritic
@@ -43,10 +43,6 @@ from sampleforge.workers.policy_mapping import PolicyMapping
 from sampleforge.workers.ready import ReadyActor
 from sampleforge.workers.stream import PolicyPort
 from sampleforge.workers.worker import Placement
-
-FROZEN_STREAM = 2_000_000
-"""Replaces the number of a split in the seeds of frozen policies, so that they differ from those of
-the env rows."""
 
 
 @dataclass(frozen=True)

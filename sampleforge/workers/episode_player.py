@@ -13,7 +13,7 @@ from sampleforge.env.config import EnvConfig
 from sampleforge.env.games import OF_TYPE, Games, means_of_types, types_of_seats
 from sampleforge.env.place import Place
 from sampleforge.env.registry import for_evaluation, make_vector
-from sampleforge.env.seeding import row_seeds
+from sampleforge.env.seeding import EVALUATOR_STREAM, row_seeds
 from sampleforge.env.vector import Array, EnvVector, StepOut, own_outputs
 from sampleforge.workers.config import EVALUATION_ROWS
 
@@ -63,10 +63,6 @@ class PlayedEpisode(NamedTuple):
     of_type: Mapping[str, float] = MappingProxyType({})
 
 
-EVALUATORS = 3_000_000
-"""Replaces the number of a split in the seeds of the evaluators beside the first."""
-
-
 class EvaluationPart(NamedTuple):
     """The part of an evaluation that ``evaluator`` (from 0) of ``evaluators`` plays: some of the
     env rows, with the seeds and the episodes that these rows have if one evaluator plays all."""
@@ -87,7 +83,7 @@ class EvaluationPart(NamedTuple):
 
     def seed(self, seed: int) -> int:
         """Return the seed of the part's action sampling, in an evaluation with ``seed``."""
-        return row_seeds(seed, self.evaluator, EVALUATORS, 1)[0] if self.evaluator else seed
+        return row_seeds(seed, self.evaluator, EVALUATOR_STREAM, 1)[0] if self.evaluator else seed
 
 
 ALL = EvaluationPart()

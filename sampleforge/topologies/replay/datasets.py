@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sampleforge.algos.q_policy import GivenActionsPolicy
+from sampleforge.env.seeding import DATASET_STREAM
 from sampleforge.models.q_network import QNetwork
 from sampleforge.replay.exchange import ReplayExchange
 from sampleforge.replay.shares import Shares
@@ -33,8 +34,6 @@ from sampleforge.workers.worker import Placement
 
 ACTS_ON = "cpu"
 """The device on which the actions of datasets are valued, that of the run's learner or not."""
-DATASET_STREAM = 3_000_000
-"""Part of the seeds of the shuffle buffers, so that they differ from those of the env rows."""
 
 
 def dataset_folders(config: ReplayRunConfig, spec: EnvSpec) -> tuple[str, ...]:
