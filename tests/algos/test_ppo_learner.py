@@ -14,10 +14,20 @@ from sampleforge.algos.experience import experience_of, minibatches
 from tests.support.envs import episode_length
 from tests.support.graphs import rollouts, updates
 from tests.support.learners import SMALL, config, learner_of, model_of, one_batch
+from tests.support.variants import slow
 
 
-@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
-@pytest.mark.parametrize("advantage", ["vtrace", "gae"])
+@pytest.mark.parametrize(
+    ("core", "advantage"),
+    [
+        ("none", "vtrace"),
+        ("gru", "gae"),
+        ("lstm", "vtrace"),
+        slow("none", "gae"),
+        slow("gru", "vtrace"),
+        slow("lstm", "gae"),
+    ],
+)
 @pytest.mark.parametrize(
     ("env", "kwargs"),
     [
