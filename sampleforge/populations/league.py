@@ -58,7 +58,7 @@ class Snapshot:
         return str(self.number)
 
 
-class Change(NamedTuple):
+class PoolChange(NamedTuple):
     """A snapshot that was taken, and the one that has left the pool for it (None: none)."""
 
     taken: Snapshot
@@ -85,7 +85,7 @@ class League:
         self.games = 0
         self._games_since = 0  # the newest snapshot was taken
 
-    def take(self, env_steps: int) -> Change:
+    def take(self, env_steps: int) -> PoolChange:
         """Add a snapshot of the policy that learns, with the policy's rating and results."""
         removed = None
         if len(self.snapshots) == self._rules.size:
@@ -102,7 +102,7 @@ class League:
         for earlier in self.snapshots[:-1]:
             self.results.fade(LEARNER, earlier.name, FADE)
         self.ratings.add_player(taken.name, like=LEARNER)
-        return Change(taken, removed)
+        return PoolChange(taken, removed)
 
     def remove(self, snapshot: Snapshot) -> None:
         """Remove a snapshot from the pool, with its results."""
