@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from sampleforge.run.session import Session
@@ -21,8 +22,11 @@ class UntilWired(Generic[T]):
         self._name = name
 
     def __get__(self, session: Session, owner: type[Session]) -> T:
-        value: T = vars(session).get(f"_{self._name}", self._usual)
-        return value
+        value: Any = vars(session).get(f"_{self._name}", self._usual)
+        if isinstance(value, dict):
+            value = MappingProxyType(value)  # a change of one of its items would have no effect
+        found: T = value
+        return found
 
     def __set__(self, session: Session, value: T) -> None:
         if hasattr(session, "graph"):

@@ -143,7 +143,7 @@ def for_ranks(config: DdppoConfig, ranks: int, left_open: Collection[str]) -> Dd
 def reason(config: PpoConfig, _plan: object, spec: EnvSpec) -> str:
     """Return a line with the chosen settings and the reason; ``config`` is resolved."""
     settings = _settings(config, spec)
-    planes = "planes" if config.model.has_convolved(spec.observations) else "no images"
+    planes = "planes" if config.model.has_convolved(spec.observations) else "no convolutions"
     kind = "images" if config.model.has_pixels(spec.observations) else planes
     if settings is ASYNCHRONOUS:
         why = f"{kind}, variable experience" if config.variable_experience else kind

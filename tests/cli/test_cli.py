@@ -100,7 +100,7 @@ def test_describe_prints_the_wiring_without_training(capsys, tmp_path):
     assert main(["describe", "appo", *args]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("2 workers x 4 envs, batch 2,048, CPU, fp32\n")
-    assert "2 actors --> learner" in shown and "take turns (no images)" in shown
+    assert "2 actors --> learner" in shown and "take turns (no convolutions)" in shown
     assert not list(tmp_path.iterdir())
 
 

@@ -359,12 +359,12 @@ def test_minibatches_of_odd_shapes_are_not_tiny() -> None:
 @pytest.mark.parametrize(
     ("config", "of", "expected"),
     [
-        (AppoConfig(), VECTOR, "Sampling and learning take turns (no images): 10 epochs"),
+        (AppoConfig(), VECTOR, "Sampling and learning take turns (no convolutions): 10 epochs"),
         (AppoConfig(), ATARI, "Sampling continues while the learner trains (images): "),
         (
             AppoConfig(async_rl=True),
             VECTOR,
-            "Sampling continues while the learner trains (no images): ",
+            "Sampling continues while the learner trains (no convolutions): ",
         ),
         (AppoConfig(num_epochs=1), VECTOR, "1 epoch, "),
         (AppoConfig(num_epochs=77), VECTOR, "; not the default: num_epochs"),
