@@ -68,7 +68,7 @@ def _new_sampled_policy(
         device=place.device,
         precision=place.precision,
         seed=place.seed,
-        noise_correlation=config.noise_correlation,
+        noise_correlation=getattr(config, "noise_correlation", 0.0),
         num_rows=place.num_rows,
         new_seed=place.new_seed,
     )

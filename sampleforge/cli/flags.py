@@ -226,7 +226,7 @@ def config_values(cls: type[Any], flags: Any) -> dict[str, Any]:
 def _parts(cls: type[Any]) -> list[type[Any]]:
     """Return the dataclasses that ``cls`` inherits its fields from, in the order of its fields;
     those that only put others together, or set other defaults, have no part of their own."""
-    bases = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    bases = [base for base in cls.__mro__ if dataclasses.is_dataclass(base)]
     return [base for base in reversed(bases) if _introduced(base) - {*_nested(base)}]
 
 
@@ -249,7 +249,7 @@ def _nested(cls: type[Any]) -> dict[str, type[Any]]:
 def _title(part: type[Any]) -> str:
     """Return the name of a part's group: the last word of the class's name (AppoLossConfig:
     loss)."""
-    words: list[str] = re.findall("[A-Z][a-z]+", part.__name__.removesuffix("Config"))
+    words: list[str] = re.findall("[A-Z][a-z0-9]*", part.__name__.removesuffix("Config"))
     return words[-1].lower()
 
 
