@@ -216,8 +216,18 @@ _MAKERS: dict[str, Callable[[_Reader], gym.Space[Any]]] = {
 
 
 _DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64"),
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
 )
 _WORDS = {
     bool: "true or false",
